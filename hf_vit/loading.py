@@ -275,7 +275,8 @@ def copy_for(folder: str | os.PathLike, output: str | os.PathLike, readers: str,
     Raises:
         ValueError: transformers does not support the model, or the readers are unknown.
     """
-    from .conversion.exporting import check_readers, export
+    from .conversion.converting import check_readers
+    from .conversion.exporting import export
 
     check_readers(readers)
     model, processor = load(folder, backend="eager")

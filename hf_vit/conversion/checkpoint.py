@@ -65,7 +65,7 @@ class Checkpoint:
 def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
     """Find a local file or folder, or download it from an address or from the Hub.
 
-    A file of a bucket, `gs://...`, is looked for in the places of `HF_VIT_SOURCES`, in the bucket, and in the copies
+    A file of a bucket, `gs://...`, is looked for in the mirrors of `HF_VIT_SOURCES`, in the bucket, and in the copies
     that the catalog knows; the first that has it is taken.
 
     Args:
@@ -80,58 +80,58 @@ def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
         return Fetched(location, _fetch_from_hub(location, where or {}))
     if location.startswith(f"{BUCKETS}/"):
         location = f"gs://{unquote(location.removeprefix(f'{BUCKETS}/'))}"
-    if is_folder_address(location):
-        return fetch_folder(location)
-    return _fetch_from_any_place(location) if location.startswith("gs://") else fetch(location)
+    if not location.startswith("gs://"):
+        return fetch(location)
+    return fetch_folder(location) if is_folder_address(location) else _fetch_from_any_source(location)
 
 
-def _fetch_from_any_place(location: str) -> Fetched:
-    """Fetch a file of a bucket from the first place that has it; a place other than the first is named in a warning.
+def _fetch_from_any_source(location: str) -> Fetched:
+    """Fetch a file of a bucket from the first source that has it; a source other than the first is named in a warning.
 
     Raises:
-        SourceError: no place has it.
+        SourceError: no source has it.
     """
     roots = [root.strip() for root in os.environ.get("HF_VIT_SOURCES", "").split(",") if root.strip()]
     path = location.removeprefix("gs://")
     mirrors = [f"{root if root.endswith('/') else f'{root}/'}{path}" for root in roots]
     copies = copies_of(location)
     refusals: list[tuple[str, UnavailableError]] = []
-    for place in dict.fromkeys((*mirrors, location, *copies)):
+    for source in dict.fromkeys((*mirrors, location, *copies)):
         try:
-            fetched = Fetched(place, _fetch_from_hub(place, {})) if place in copies else _fetch_from_place(place)
+            fetched = Fetched(source, _fetch_from_hub(source, {})) if source in copies else _fetch_from(source)
         except UnavailableError as error:
-            refusals.append((place, error))
+            refusals.append((source, error))
             continue
         if refusals:
-            lost = ", ".join(lost_by(place))
-            logger.warning(f"{_reasons(refusals)}; took {place}{f', which lacks the {lost}' if lost else ''}")
-        return Fetched(location, fetched.path, fetched.sha256, place if place in copies else None)
+            lost = ", ".join(lost_by(source))
+            logger.warning(f"{_reasons(refusals)}; took {source}{f', which lacks the {lost}' if lost else ''}")
+        return Fetched(location, fetched.path, fetched.sha256, source if source in copies else None)
     if len(refusals) == 1:
         raise refusals[0][1]
-    raise SourceError(f"cannot get {location}: {_reasons(refusals)}; HF_VIT_SOURCES names places of your own")
+    raise SourceError(f"cannot get {location}: {_reasons(refusals)}; HF_VIT_SOURCES lists mirrors of your own")
 
 
 def _reasons(refusals: list[tuple[str, UnavailableError]]) -> str:
-    return "; ".join(f"{place} {error.reason}" for place, error in refusals)
+    return "; ".join(f"{source} {error.reason}" for source, error in refusals)
 
 
-def _fetch_from_place(place: str) -> Fetched:
+def _fetch_from(source: str) -> Fetched:
     """Fetch a file by its path, its address, or `hf://owner/name/path` in a repository of the Hub."""
-    if place.startswith("hf://"):
-        owner, name, file = place.removeprefix("hf://").split("/", 2)
+    if source.startswith("hf://"):
+        owner, name, file = source.removeprefix("hf://").split("/", 2)
         try:
-            return Fetched(place, Path(hf_hub_download(f"{owner}/{name}", file)))
+            return Fetched(source, Path(hf_hub_download(f"{owner}/{name}", file)))
         except (HfHubHTTPError, OSError) as error:
-            raise _unavailable(place, error) from error
-    if "://" not in place and not Path(place).expanduser().exists():
-        raise UnavailableError(f"{place} does not exist", "does not exist")
-    return fetch(place)
+            raise _unavailable(source, error) from error
+    if "://" not in source and not Path(source).expanduser().exists():
+        raise UnavailableError(f"{source} does not exist", "does not exist")
+    return fetch(source)
 
 
-def _unavailable(place: str, error: Exception) -> UnavailableError:
+def _unavailable(source: str, error: Exception) -> UnavailableError:
     reason = str(error).strip().splitlines()[0]
     status = getattr(getattr(error, "response", None), "status_code", None)
-    message = f"{place} is no local file or folder, and cannot be downloaded from the Hub: {reason}"
+    message = f"{source} is no local file or folder, and cannot be downloaded from the Hub: {reason}"
     return UnavailableError(message, f"answers {status}" if status else "cannot be downloaded from the Hub")
 
 

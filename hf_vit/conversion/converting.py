@@ -24,7 +24,7 @@ from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, s
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.utils import MANIFEST
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
-from .exporting import check_readers, export
+from .exporting import export
 from .jax.checkpoints import JaxSource
 from .jax.tables import fingerprint_of, original_arrays
 from .recognition import recognize
@@ -293,6 +293,12 @@ def convert_to_folder(
         processor.save_pretrained(folder)
         write_text(folder / "README.md", render_readme(model.config.model_type, type(model).__name__))
     return model
+
+
+def check_readers(save_for: str) -> None:
+    """Raise ValueError for an unknown kind of readers of a folder."""
+    if save_for not in ("hf_vit", "transformers"):
+        raise ValueError(f"cannot write for {save_for!r} (expected hf_vit or transformers)")
 
 
 def fingerprint(source: str | Path, **options: Any) -> str:

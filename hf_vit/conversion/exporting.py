@@ -207,12 +207,6 @@ def export_transformers(
     export(model, folder, "transformers", processor=processor, overwrite=overwrite)
 
 
-def check_readers(save_for: str) -> None:
-    """Raise ValueError for an unknown kind of readers of a folder."""
-    if save_for not in ("hf_vit", "transformers"):
-        raise ValueError(f"cannot write for {save_for!r} (expected hf_vit or transformers)")
-
-
 def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = None) -> tuple[Writer, str]:
     """Return the writer of a model in a format, and its dialect ("" for a format without dialects).
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import Released, parse_augreg, released_facts, with_cards
-from ..catalog.evaluation import preprocessing_of_flexivit
+from ..catalog.released import preprocessing_of_flexivit
 from ..files.output import write_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig

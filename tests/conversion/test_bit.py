@@ -11,7 +11,15 @@ from safetensors.torch import load_file
 import hf_vit
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfBiTModel
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax, export_timm, export_transformers
+from hf_vit.conversion import (
+    ConversionError,
+    convert,
+    convert_to_folder,
+    export_jax,
+    export_timm,
+    export_transformers,
+    timm,
+)
 from hf_vit.loading import load_model
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 
@@ -254,16 +262,16 @@ def test_bits_that_transformers_and_timm_do_not_support(tmp_path):
         export_timm(wide, tmp_path / "out")
 
 
-def test_a_folder_for_timm_and_back(tmp_path):
-    torch.manual_seed(0)
-    config = HfBiTConfig.from_variant("R50x1", weight_standardization_eps=1e-8, num_labels=3)
-    model = HfBiTForImageClassification(config)
-    torch.nn.init.normal_(model.classifier.weight)
+def test_a_folder_for_timm_and_back(tmp_path, monkeypatch):
+    model = tiny_bit(weight_standardization_eps=1e-8, num_labels=3, id2label={0: "cat", 1: "dog", 2: "fox"})
+    depths, width = tuple(model.config.depths), model.config.embedding_size
+    monkeypatch.setitem(timm._ARCHITECTURES, (depths, width / 64), "resnetv2_tiny_bit")
     model.set_image_size((96, 64))
     assert export_timm(model, tmp_path / "timm") == {"in_chans": 3, "num_classes": 3}
     config = json.loads((tmp_path / "timm" / "config.json").read_text())
-    assert (config["architecture"], config["num_features"]) == ("resnetv2_50x1_bit", 2048)
+    assert (config["architecture"], config["num_features"]) == ("resnetv2_tiny_bit", model.config.hidden_size)
     again, processor = convert(tmp_path / "timm")
+    assert again.config.id2label == {0: "cat", 1: "dog", 2: "fox"}
     assert again.config.image_size == (96, 64)
     assert (processor.preset, processor.resample, processor.crop_size) == ("timm", 2, {"height": 96, "width": 64})
     assert all(torch.equal(again.state_dict()[name], array) for name, array in model.state_dict().items())
@@ -298,12 +306,3 @@ def test_cards_of_bit(big_transfer, tmp_path):
     card = render_folder_card(tmp_path / "folder")
     assert "BiT-R50x1, pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k" in card
     assert "| units per stage | 1, 2, pre-activation (ResNet-v2) |" in card
-
-
-def test_class_names_in_a_timm_folder_are_kept(tmp_path):
-    torch.manual_seed(0)
-    config = HfBiTConfig.from_variant("R50x1", weight_standardization_eps=1e-8, id2label={0: "cat", 1: "dog"})
-    model = HfBiTForImageClassification(config)
-    torch.nn.init.normal_(model.classifier.weight)
-    export_timm(model, tmp_path / "timm")
-    assert convert(tmp_path / "timm")[0].config.id2label == {0: "cat", 1: "dog"}

@@ -174,6 +174,11 @@ def test_other_architectures_are_refused_by_name(tmp_path, names, what):
         convert(tmp_path / "other.npz")
 
 
+def test_a_setting_that_no_array_of_the_format_fits_is_refused(goldens):
+    with pytest.raises(ConversionError, match="position_embeddings"):
+        convert(goldens / "vit_token.npz", position_embedding_type="learned2d")
+
+
 def test_a_wrong_grid_is_refused(goldens):
     with pytest.raises(ConversionError, match="position_grid"):
         convert(goldens / "vit_token.npz", position_grid=(3, 5))

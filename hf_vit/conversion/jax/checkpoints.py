@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from ...catalog import find_released, original_of, released_with
 from ...catalog.class_names import BUILT_IN, built_in_class_names
-from ...catalog.evaluation import (
+from ...catalog.released import (
     image_size_of_bit,
     preprocessing_of_bit,
     preprocessing_of_flexivit,
