@@ -398,7 +398,7 @@ def change_weights(folder, drop=(), **changes):
         ({"vit.extra": torch.ones(2)}, "vit.extra"),
         ({"vit.layernorm.bias": torch.ones(15)}, r"vit.layernorm.bias"),
         ({"drop": ["classifier.bias"]}, "classifier.bias"),
-        ({"drop": ["classifier.bias", "classifier.weight"]}, "its weights lack the head"),
+        ({"drop": ["classifier.bias", "classifier.weight"]}, "head"),
         ({"classifier.bias": torch.full((11,), torch.inf)}, "classifier.bias"),
     ],
 )
@@ -415,9 +415,9 @@ def test_wrong_folders(tmp_path):
     with pytest.raises(ConversionError, match=r"config\.json"):
         convert(tmp_path / "vit")
     for text, message in (
-        ('{"model_type": "bert"}', "holds a bert model"),
-        ('{"model_type": "hf_vit"}', "is in the format of hf_vit already"),
-        ("{", "config.json is not JSON"),
+        ('{"model_type": "bert"}', "bert"),
+        ('{"model_type": "hf_vit"}', "hf_vit"),
+        ("{", r"config\.json"),
     ):
         (tmp_path / "vit" / "config.json").write_text(text)
         with pytest.raises(ConversionError, match=message):
@@ -448,7 +448,7 @@ def test_a_jax_checkpoint_for_transformers(goldens, tmp_path):
 
 def test_a_pre_logits_layer_is_a_pooler_for_transformers(goldens, tmp_path):
     model, _ = convert(goldens / "vit_token_rep.npz")
-    with pytest.raises(ConversionError, match="transformers has no pre-logits layer in front of a classifier"):
+    with pytest.raises(ConversionError, match="pre-logits"):
         export_transformers(model, tmp_path / "classifier")
     assert not list(tmp_path.iterdir())
     export_transformers(model.vit, tmp_path / "encoder")
@@ -460,8 +460,8 @@ def test_a_pre_logits_layer_is_a_pooler_for_transformers(goldens, tmp_path):
 def test_models_that_transformers_does_not_support(tmp_path):
     sizes = {name: value for name, value in SQUARE.items() if name != "encoder_stride"} | {"hidden_size": 16}
     for fields, message in (
-        ({"pooling": "mean"}, "no pooling 'mean', or ViT without a class token"),
-        ({"position_embedding_type": "sincos2d"}, "no position embeddings of type sincos2d"),
+        ({"pooling": "mean"}, "mean"),
+        ({"position_embedding_type": "sincos2d"}, "sincos2d"),
     ):
         with pytest.raises(ConversionError, match=message):
             export_transformers(HfViTForImageClassification(HfViTConfig(**sizes, **fields)), tmp_path / "out")
@@ -476,7 +476,7 @@ def test_models_that_transformers_does_not_support(tmp_path):
 def test_nothing_is_overwritten_by_default(tmp_path):
     model = HfViTForImageClassification(HfViTConfig(**{k: v for k, v in SQUARE.items() if k != "encoder_stride"}))
     (tmp_path / "out").mkdir()
-    with pytest.raises(FileExistsError, match="give --overwrite"):
+    with pytest.raises(FileExistsError, match="--overwrite"):
         export_transformers(model, tmp_path / "out")
     export_transformers(model, tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "model.safetensors").is_file()
