@@ -243,8 +243,12 @@ def _read_labels(source: str | Path) -> list[str]:
         if Path(source).suffix != ".json":
             return [line.strip() for line in read_text(source).splitlines() if line.strip()]
         content = read_json(source)
-        return [content[str(index)] for index in range(len(content))] if isinstance(content, dict) else [*content]
-    except Exception as error:  # no such file, no text, no list
+        if isinstance(content, dict):
+            return [content[str(index)] for index in range(len(content))]
+        if isinstance(content, list):
+            return content
+        raise ValueError(f"it holds a {type(content).__name__}")
+    except Exception as error:  # no such file, no text, a number without a name
         kinds = f"{', '.join(BUILT_IN)}, a file with one name per line, or a .json with a list"
         raise ConversionError(f"cannot read class names from {source} (expected {kinds}): {error!s:.300}") from error
 
