@@ -1,7 +1,9 @@
 """Reader of PyTorch checkpoints: .safetensors, and .pth, .pt or .bin without running any code."""
 
 import argparse
+import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from pickle import UnpicklingError
@@ -84,37 +86,51 @@ def read_shards(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_pickle(path: Path) -> Any:
-    if zipfile.is_zipfile(path):
-        _check_archive(path)
+    is_archive = zipfile.is_zipfile(path)
+    if is_archive:
+        with zipfile.ZipFile(path) as archive:
+            check_archive(archive, path.stat().st_size, path.name)
     with torch.serialization.safe_globals([argparse.Namespace]):  # DINO's settings; contains no code
         contents = torch.load(path, map_location="cpu", weights_only=True)
     # An expanded tensor declares more numbers than the file has, and a copy allocates them.
-    declared, size = (
-        sum(tensor.numel() * tensor.element_size() for tensor in _tensors_in(contents)),
-        path.stat().st_size,
-    )
+    declared = sum(tensor.numel() * tensor.element_size() for tensor in _tensors_in(contents))
+    size = path.stat().st_size
     if declared > (most := most_bytes(size)) and not allowed("large"):
         raise ConversionError(
             f"{path.name} declares {declared:,} bytes of tensors in {size:,}; at most {most:,} {HOW_TO_ALLOW}"
         )
+    if is_archive:
+        _check_sums(path, contents)
     return contents
 
 
-def _check_archive(path: Path) -> None:
-    """Check sizes and checksums of an archive, which PyTorch does not do.
+def _check_sums(path: Path, contents: Any) -> None:
+    """Compare an archive with its checksums, which PyTorch does not do.
 
-    A file written without checksums (`torch.serialization.set_crc32_options(False)`) has only wrong ones, and is read.
+    Numbers are compared as loaded, because PyTorch's reader of archives may find other bytes than Python's. A file
+    written without checksums (`torch.serialization.set_crc32_options(False)`) has only wrong ones, and is read.
 
     Raises:
-        NpzError: the archive declares implausible sizes.
         ValueError: a checksum is wrong.
     """
     with zipfile.ZipFile(path) as archive:
-        check_archive(archive, path.stat().st_size, path.name)
-        members = [member for member in archive.infolist() if member.file_size]
-        wrong = [member.filename for member in members if not _is_whole(archive, member)]
-    if wrong and len(wrong) < len(members):
-        raise ValueError(f"the checksum of {wrong[0]} is wrong")
+        members = archive.infolist()
+        numbers = [member for member in members if "/data/" in member.filename]
+        found = [_is_whole(archive, member) for member in members if member not in numbers]
+        is_swapped = any(
+            member.filename.endswith("/byteorder") and archive.read(member) != sys.byteorder.encode()
+            for member in members
+            if _is_whole(archive, member)
+        )
+    if not is_swapped:  # else PyTorch has changed the bytes
+        known = {(member.file_size, member.CRC) for member in numbers}
+        tensors = [tensor for tensor in _tensors_in(contents) if tensor.layout == torch.strided and not tensor.is_meta]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+        for storage in filter(len, storages.values()):
+            data: Any = torch.empty(0, dtype=torch.uint8).set_(storage)  # pyright: ignore[reportArgumentType]
+            found.append((storage.nbytes(), zlib.crc32(data.numpy())) in known)
+    if any(found) and not all(found):
+        raise ValueError("a checksum is wrong")
 
 
 def _is_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bool:
