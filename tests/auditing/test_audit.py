@@ -20,8 +20,17 @@ def named(issues, kind):
     return {issue.image: issue for issue in issues if issue.issue == kind}
 
 
-def test_planted_faults_are_found(tiny, faulty, tmp_path):
-    issues = hf_vit.audit(tiny, faulty, output_dir=tmp_path / "audit", **QUICK)
+@pytest.fixture(scope="module")
+def audited(tiny, faulty, tmp_path_factory):
+    """The issues, and the folder with them."""
+    folder = tmp_path_factory.mktemp("audited") / "audit"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        return hf_vit.audit(tiny, faulty, output_dir=folder, **QUICK), folder
+
+
+def test_planted_faults_are_found(audited):
+    issues, folder = audited
     leak = named(issues, "leak")
     assert {name: issue.other for name, issue in leak.items()} == {"train/red/leak.jpg": "test/red/02.png"}
     exact, near = named(issues, "exact_duplicate"), named(issues, "near_duplicate")
@@ -33,13 +42,13 @@ def test_planted_faults_are_found(tiny, faulty, tmp_path):
     assert set(named(issues, "tiny")) == {"train/blue/tiny.png"}
     assert set(named(issues, "odd_shape")) == {"train/blue/long.png"}
     assert set(named(issues, "unreadable")) == {"train/blue/broken.png"}
-    with open(tmp_path / "audit" / "issues.csv", newline="", encoding="utf-8") as file:
+    with open(folder / "issues.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["image"], row["issue"]) for row in rows] == [(issue.image, issue.issue) for issue in issues]
     assert list(rows[0]) == ["image", "issue", "score", "label", "suggested", "other"]
-    with Image.open(tmp_path / "audit" / "leak.png") as sheet:
+    with Image.open(folder / "leak.png") as sheet:
         assert min(sheet.size) > 100
-    assert "data:image/png" in (tmp_path / "audit" / "audit.html").read_text(encoding="utf-8")
+    assert "data:image/png" in (folder / "audit.html").read_text(encoding="utf-8")
 
 
 def test_an_edited_table_is_not_overwritten(tiny, faulty, tmp_path):
@@ -61,9 +70,9 @@ def test_images_of_another_data_set_are_leaks(tiny, faulty, tmp_path):
     assert not (tmp_path / "audit").exists()
 
 
-def test_the_table_mends_the_data(tiny, faulty, tmp_path):
-    issues = hf_vit.audit(tiny, faulty, output_dir=tmp_path, **QUICK)
-    table = str(tmp_path / "issues.csv")
+def test_the_table_corrects_the_data(tiny, faulty, audited):
+    issues, folder = audited
+    table = str(folder / "issues.csv")
     mended = hf_vit.audit(tiny, faulty, exclude=table, relabel=table, **QUICK)
     gone = {issue.image for issue in issues if not issue.suggested}
     assert not gone & {issue.image for issue in mended}

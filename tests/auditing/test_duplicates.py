@@ -30,19 +30,24 @@ def picture(image):
     return torch.from_numpy(np.array(measure(content.getvalue()).picture))
 
 
-@pytest.mark.parametrize("disguise", DISGUISES)
-def test_disguised_pictures_are_found_and_no_others(disguise):
+@pytest.fixture(scope="module")
+def originals():
     rng = np.random.default_rng(0)
     images = [draw((90, 120, 30), rng) for _ in range(IMAGES)]
+    return images, [picture(image) for image in images]
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_disguised_pictures_are_found_and_no_others(originals, disguise):
+    rng = np.random.default_rng(0)
+    images, pictures = originals
     copies = {IMAGES + number: number * 11 for number in range(5)}
-    pictures = torch.stack(
-        [picture(image) for image in [*images, *(DISGUISES[disguise](images[row]) for row in copies.values())]]
-    )
+    disguised = [picture(DISGUISES[disguise](images[row])) for row in copies.values()]
     features = torch.from_numpy(rng.normal(size=(IMAGES, 13))).float()
     features = torch.cat(
         [features, features[list(copies.values())] + 0.3 * torch.from_numpy(rng.normal(size=(5, 13))).float()]
     )
-    found = find_near_duplicates(features, pictures)
+    found = find_near_duplicates(features, torch.stack([*pictures, *disguised]))
     assert set(found) == {(original, copy) for copy, original in copies.items()}
     assert min(found.values()) > 0.95
 
