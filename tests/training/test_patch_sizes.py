@@ -72,8 +72,8 @@ def test_a_run_draws_and_evaluates_patch_sizes(tmp_path):
     ("changes", "message"),
     [
         ({"patch_sizes": "4,3"}, r"image height 8 is not a multiple of 3"),
-        ({"patch_sizes": "4,0"}, "--patch-sizes"),
-        ({"patch_size_weights": "1,2"}, "--patch-size-weights"),
+        ({"patch_sizes": "4,0"}, "patch_sizes"),
+        ({"patch_size_weights": "1,2"}, "patch_size_weights"),
         ({"objective": "masked_patch_prediction"}, "masked_patch_prediction"),
         ({"config": json.dumps({"depths": [1], "image_size": 8})}, "HfBiTForImageClassification"),
     ],
