@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ..files.output import new_file, refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import ImageSize, Model, Overwrite, need_analysis, refuse_source
+from .arguments import ImageSize, Model, Overwrite, check_output
 
 
 def inspect(
@@ -19,14 +19,14 @@ def inspect(
     overwrite: Overwrite = False,
 ) -> None:
     """Write a report of a model: filters, positions, attention."""
-    refuse_source(output, folder)
-    refuse_existing(output, overwrite)
+    check_output(output, overwrite, folder)
     if flow and not image:
         raise ValueError("--flow needs --image, the images to draw it for")
     silence_progress_bars()
-    need_analysis("matplotlib")
+    import matplotlib  # noqa: F401
+
     if flow:
-        need_analysis("scipy")
+        import scipy  # noqa: F401
     from ..analysis.inspection import inspect
     from ..loading import load
 
@@ -91,7 +91,6 @@ def compute(
 
 def _draw_runs(runs: Path | None, output: Path, overwrite: bool) -> None:
     refuse_existing(output, overwrite)
-    need_analysis("matplotlib")
     from ..analysis import plot_compute_accuracy, published_runs, read_runs
 
     if runs is None:

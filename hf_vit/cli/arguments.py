@@ -13,11 +13,11 @@ from types import NoneType
 from typing import Annotated, Any, Literal
 
 from ..files.image_files import images_below
-from ..settings.options import OptionParser
+from ..files.output import refuse_existing
 
 
-def add_arguments(parser: OptionParser, command: Callable[..., None]) -> None:
-    """Add an argument for each parameter of a command."""
+def add_arguments(parser: Any, command: Callable[..., None]) -> None:
+    """Add an argument for each parameter of a command to a parser, or to a group of its options."""
     for parameter in inspect.signature(command).parameters.values():
         kind, *metadata = typing.get_args(parameter.annotation)
         about: dict[str, Any] = {}
@@ -29,10 +29,10 @@ def add_arguments(parser: OptionParser, command: Callable[..., None]) -> None:
         is_required = parameter.default is parameter.empty
         if kind is bool:
             about["action"] = "store_true"
-        elif typing.get_origin(kind) is typing.Literal:
+        elif typing.get_origin(kind) is Literal:
             about["choices"] = typing.get_args(kind)
-        elif "action" not in about:
-            if typing.get_origin(kind) is list:
+        else:
+            if typing.get_origin(kind) is list and "action" not in about:
                 about["nargs"] = "+" if is_option or is_required else "*"
                 (kind,) = typing.get_args(kind)
             about.setdefault("type", kind)
@@ -43,12 +43,10 @@ def add_arguments(parser: OptionParser, command: Callable[..., None]) -> None:
             if "default" not in about["help"] and parameter.default not in (None, False, ()):
                 about["help"] += f" (default {parameter.default})"
         about["help"] = about["help"].replace("%", "%%")
-        name = parameter.name
         if is_option:
-            name, about["required"] = f"--{name.replace('_', '-')}", is_required
-        elif not is_required:
-            about.setdefault("nargs", "?")
-        parser.add_argument(name, **about)
+            parser.add_argument(f"--{parameter.name.replace('_', '-')}", required=is_required, **about)
+        else:
+            parser.add_argument(parameter.name, **about if is_required else {"nargs": "?", **about})
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
@@ -99,14 +97,10 @@ def images_at_hand(save_for: str | None, images: Path | None) -> list[Any]:
     return [Image.fromarray(pixels) for pixels in load_sample_images()["images"]]
 
 
-def refuse_source(output: Path, source: str) -> None:
-    """Raise ValueError if the output would replace the folder that it is made from, or one around it."""
-    folder = Path(source).resolve()
-    if Path(source).is_dir() and output.resolve() in (folder, *folder.parents):
-        raise ValueError(f"cannot write {output}: it is the folder of {source}, or around it; name another place")
-
-
-def need_analysis(package: str) -> None:
-    """Raise ValueError if a package of the extra `analysis` is not installed; nothing is imported."""
-    if find_spec(package) is None:
-        raise ValueError(f"this needs {package}, which is not installed: pip install 'hf_vit[analysis]'")
+def check_output(output: Path, overwrite: bool, *sources: str) -> None:
+    """Raise before the work if an output may not be written, or would replace a folder that it is made from."""
+    for source in sources:
+        folder = Path(source).resolve()
+        if Path(source).is_dir() and output.resolve() in (folder, *folder.parents):
+            raise ValueError(f"cannot write {output}: it is the folder of {source}, or around it; choose another")
+    refuse_existing(output, overwrite)

@@ -11,8 +11,6 @@ from ..settings.options import OptionParser
 from . import (
     analysis,
     benchmark,
-    calibration,
-    catalog,
     conversion,
     demo,
     environment,
@@ -32,9 +30,9 @@ _SCRIPTS = {  # of the folder training/, installed as hf_vit.scripts; their sett
 }
 _TASKS: dict[str, tuple[str | Callable[..., None], ...]] = {
     "classify and search images": (prediction.predict, retrieval.embed, retrieval.search, demo.demo),
-    "find and convert checkpoints": (catalog.catalog, conversion.convert, conversion.export, conversion.fingerprint),
+    "find and convert checkpoints": (conversion.catalog, conversion.convert, conversion.export, conversion.fingerprint),
     "train": ("finetune", "pretrain", training.recipes, training.launch_configs, training.shard),
-    "evaluate and study": ("audit", "evaluate", calibration.calibrate, analysis.inspect, analysis.compute),
+    "evaluate and study": ("audit", "evaluate", quantization.calibrate, analysis.inspect, analysis.compute),
     "deploy and publish": (quantization.quantize, benchmark.benchmark, hub.push, hub.card, hub.verify),
     "set up": (environment.env, environment.completion),
 }

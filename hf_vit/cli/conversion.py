@@ -1,4 +1,4 @@
-"""`hf-vit convert`, `hf-vit export` and `hf-vit fingerprint`."""
+"""`hf-vit catalog`, `convert`, `export` and `fingerprint`."""
 
 import argparse
 import json
@@ -6,9 +6,44 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Images, Model, Overwrite, SaveFor, Size, images_at_hand, parse_size, refuse_source
+from .arguments import Count, Images, Model, Overwrite, SaveFor, Size, check_output, images_at_hand, parse_size
+
+
+def catalog(
+    query: Annotated[
+        str, 'an architecture ("B/16", "R50+L/32"), a family ("siglip2"), or a file ("augreg:Ti/16", or its name)'
+    ],
+    *,
+    adapted_to: Annotated[
+        str | None, "only files fine-tuned on this data: imagenet2012, oxford_iiit_pet, ...", {"metavar": "DATA"}
+    ] = None,
+    resolution: Annotated[int | None, "only files fine-tuned at 224 or 384 pixels", {"metavar": "PIXELS"}] = None,
+    index: Annotated[str | None, "AugReg's index.csv of 51,509 files: a path, https://... or gs://..."] = None,
+    limit: Annotated[Count, "largest number of files to list"] = 10,
+) -> None:
+    """Find released checkpoints, or explain a file name."""
+    from ..catalog import INDEX, explain, families, files_of, search, variants
+
+    narrowing = {"adapted-to": adapted_to, "resolution": resolution, "index": index}
+    given = [option for option, value in narrowing.items() if value is not None]
+    if given and query not in variants():
+        raise ValueError(f"--{given[0]} needs an architecture such as B/16; {query} is none")
+    if query in families():
+        found = files_of(query)
+    elif query in variants():
+        found = search(query, adapted_to, resolution, index, limit)
+    else:
+        print(explain(query))
+        return
+    for location, about in found:
+        print(location, f"  {about}", sep="\n")
+    if query in families():
+        return
+    if index is None:
+        print(f"{len(found)} found in the built-in list; --index {INDEX} searches all files of AugReg")
+    elif not found:
+        raise ValueError(f"{index} has no such file")
 
 
 def _setting(text: str) -> tuple[str, object]:
@@ -55,8 +90,7 @@ def convert(
     if output is None and not check:
         raise ValueError("cannot convert: no output folder; give one, or --check")
     if output is not None and not check:
-        refuse_source(output, source)
-        refuse_existing(output, overwrite)  # before the work, not after
+        check_output(output, overwrite, source)
     silence_progress_bars()
     from .. import conversion
     from ..catalog import address_of
@@ -123,8 +157,7 @@ def export(
     overwrite: Overwrite = False,
 ) -> None:
     """Write a model in another format."""
-    refuse_source(output, folder)
-    refuse_existing(output, overwrite)
+    check_output(output, overwrite, folder)
     silence_progress_bars()
     from .. import conversion
     from ..loading import load

@@ -6,9 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Overwrite, refuse_source
+from .arguments import Overwrite, check_output
 
 
 def demo(
@@ -42,9 +41,7 @@ def demo(
 
     models = [folder, other] if other else [folder]
     if static is not None:
-        for model in models:
-            refuse_source(static, model)
-        refuse_existing(static, overwrite)
+        check_output(static, overwrite, *models)
         write_static_page(models, static, examples=examples, runtime=runtime, overwrite=overwrite)
         print(f"written to {static}; its README.md explains how to open it, and how to upload it to the Hub")
     elif Path(folder, "page.json").is_file():

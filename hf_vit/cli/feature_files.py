@@ -1,13 +1,11 @@
 """Feature files: names of images, their features, and the identity of the model."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -16,7 +14,7 @@ from ..files.predictions import Table
 
 SUFFIXES = (".parquet", ".npz", ".csv")
 _KEY = b"hf_vit"  # key in the metadata of a parquet file
-_ROWS = 8192  # rows per read and per row group
+_ROWS = 8192  # rows that are read at once, and of a row group
 Write = Callable[[list[str], np.ndarray], None]
 
 
@@ -29,70 +27,66 @@ def new_features(path: Path, about: dict[str, Any], overwrite: bool) -> Iterator
         about: identity of the model; a .csv does not store it.
         overwrite: replace an existing file.
     """
-    makers = {".parquet": _parquet_writer, ".npz": _npz_writer, ".csv": _csv_writer}
-    with new_file(path, overwrite) as draft, makers[path.suffix.lower()](draft, about) as write:
+    opener = {".parquet": _open_parquet, ".npz": _open_npz, ".csv": _open_csv}[path.suffix.lower()]
+    names: list[str] = []
+    batches: list[np.ndarray] = []
+    with new_file(path, overwrite) as draft, opener(draft, about) as write_rows:
+
+        def flush() -> None:
+            if names:
+                write_rows(list(names), np.concatenate(batches))
+            names.clear()
+            batches.clear()
+
+        def write(its_names: list[str], features: np.ndarray) -> None:
+            names.extend(its_names)
+            batches.append(features)
+            if len(names) >= _ROWS:
+                flush()
+
         yield write
+        flush()
 
 
 @contextmanager
-def _parquet_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
-    pa, pq = import_pyarrow(path.name)
-    writers: list[Any] = []
-    waiting: list[tuple[list[str], np.ndarray]] = []
+def _open_parquet(path: Path, about: dict[str, Any]) -> Iterator[Write]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    def write_waiting() -> None:
-        """Write one row group."""
-        names = [_as_utf8(name) for these, _ in waiting for name in these]
-        features = np.concatenate([these for _, these in waiting])
-        width = features.shape[1]
-        rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1), pa.float32()), width)
-        schema = pa.schema({"file": pa.string(), "features": pa.list_(pa.float32(), width)})
-        table = pa.table([names, rows], schema=schema.with_metadata({_KEY: json.dumps(about)}))
-        if not writers:
-            writers.append(pq.ParquetWriter(path, table.schema))
-        writers[0].write_table(table)
-        waiting.clear()
-
-    def write(names: list[str], features: np.ndarray) -> None:
-        waiting.append((names, features))
-        if sum(len(these) for these, _ in waiting) >= _ROWS:
-            write_waiting()
-
-    try:
-        yield write
-        if waiting:
-            write_waiting()
-    finally:
-        for writer in writers:
-            writer.close()
-
-
-@contextmanager
-def _npz_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
-    """Write what `np.savez` would write, with one batch of features in memory."""
-    files, shape = list[str](), (0, 0)
-    with TemporaryFile(dir=path.parent) as numbers:
+    with ExitStack() as opened:
+        writers = []
 
         def write(names: list[str], features: np.ndarray) -> None:
-            nonlocal shape
-            files.extend(names)
-            shape = (len(files), features.shape[1])
-            numbers.write(features.astype("<f4").tobytes())
+            width = features.shape[1]
+            schema = pa.schema({"file": pa.string(), "features": pa.list_(pa.float32(), width)})
+            # bytes of a name that are not UTF-8 are written as \udcNN
+            files = [name.encode(errors="backslashreplace").decode() for name in names]
+            rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1), pa.float32()), width)
+            table = pa.table([files, rows], schema=schema.with_metadata({_KEY: json.dumps(about)}))
+            if not writers:
+                writers.append(opened.enter_context(pq.ParquetWriter(path, table.schema)))
+            writers[0].write_table(table)
 
         yield write
-        numbers.seek(0)
-        with ZipFile(path, "w") as archive:
-            for name, array in (("files", np.array(files)), ("about", np.array(json.dumps(about)))):
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-            with archive.open("features.npy", "w", force_zip64=True) as member:
-                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(member, header)
-                shutil.copyfileobj(numbers, member)
 
 
 @contextmanager
-def _csv_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
+def _open_npz(path: Path, about: dict[str, Any]) -> Iterator[Write]:
+    """Write at the end: all features are in memory, also when the file is read."""
+    files: list[str] = []
+    chunks: list[np.ndarray] = []
+
+    def write(names: list[str], features: np.ndarray) -> None:
+        files.extend(names)
+        chunks.append(features)
+
+    yield write
+    with open(path, "wb") as file:
+        np.savez(file, files=np.array(files), about=np.array(json.dumps(about)), features=np.concatenate(chunks))
+
+
+@contextmanager
+def _open_csv(path: Path, about: dict[str, Any]) -> Iterator[Write]:
     with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         tables: list[Table] = []
 
@@ -102,11 +96,6 @@ def _csv_writer(path: Path, about: dict[str, Any]) -> Iterator[Write]:
             tables[0].extend([name, *row] for name, row in zip(names, features.tolist(), strict=True))
 
         yield write
-
-
-def _as_utf8(name: str) -> str:
-    r"""Write bytes of a file name that are not UTF-8 as \udcNN, since parquet has UTF-8 only."""
-    return name.encode(errors="backslashreplace").decode()
 
 
 class Features:
@@ -119,7 +108,8 @@ class Features:
 
     def __init__(self, path: Path):
         self._path = path
-        if path.suffix.lower() not in (".parquet", ".npz"):
+        self._is_parquet = path.suffix.lower() == ".parquet"
+        if not self._is_parquet and path.suffix.lower() != ".npz":
             raise ValueError(f"cannot search {path}: expected features in a .parquet or .npz file of `hf-vit embed`")
         if not path.is_file():
             raise FileNotFoundError(f"no such file: {path}")
@@ -130,8 +120,9 @@ class Features:
             raise ValueError(f"{path} is not a file of features that `hf-vit embed` wrote") from error
 
     def _open(self) -> tuple[dict[str, Any], list[str]]:
-        if self._path.suffix.lower() == ".parquet":
-            _, pq = import_pyarrow(self._path.name)
+        if self._is_parquet:
+            import pyarrow.parquet as pq
+
             with pq.ParquetFile(self._path) as file:
                 about = json.loads(file.schema_arrow.metadata[_KEY])
                 return about, file.read(columns=["file"])["file"].to_pylist()
@@ -143,30 +134,13 @@ class Features:
 
     def chunks(self) -> Iterator[np.ndarray]:
         """Yield arrays (images, features) of float32, at most 8192 images each; a .npz is read as a whole."""
-        if self._path.suffix.lower() == ".npz":
+        if not self._is_parquet:
             with np.load(self._path, allow_pickle=False) as arrays:
                 features = arrays["features"]
             yield from (features[start : start + _ROWS] for start in range(0, len(features), _ROWS))
             return
-        _, pq = import_pyarrow(self._path.name)
+        import pyarrow.parquet as pq
+
         with pq.ParquetFile(self._path) as file:
             for batch in file.iter_batches(_ROWS, columns=["features"]):
                 yield batch["features"].flatten().to_numpy().reshape(len(batch), -1)
-
-
-def import_pyarrow(name: str) -> tuple[Any, Any]:
-    """Return pyarrow and its module for parquet files.
-
-    Args:
-        name: name of the file that needs it, for the message.
-
-    Raises:
-        ImportError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        install = "pip install 'hf_vit[training]', or use a .npz file"
-        raise ImportError(f"{name} needs pyarrow, which is not installed: {install}") from error
-    return pyarrow, pyarrow.parquet

@@ -15,7 +15,6 @@ from .arguments import Count
 
 _ADDRESSES = ("https://", "http://")  # http:// is refused when the image is read
 _ROW = re.compile(r"(.+?):(\w+(?:\[[^]]*\])?):(\d+)")  # name:split:row
-_INSTALL = "pip install 'hf_vit[training]'"
 
 # Arguments of `predict` and `embed`
 Images = Annotated[
@@ -124,11 +123,9 @@ def read_named(name: str) -> Any:
 
 def _open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, str]:
     """Open the image column of a split, undecoded; return it with the split's name."""
-    try:
-        from ..data.sources import load_split, names_of_splits
-        from ..data.splits import open_split
-    except ImportError as error:
-        raise ImportError(f"{name} needs {error.name or 'datasets'}, which is not installed: {_INSTALL}") from error
+    from ..data.sources import load_split, names_of_splits
+    from ..data.splits import open_split
+
     if split is None:
         names = names_of_splits(name)
         if len(names) != 1:

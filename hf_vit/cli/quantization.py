@@ -1,11 +1,10 @@
-"""`hf-vit quantize`."""
+"""`hf-vit quantize` and `hf-vit calibrate`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Model, Overwrite, refuse_source
+from .arguments import Model, Overwrite, check_output
 
 
 def quantize(
@@ -27,30 +26,54 @@ def quantize(
     """Quantize a classifier to int8, to run faster on a CPU."""
     if not 0 <= min_agreement <= 1:
         raise ValueError(f"--min-agreement is {min_agreement} (expected a share, 0 to 1)")
-    refuse_source(output, folder)
-    refuse_existing(output, overwrite)  # before the work, not after
+    check_output(output, overwrite, folder)
     silence_progress_bars()
     from ..quantization import quantize
 
     record = quantize(folder, output, calibrate, min_agreement=min_agreement, overwrite=overwrite)
-    print(*_sentences(record, output), sep="\n")
-
-
-def _sentences(record: dict[str, Any], output: Path) -> list[str]:
     measured, top1, seconds = record["held_out"], record.get("top1"), record["seconds"]
-    left_out = record["in_float32"]
-    sizes = {
-        what: sum(file.stat().st_size for file in output.glob(pattern)) / 1e6
-        for what, pattern in {"int8": "program.*", "float32": "*.safetensors"}.items()
-    }
-    return [
-        f"calibrated with {record['calibration']['images']} images, measured with {measured['images']} others",
-        f"kept in float32, because their inputs have outliers: {', '.join(left_out) or 'no linear layer'}",
+    program, weights = (
+        sum(file.stat().st_size for file in output.glob(pattern)) / 1e6 for pattern in ("program.*", "*.safetensors")
+    )
+    print(f"calibrated with {record['calibration']['images']} images, measured with {measured['images']} others")
+    print(
+        f"kept in float32, because their inputs have outliers: {', '.join(record['in_float32']) or 'no linear layer'}"
+    )
+    print(
         f"{measured['agreement']:.1%} of the predictions agree with float32; logits differ by at most "
-        f"{measured['largest_logit_difference']:.2f}",
-        *([f"top-1: int8 {top1['int8']:.1%}, float32 {top1['float32']:.1%}"] if top1 else []),
-        f"the program has {sizes['int8']:.1f} MB, the float32 weights beside it {sizes['float32']:.1f} MB",
+        f"{measured['largest_logit_difference']:.2f}"
+    )
+    if top1:
+        print(f"top-1: int8 {top1['int8']:.1%}, float32 {top1['float32']:.1%}")
+    print(f"the program has {program:.1f} MB, the float32 weights beside it {weights:.1f} MB")
+    print(
         f"one image: int8 {1000 * seconds['int8']:.1f} ms, PyTorch in float32 {1000 * seconds['float32']:.1f} ms "
-        f"({seconds['float32'] / seconds['int8']:.1f} times as fast; medians of wall clock, in turns)",
-        f"saved in {output}",
-    ]
+        f"({seconds['float32'] / seconds['int8']:.1f} times as fast; medians of wall clock, in turns)"
+    )
+    print(f"saved in {output}")
+
+
+def calibrate(
+    folder: Model,
+    output: Annotated[Path, "folder to write"],
+    *,
+    dataset: Annotated[str, "data set, as in `hf-vit evaluate`"],
+    split: Annotated[
+        str | None, "split of images that the model was not trained on (default: test, else what training held out)"
+    ] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Calibrate a classifier: its probabilities, and what `hf-vit predict --coverage` and `--reject` go by."""
+    check_output(output, overwrite, folder)
+    silence_progress_bars()
+    from ..evaluation.calibration import calibrate
+
+    results = calibrate(folder, dataset, output, split, overwrite=overwrite)
+    errors = results["expected_calibration_error"]
+    print(f"{results['images']:,} images of {results['split']}; temperature {results['temperature']:.3f}")
+    print(f"expected calibration error: {errors['before']:.2%} before, {errors['after']:.2%} after")
+    for coverage, found in results["coverage"].items():
+        print(f"coverage {coverage}: {found['measured']:.1%} measured, {found['classes']:.2f} classes an image")
+    rejection = results["rejection"]
+    print(f"none of the classes: {rejection['measured']:.1%} of these images are rejected")
+    print(f"saved in {output}")

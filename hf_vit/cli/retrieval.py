@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from ..files.output import refuse_existing
 from ..files.progress import silence_progress_bars
-from .arguments import Count, Model, Overwrite, need_analysis
+from .arguments import Count, Model, Overwrite
 from .image_list import (
     Backend,
     BatchProgress,
@@ -51,13 +51,13 @@ def embed(
     An image that cannot be read is skipped, with a message on standard error; the exit status is then 1, or 2 if no
     image can be read.
     """
-    from .feature_files import SUFFIXES, import_pyarrow, new_features  # which import NumPy
+    from .feature_files import SUFFIXES, new_features  # which import NumPy
 
     if (suffix := output.suffix.lower()) not in SUFFIXES:
         raise ValueError(f"--output is {output} (expected a name that ends in {', '.join(SUFFIXES)})")
     refuse_existing(output, overwrite)  # before the work, not after
     if suffix == ".parquet":
-        import_pyarrow(output.name)
+        import pyarrow.parquet  # noqa: F401
     found = find_images(images, dataset, split, image_column)
     silence_progress_bars()
     from ..loading import local_model
@@ -124,7 +124,7 @@ def search(
         if sheet.suffix.lower() not in _PICTURES:
             raise ValueError(f"--sheet is {sheet} (expected a name that ends in {', '.join(_PICTURES)})")
         refuse_existing(sheet, overwrite)
-        need_analysis("matplotlib")
+        import matplotlib  # noqa: F401
     stored = Features(features)
     silence_progress_bars()
     from .. import prediction

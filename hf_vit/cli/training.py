@@ -2,11 +2,13 @@
 
 import argparse
 import os
+from contextlib import suppress
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Literal
 
 from ..files.messages import did_you_mean
+from .arguments import add_arguments
 
 _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path"]
 
@@ -14,36 +16,53 @@ _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path
 def run_script(command: str, options: list[str]) -> None:
     """Run a script of the folder training/, here or as a job, and push its result if asked to."""
     script = import_module(f"hf_vit.scripts.{command}").main
+
+    def run(
+        *,
+        push: Annotated[
+            str | None,
+            "push the result to the Hub at the end: the model, or the results of evaluate as a data set",
+            {"metavar": "NAME"},
+        ] = None,
+        job: Annotated[
+            str | None,
+            "run on Hugging Face Jobs, on hardware such as a10g-small; needs --push and --package",
+            {"metavar": "FLAVOR"},
+        ] = None,
+        package: Annotated[
+            str | None,
+            "for --job: what installs hf_vit there, the address of a wheel or git+https://...",
+            {"metavar": "REQUIREMENT"},
+        ] = None,
+        timeout: Annotated[str, "for --job: longest time, such as 90m", {"metavar": "TIME"}] = "6h",
+        dry_run: Annotated[bool, "for --job: check settings, data and model, and start nothing"] = False,
+    ) -> None:
+        if job is None and push is None:
+            script(rest)
+            return
+        from ..hub.jobs import push_result, run_job
+        from ..settings import fields
+        from ..settings.options import parse_settings
+
+        settings = parse_settings(getattr(fields, f"{command.capitalize()}Settings"), rest, f"hf-vit {command}")
+        if not settings.output_dir:
+            raise ValueError("--push and --job need --output-dir")
+        if job is not None:
+            where = {"flavor": job, "package": package, "timeout": timeout, "dry_run": dry_run}
+            run_job(command, rest, settings, result=push, **where)
+            return
+        script(rest)
+        push_result(command, settings, str(push))
+
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
-    group = parser.add_argument_group("result and place")
-    about = "push the result to the Hub at the end: the model, or the results of evaluate as a data set"
-    group.add_argument("--push", metavar="NAME", help=about)
-    about = "run on Hugging Face Jobs, on hardware such as a10g-small; needs --push and --package"
-    group.add_argument("--job", metavar="FLAVOR", help=about)
-    about = "for --job: what installs hf_vit there, the address of a wheel or git+https://..."
-    group.add_argument("--package", metavar="REQUIREMENT", help=about)
-    group.add_argument("--timeout", metavar="TIME", default="6h", help="for --job: longest time, as 90m (default 6h)")
-    about = "for --job: check settings, data and model, and start nothing"
-    group.add_argument("--dry-run", action="store_true", help=about)
+    add_arguments(parser.add_argument_group("Hub and Jobs"), run)
     own, rest = parser.parse_known_args(options)
     if {"-h", "--help"} & {*rest}:
-        print(parser.format_help())
-    if own.job is None and own.push is None:
-        script(rest)
+        with suppress(SystemExit):
+            script(rest)
+        print(f"\n{parser.format_help()}", end="")
         return
-    from ..hub.jobs import push_result, run_job
-    from ..settings import fields
-    from ..settings.options import parse_settings
-
-    settings = parse_settings(getattr(fields, f"{command.capitalize()}Settings"), rest, f"hf-vit {command}")
-    if not settings.output_dir:
-        raise ValueError("--push and --job need --output-dir")
-    if own.job is not None:
-        where = {"flavor": own.job, "package": own.package, "timeout": own.timeout, "dry_run": own.dry_run}
-        run_job(command, rest, settings, result=own.push, **where)
-        return
-    script(rest)
-    push_result(command, settings, own.push)
+    run(**vars(own))
 
 
 def recipes(action: _Action = None, name: Annotated[str | None, "name of a recipe, for --recipe"] = None) -> None:
