@@ -169,7 +169,10 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
                 f"the config.json of {files[0].parent} describes {described:,} parameters, but its weights have "
                 f"{stored:,} bytes (HF_VIT_ALLOW=large builds it nevertheless)"
             )
-        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
+        try:
+            return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
+        except OSError as error:  # of a damaged .bin, without its name
+            raise OSError(f"cannot read the weights of {folder}: {error}") from error
 
     def post_init(self) -> None:
         """Finish the construction, as in transformers."""
