@@ -48,7 +48,6 @@ PROCESSORS = [
     {"size": {"height": True, "width": 3}},
     {"image_mean": ["a"]},
     {"num_channels": 10**10},
-    {"image_std": [float("inf")] * 3},
     {"background": [1, 2]},
     {"preset": ["vit_jax"]},
     {"crop_pct": 1e-30, "preset": "timm"},
@@ -67,29 +66,30 @@ def whole(tmp_path_factory):
     return save_tiny(folder / "model")
 
 
+def refused(capfd, *arguments) -> str:
+    """Run a command that must fail; return its message, which is one line."""
+    assert main(list(map(str, arguments))) == 2
+    message = capfd.readouterr().err
+    assert message.count("\n") == 1
+    return message
+
+
 def predict_with(whole, tmp_path, capfd, file, change):
     """Run `hf-vit predict` on a folder with one file changed; return what it says."""
     folder = shutil.copytree(whole, tmp_path / "folder")
     content = change if isinstance(change, str) else json.dumps(json.loads((folder / file).read_text()) | change)
     (folder / file).write_text(content)
-    status = main(["predict", str(folder), str(whole.parent / "picture.png")])
-    return status, capfd.readouterr().err.strip().splitlines()
+    return refused(capfd, "predict", folder, whole.parent / "picture.png")
 
 
 @pytest.mark.parametrize("change", CONFIGURATIONS, ids=lambda value: str(value)[:40])
 def test_a_config_json_of_wrong_values(whole, tmp_path, capfd, change):
-    status, lines = predict_with(whole, tmp_path, capfd, "config.json", change)
-    assert status == 2
-    assert len(lines) == 1
-    assert str(tmp_path) in lines[0]
+    assert str(tmp_path) in predict_with(whole, tmp_path, capfd, "config.json", change)
 
 
 @pytest.mark.parametrize("change", PROCESSORS, ids=lambda value: str(value)[:40])
 def test_a_preprocessor_config_json_of_wrong_values(whole, tmp_path, capfd, change):
-    status, lines = predict_with(whole, tmp_path, capfd, "preprocessor_config.json", change)
-    assert status == 2
-    assert len(lines) == 1
-    assert str(tmp_path) in lines[0]
+    assert str(tmp_path) in predict_with(whole, tmp_path, capfd, "preprocessor_config.json", change)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,7 @@ def test_a_preprocessor_config_json_of_wrong_values(whole, tmp_path, capfd, chan
 )
 def test_a_field_on_the_command_line_of_a_wrong_type(tmp_path, capfd, setting, message):
     source = GOLDENS / "vit_token.npz"
-    assert main(["convert", str(source), str(tmp_path / "out"), "--set", setting]) == 2
-    said = capfd.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    assert message in refused(capfd, "convert", source, tmp_path / "out", "--set", setting)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -151,26 +148,23 @@ def test_bases_that_name_each_other(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content"),
     [
-        ("labels.json", b'"abc"', "labels.json"),
-        ("labels.json", b"[1, 2, 3, 4, 5]", "the name of class 0 is 1 (expected text"),
-        ("labels.json", b'["a", null, "c", "d", "e"]', "the name of class 1 is None"),
-        ("labels.json", rb'["a", "b\nc", "c", "d", "e"]', r"'b\nc'"),
-        ("labels.json", rb'["\ud800", "b", "c", "d", "e"]', r"'\ud800'"),
-        ("labels.json", b'{"0": "a", "2": "b"}', "labels.json"),
-        ("labels.txt", b"\xff\xfea\x00", "UTF-8"),
-        ("labels.txt", b"a\0\nb\nc\nd\ne\n", r"'a\x00'"),
-        ("labels.json", b"[" * 100_000, "JSON"),
+        ("labels.json", b'"abc"'),
+        ("labels.json", b"[1, 2, 3, 4, 5]"),
+        ("labels.json", b'["a", null, "c", "d", "e"]'),
+        ("labels.json", rb'["a", "b\nc", "c", "d", "e"]'),
+        ("labels.json", rb'["\ud800", "b", "c", "d", "e"]'),
+        ("labels.json", b'{"0": "a", "2": "b"}'),
+        ("labels.txt", b"\xff\xfea\x00"),
+        ("labels.txt", b"a\0\nb\nc\nd\ne\n"),
+        ("labels.json", b"[" * 100_000),
     ],
 )
-def test_labels_that_are_not_text(tmp_path, capfd, name, content, message):
+def test_labels_that_are_not_text(tmp_path, capfd, name, content):
     (tmp_path / name).write_bytes(content)
-    source = str(GOLDENS / "vit_token.npz")
-    assert main(["convert", source, str(tmp_path / "out"), "--labels", str(tmp_path / name)]) == 2
-    said = capfd.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    refused(capfd, "convert", GOLDENS / "vit_token.npz", tmp_path / "out", "--labels", tmp_path / name)
+    assert not (tmp_path / "out").exists()
 
 
 def test_labels_with_a_byte_order_mark(tmp_path):
@@ -191,15 +185,14 @@ def test_pth_with_a_flipped_bit(tmp_path, capfd):
     content[content.index(largest.numpy().tobytes()) + 101] ^= 1
     (tmp_path / "flipped.pth").write_bytes(content)
     torch.load(tmp_path / "flipped.pth", weights_only=True)
-    assert main(["convert", str(tmp_path / "flipped.pth"), str(tmp_path / "out")]) == 2
-    assert "flipped.pth" in capfd.readouterr().err
+    assert "flipped.pth" in refused(capfd, "convert", tmp_path / "flipped.pth", tmp_path / "out")
 
 
 ODD_TENSORS = {
     "quantized": lambda tensor: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8),
     "sparse": lambda tensor: tensor.to_sparse(),
-    "without numbers (meta)": lambda tensor: tensor.to("meta"),
-    "of float8_e4m3fn": lambda tensor: tensor.to(torch.float8_e4m3fn),
+    "meta": lambda tensor: tensor.to("meta"),
+    "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
 }
 
 
@@ -208,8 +201,7 @@ ODD_TENSORS = {
 def test_pth_with_a_malformed_tensor(tmp_path, capfd, kind):
     weights = torch.load(PEERS / "deit.pth", weights_only=True)["model"]
     torch.save(weights | {"norm.weight": ODD_TENSORS[kind](weights["norm.weight"])}, tmp_path / "odd.pth")
-    assert main(["convert", str(tmp_path / "odd.pth"), str(tmp_path / "out")]) == 2
-    assert "odd.pth has norm.weight" in capfd.readouterr().err
+    assert "odd.pth has norm.weight" in refused(capfd, "convert", tmp_path / "odd.pth", tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
@@ -220,10 +212,7 @@ def test_weights_of_a_folder_that_are_damaged(whole, tmp_path, capfd, name):
     (folder / name).write_bytes(
         content[:-4] if name == "model.safetensors" else (PEERS / "deit.pth").read_bytes()[:-99]
     )
-    assert main(["predict", str(folder), str(whole.parent / "picture.png")]) == 2
-    said = capfd.readouterr().err
-    assert str(folder) in said
-    assert said.count("\n") == 1
+    assert str(folder) in refused(capfd, "predict", folder, whole.parent / "picture.png")
 
 
 @pytest.mark.parametrize("weight_map", [None, {"a": 1, "b": "x"}, {"a": ["b"]}, [], {"a": "odd.txt"}])
@@ -233,20 +222,14 @@ def test_malformed_index_of_weights(whole, tmp_path, capfd, weight_map):
     (folder / "odd.txt").write_text("no weights")
     index = {"metadata": {}} | ({} if weight_map is None else {"weight_map": weight_map})
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert main(["predict", str(folder), str(whole.parent / "picture.png")]) == 2
-    said = capfd.readouterr().err
-    assert str(folder) in said
-    assert said.count("\n") == 1
+    assert str(folder) in refused(capfd, "predict", folder, whole.parent / "picture.png")
 
 
 def test_malformed_adapter(whole, tmp_path, capfd):
     pytest.importorskip("peft")
     folder = shutil.copytree(whole, tmp_path / "folder")
     shutil.copy(folder / "config.json", folder / "adapter_config.json")
-    assert main(["predict", str(folder), str(whole.parent / "picture.png")]) == 2
-    said = capfd.readouterr().err
-    assert str(folder) in said
-    assert said.count("\n") == 1
+    assert str(folder) in refused(capfd, "predict", folder, whole.parent / "picture.png")
 
 
 @pytest.mark.parametrize("command", ["card {}", "compute {}", "convert {} out", "push {} me/vit"])
@@ -255,10 +238,7 @@ def test_an_adapter_is_named_as_one(command, tmp_path, capfd):
     about = {"peft_type": "LORA", "base_model_name_or_path": "me/base"}
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(about))
     save_file({"base_model.model.q_proj.lora_A.weight": torch.ones(1)}, tmp_path / "adapter/adapter_model.safetensors")
-    assert main(command.format(tmp_path / "adapter").split()) == 2
-    said = capfd.readouterr().err
-    assert "me/base" in said
-    assert "hf_vit.load" in said
+    assert "hf_vit.load" in refused(capfd, *command.format(tmp_path / "adapter").split())
 
 
 def test_pth_that_pytorch_reads_differently(tmp_path, capfd):
