@@ -56,7 +56,6 @@ def make_any_size_onnx(
     """
     if (problem := _unsupported(model, processor)) or processor is None:
         raise ConversionError(f"cannot export a program for images of any size: {problem}")
-    assert processor is not None  # which `_unsupported` refuses
     module = AnySizeClassifier(model, processor).eval()
     example = torch.zeros(2, model.config.num_channels, 37, 53, dtype=dtype)
     return to_onnx(module, example, ["logits", "attention"][: 1 + module.has_attention])
@@ -86,19 +85,31 @@ def _unsupported(model: Any, processor: Any) -> str | None:
         return f"the image processor is {type(processor).__name__} (expected HfViTImageProcessor)"
     if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
         return f"{type(model).__name__} does not classify images (expected a classifier that pools)"
-    settings = processor.settings()
+    settings, channels = processor.settings(), model.config.num_channels
+    if channels != settings["num_channels"]:
+        return f"the image processor makes {settings['num_channels']} channels (expected {channels})"
+    if settings["resample"] not in (BILINEAR, BICUBIC, AREA):
+        return f"resample={settings['resample']} (expected {BILINEAR}, {BICUBIC} or {AREA!r})"
+    return unsupported_sizes(settings)
+
+
+def unsupported_sizes(settings: dict[str, Any]) -> str | None:
+    """Return a setting of an image processor with which its images have not one known size; None if they have."""
     size, crop = settings["size"], settings["crop_size"] if settings["do_center_crop"] else {}
-    short, resample, channels = size.get("shortest_edge"), settings["resample"], model.config.num_channels
-    problems = {
-        'preset="native" makes patches, not an image': settings["preset"] == "native",
-        "do_resize=False leaves images of any size": not settings["do_resize"],
-        f"the image processor makes {settings['num_channels']} channels (expected {channels})": channels
-        != settings["num_channels"],
-        f"resample={resample} (expected {BILINEAR}, {BICUBIC} or {AREA!r})": resample not in (BILINEAR, BICUBIC, AREA),
-        f"a crop to {crop} of images resized to {size} pads": any(crop[axis] > size.get(axis, short) for axis in crop),
-        f"size={size} without a crop gives images of any size": not crop and short is not None,
-    }
-    return next((problem for problem, is_one in problems.items() if is_one), None)
+    short = size.get("shortest_edge")
+    if settings["preset"] == "native":
+        return 'preset="native" makes patches, not an image'
+    if not settings["do_resize"]:
+        return "do_resize=False leaves images of any size"
+    if any(crop[axis] > size.get(axis, short) for axis in crop):
+        return f"a crop to {crop} of images resized to {size} pads"
+    return f"size={size} without a crop gives images of any size" if not crop and short is not None else None
+
+
+def scaling_of(settings: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return factor and summand, (channels, 1, 1) each, that convert levels to pixel values."""
+    mean, std = (settings["image_mean"], settings["image_std"]) if settings["do_normalize"] else (0, 1)
+    return scale_and_offset(settings["rescale_factor"] if settings["do_rescale"] else 1, mean, std, "cpu")
 
 
 class TensorImageProcessor(nn.Module):
@@ -109,9 +120,8 @@ class TensorImageProcessor(nn.Module):
 
     def __init__(self, processor: HfViTImageProcessor):
         super().__init__()
-        self.settings = settings = processor.settings()
-        mean, std = (settings["image_mean"], settings["image_std"]) if settings["do_normalize"] else (0, 1)
-        scale, offset = scale_and_offset(settings["rescale_factor"] if settings["do_rescale"] else 1, mean, std, "cpu")
+        self.settings = processor.settings()
+        scale, offset = scaling_of(self.settings)
         self.register_buffer("scale", scale)
         self.register_buffer("offset", offset)
 

@@ -22,10 +22,10 @@ from ..files.output import new_folder, refuse_existing, write_json, write_text
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import Size
 from ..models.image_presets import as_pair
-from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.image_resizing import AREA, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
-from .any_size import ANY_SIZE, make_any_size_onnx
+from .any_size import ANY_SIZE, make_any_size_onnx, scaling_of, unsupported_sizes
 from .programs import make_onnx, make_openvino, require, stored_thresholds
 from .tables import ConversionError
 
@@ -70,7 +70,7 @@ def export_deployment(
         model = copy.deepcopy(model).float()
     settings = processor.settings()
     write_program: Any = getattr(model, "write_program", None)  # of an Int8Model
-    image_size, scaling = _resulting_size(settings), _scaling(settings)
+    image_size, scaling = _resulting_size(settings), scaling_of(settings)
     with new_folder(folder, overwrite) as draft:
         if any_size:
             make_any_size_onnx(model, processor).save(draft / _PROGRAMS[to])
@@ -91,12 +91,10 @@ def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageP
     is_classifier = hasattr(model, "classifier") or getattr(model, "is_classifier", False)
     if not is_classifier or getattr(model.config, "pooling", None) == "none":
         raise ConversionError(f"{type(model).__name__} does not classify images (expected a classifier that pools)")
-    if processor is None:
-        raise ConversionError("cannot write a deployment folder: the model has no image processor; give processor")
     if not isinstance(processor, HfViTImageProcessor):
         raise ConversionError(
-            f"cannot write a deployment folder: predict.py does not support {type(processor).__name__} (expected "
-            "HfViTImageProcessor); `hf_vit.load(..., preset=...)` makes one, save it beside the model"
+            f"the image processor is {type(processor).__name__} (expected HfViTImageProcessor, which "
+            "`hf_vit.load(..., preset=...)` makes)"
         )
     if isinstance(size, str):
         raise ConversionError(f"the size of a deployment folder is {size!r} (expected pixels); state N or HxW")
@@ -105,9 +103,7 @@ def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageP
         processor = copy.deepcopy(processor)
         processor.update(size={"height": height, "width": width})
     if problem := _unsupported(processor.settings()):
-        raise ConversionError(
-            f"cannot write a deployment folder: predict.py does not support the preprocessing: {problem}"
-        )
+        raise ConversionError(f"predict.py does not support the preprocessing: {problem}")
     result = _resulting_size(processor.settings())
     if size is not None and result != as_pair(size):
         raise ConversionError(f"the processor's crop makes images of {result} (expected {as_pair(size)}); change it")
@@ -116,31 +112,21 @@ def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageP
 
 def _unsupported(settings: dict[str, Any]) -> str | None:
     """Return a setting of the image processor that the script does not support; None if it supports all."""
-    size, crop = settings["size"], settings["crop_size"] if settings["do_center_crop"] else {}
-    short, how = size.get("shortest_edge"), f"resize_output={settings['resize_output']!r}"
-    is_pillows, is_area = settings["resize_output"] == "rounded", settings["resample"] == AREA
-    lacking = {
-        'preset="native" makes patches, not an image': settings["preset"] == "native",
-        "do_resize=False leaves images of any size": not settings["do_resize"],
-        "do_convert_rgb=False leaves any channels": not settings["do_convert_rgb"],
-        f"num_channels={settings['num_channels']} (expected 3)": settings["num_channels"] != 3,
-        "reduced_decoding reads JPEGs at a part of their size": settings["reduced_decoding"],
-        f'{how} with antialias (expected "rounded")': settings["antialias"] and not (is_pillows or is_area),
-        f"a crop to {crop} of images resized to {size} pads": any(crop[axis] > size.get(axis, short) for axis in crop),
-        f"size={size} without a crop gives images of any size": not crop and short is not None,
-    }
-    return next((problem for problem, is_one in lacking.items() if is_one), None)
+    output, is_area = settings["resize_output"], settings["resample"] == AREA
+    if settings["num_channels"] != 3 or not settings["do_convert_rgb"]:
+        return (
+            f"num_channels={settings['num_channels']}, do_convert_rgb={settings['do_convert_rgb']} (expected 3, True)"
+        )
+    if settings["reduced_decoding"]:
+        return "reduced_decoding reads JPEGs at a part of their size"
+    if settings["antialias"] and not (is_area or output == "rounded"):
+        return f'resize_output={output!r} with antialias (expected "rounded")'
+    return unsupported_sizes(settings)
 
 
 def _resulting_size(settings: dict[str, Any]) -> tuple[int, int]:
     size = settings["crop_size"] if settings["do_center_crop"] else settings["size"]
     return size["height"], size["width"]
-
-
-def _scaling(settings: dict[str, Any]) -> tuple[Any, Any]:
-    """Return factor and summand, (channels, 1, 1) each, that convert levels to pixel values."""
-    mean, std = (settings["image_mean"], settings["image_std"]) if settings["do_normalize"] else (0, 1)
-    return scale_and_offset(settings["rescale_factor"] if settings["do_rescale"] else 1, mean, std, "cpu")
 
 
 def _script(settings: dict[str, Any], runtime: str, config: Any, any_size: bool) -> str:

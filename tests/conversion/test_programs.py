@@ -16,7 +16,6 @@ from hf_vit import (
 )
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export, export_aot_inductor, export_onnx, export_torch
-from hf_vit.conversion.exporting import FORMATS
 
 from ..tiny_models import SIZES, TINY, VARIANTS, randomize, tiny, tiny_bit
 
@@ -119,16 +118,16 @@ def test_impossible_exports_are_refused_before_any_work(classifier, tmp_path, wr
     with pytest.raises(ValueError, match="21"):
         write(classifier, path, size=21)
     fixed = HfViTForImageClassification(HfViTConfig(**SIXTEEN, position_embedding_type="sincos2d"))
-    with pytest.raises(ConversionError, match="sine-cosine positions are computed outside the program"):
+    with pytest.raises(ConversionError, match="sine-cosine"):
         write(fixed, path, size="dynamic")
     path.write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match="give --overwrite"):
+    with pytest.raises(FileExistsError, match="--overwrite"):
         write(classifier, path)
     assert path.read_bytes() == b"mine"
 
 
 def test_formats(classifier, tmp_path):
-    with pytest.raises(ConversionError, match=f"'tflite': unknown format .expected {', '.join(FORMATS)}"):
+    with pytest.raises(ConversionError, match="tflite"):
         export(classifier, tmp_path / "out", "tflite")
     with pytest.raises(ConversionError, match="size"):
         export(classifier, tmp_path / "out", "timm", size=32)
