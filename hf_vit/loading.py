@@ -201,8 +201,8 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
         The model, and an image processor: of the adapter's folder, or else of the base.
     """
     about = read_json_object(adapter)
-    base, made_for = str(about.get("base_model_name_or_path") or ""), about.get("auto_mapping")
-    if not base:
+    base, made_for = about.get("base_model_name_or_path"), about.get("auto_mapping")
+    if not base or not isinstance(base, str):
         raise ValueError(f"{name} is an adapter of PEFT that names no base model in its {os.path.basename(adapter)}")
     from .conversion.programs import require  # imports torch's exporters
 

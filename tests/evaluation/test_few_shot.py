@@ -64,14 +64,11 @@ def test_few_shot_protocol(tiny, colors, tmp_path):
 
 
 def test_too_few_images_are_refused(tiny, colors, capsys):
-    for shots, sentence in (
-        ("[1, 8]", "8 shots need 8 images of every class, but blue has 7"),
-        ("0", "--shots is [0]"),
-    ):
+    for shots, name in (("[1, 8]", "blue"), ("0", "shots")):
         with pytest.raises(SystemExit):
             run_script(evaluate, arguments(model=tiny, dataset=colors, protocol="few_shot", shots=shots, num_workers=0))
         error = capsys.readouterr().err
-        assert error.startswith(f"error: {sentence}")
+        assert error.startswith("error: ") and name in error
         assert error.count("\n") == 1
 
 
