@@ -90,6 +90,7 @@ def test_a_real_model_keeps_its_predictions(tmp_path):
         pixel_values = processor(photographs, return_tensors="pt")["pixel_values"]
         with torch.inference_mode():
             answers[backend] = torch.cat([model(batch).logits.argmax(dim=1) for batch in pixel_values.split(13)])
-    right = {backend: (found == labels).double().mean() for backend, found in answers.items()}
-    assert right[None] >= right["torch"] - 0.005
+    int8, float32 = (answers[backend] == labels for backend in (None, "torch"))
+    lost, won = int((float32 & ~int8).sum()), int((int8 & ~float32).sum())
+    assert lost - won <= 2 * (lost + won) ** 0.5  # two standard deviations of the sign test; 1 or 2 images here
     assert (answers[None] == answers["torch"]).double().mean() > 0.95
