@@ -39,7 +39,7 @@ def parse_yaml(text: str, name: str) -> Any:
         raise ValueError(f"{name} is not YAML: {reason}") from None
 
 
-_MAX_NODES = 200_000  # values, lists and mappings of a YAML file; 21,843 class names with their numbers are 43,687
+MAX_NODES = 200_000  # values, lists and mappings of a YAML file; 21,843 class names with their numbers are 43,687
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -51,8 +51,8 @@ class _PlainLoader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias (*name); write the value out")
         self.count += 1
-        if self.count > _MAX_NODES:
-            raise yaml.YAMLError(f"it has more than {_MAX_NODES:,} values")
+        if self.count > MAX_NODES:
+            raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values")
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise yaml.YAMLError(f"it is nested more than {MAX_DEPTH} deep")

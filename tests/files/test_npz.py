@@ -5,8 +5,6 @@ import os
 import platform
 import random
 import resource
-import subprocess
-import sys
 import weakref
 import zipfile
 
@@ -16,7 +14,8 @@ import torch
 
 from hf_vit.files.npz import BFLOAT16, SUPPORTED_DTYPES, NpzError, NpzReader, write_npz
 
-from ..paths import GOLDENS, ROOT
+from ..paths import GOLDENS
+from ..processes import server
 
 CHECKPOINTS = [path for path in sorted(GOLDENS.glob("*.npz")) if "expected" not in path.name]
 DTYPES = sorted(dtype.name for dtype in SUPPORTED_DTYPES - {BFLOAT16})
@@ -105,7 +104,6 @@ def test_arrays_do_not_share_memory(tmp_path):
 
 
 GROWTH_IN_KIB = """\
-import sys
 from pathlib import Path
 from hf_vit.files.npz import NpzReader
 
@@ -113,7 +111,7 @@ def memory(field):  # of proc_pid_status(5)
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))
 
-with NpzReader(sys.argv[1]) as reader:
+with NpzReader({file!r}) as reader:
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak until here
     before = memory("VmRSS")
     for name in reader.arrays:
@@ -126,9 +124,9 @@ with NpzReader(sys.argv[1]) as reader:
 def test_reading_takes_the_memory_of_one_array(tmp_path):
     large = np.zeros(10 << 20, "f4")  # above 32 MiB, malloc gives freed memory back at once
     np.savez(tmp_path / "a.npz", large0=large, large1=large, large2=large)
-    command = [sys.executable, "-c", GROWTH_IN_KIB, str(tmp_path / "a.npz")]  # this process may keep freed memory
-    growth = int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-    assert 40 * 1024 * 0.9 <= growth <= 40 * 1024 * 1.25
+    measuring = server().start(GROWTH_IN_KIB.format(file=str(tmp_path / "a.npz")))  # this process may keep freed memory
+    growth, _ = measuring.wait()
+    assert 40 * 1024 * 0.9 <= int(growth) <= 40 * 1024 * 1.25
 
 
 def test_writing_frees_an_array_before_the_next_is_made(tmp_path):

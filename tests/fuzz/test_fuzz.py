@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 from ..paths import ROOT
+from ..processes import finish, start
 
-# Run in a process of its own, which forks the workers: that of the tests has threads.
+# Run in a process that may fork the workers: that of the tests has threads.
 PLANTED = """
-import json, os, sys, time
+import json, os, time
 from pathlib import Path
 from random import Random
 from tests.fuzz.gate import Case, Kind, run
@@ -36,7 +37,7 @@ class Planted(Kind):
     def judge(self, case, result):
         return "it is wrong" if result else super().judge(case, result)
 
-for FAULT in sys.argv[1:]:
+for FAULT in FAULTS:
     seconds = 0.5 if FAULT in ("hangs", "computes") else 30
     outcomes = run(Planted(), range(2), seed=0, seconds=seconds, most_bytes=100_000_000)
     print(json.dumps([FAULT, sorted([outcome.number, outcome.verdict] for outcome in outcomes)]))
@@ -59,8 +60,7 @@ VERDICTS = {
 
 
 def test_the_gate_catches_planted_faults():
-    command = [sys.executable, "-c", PLANTED, *VERDICTS]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    result = finish(start(f"FAULTS = {list(VERDICTS)}\n{PLANTED}"))
     found = dict(map(json.loads, result.stdout.splitlines()))
     assert found == {fault: [[number, verdict] for number in range(2)] for fault, verdict in VERDICTS.items()}
 
