@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from ..data.issues import Issue, excluded_images, name_images, write_issues
-from ..data.labels import match_to_split, refuse_one_class, refuse_unlabeled
+from ..data.labels import match_to_split, require_labels, require_two_classes
 from ..data.sources import names_of_splits
 from ..data.splits import Split, open_named
 from ..devices import start_accelerator
@@ -134,7 +134,7 @@ def open_audited(settings: AuditSettings) -> dict[tuple[str, str], Split]:
     names = settings.splits or sorted(names_of_splits(dataset, config), key=_rank)
     opened = [(name, open_named(settings, name)) for name in names]
     for name, split in opened:
-        refuse_unlabeled(split, name)
+        require_labels(split, name)
         if split.multi_label or split.is_sharded:
             raise ValueError(f"an audit needs one label per image, not in shards; {name} of {dataset} has others")
     first_name, first = opened[0]
@@ -142,7 +142,7 @@ def open_audited(settings: AuditSettings) -> dict[tuple[str, str], Split]:
         first = replace(first, num_labels=max(split.num_labels for _, split in opened))
     splits = {(dataset, name): match_to_split(first, split, first_name, name) for name, split in opened}
     if len(np.unique(np.concatenate([split.class_numbers() for split in splits.values()]))) == 1:
-        refuse_one_class(first, " and ".join(names))
+        require_two_classes(first, " and ".join(names))
     if settings.train not in (None, dataset):
         other = training_images(settings)
         found = names_of_splits(settings.train)

@@ -2,7 +2,7 @@
 
 A data worker decodes an image, draws what is random, and cuts the crop at its full resolution (`CutTransform`). The
 device resizes, flips and applies RandAugment, a batch at a time (`DeviceAugmentation`). The crops of a batch have
-different sizes, so they lie one after another in "pixels", without padding; "first" and "sizes" say where each one is.
+different sizes, so they are concatenated in "pixels", without padding; "first" and "sizes" say where each is.
 
 The arithmetic is that of the path on the CPU, in the same order, so that the levels are the same: Pillow's bilinear
 sampling is in float64, its blending in float32, and tables, sums and histograms are of integers. Without float64 (on
@@ -124,18 +124,18 @@ class DeviceAugmentation:
         return _interpolate(upper, lower, down[:, :, None, None]).to(torch.uint8)
 
     def _neighbors(self, sides: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return for each place of the result the two pixels that it lies between, and the weight of the second one.
+        """Return the two neighbors of each pixel of the result, and the weight of the second one.
 
         Each is (batch, side). The arithmetic is that of Pillow's affine transform with half-pixel centers.
         """
         dtype = torch.float64 if self.has_float64 else torch.float32
         side = self.size[axis]
         centers = torch.arange(side, dtype=dtype, device=self.device) + 0.5
-        places = (sides.to(dtype) / side)[:, None] * centers - 0.5
-        before = places.floor()
+        positions = (sides.to(dtype) / side)[:, None] * centers - 0.5
+        before = positions.floor()
         last = sides[:, None] - 1
         numbers = before.long()
-        return numbers.clamp(min=0).minimum(last), (numbers + 1).minimum(last), places - before
+        return numbers.clamp(min=0).minimum(last), (numbers + 1).minimum(last), positions - before
 
     def apply(self, images: torch.Tensor, drawn: torch.Tensor, operations: torch.Tensor) -> torch.Tensor:
         """Apply RandAugment's operations to (batch, height, width, channels) uint8; the images may be changed.

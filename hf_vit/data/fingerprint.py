@@ -41,7 +41,7 @@ def fingerprint_model(name: str) -> dict[str, Any]:
 
 
 def fingerprint_data(split: Split) -> dict[str, Any]:
-    """Return the fingerprint of images and labels: a SHA-256 of their content, or of signs that it is unchanged.
+    """Return the fingerprint of images and labels: a SHA-256 of their content, or of sizes and times.
 
     Up to 1 GiB of images are read. Larger data are identified by the fingerprint of `datasets` (which depends on the
     commit on the Hub, or on the local files) and by size and modification time of every image file. Shards are

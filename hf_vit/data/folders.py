@@ -1,8 +1,8 @@
 """Index of a folder of images, CLASS/FILE or SPLIT/CLASS/FILE; later runs and workers map it into memory.
 
-The index lies in the Hugging Face assets cache: `index.json` (last change of each directory, to see whether the index
-is still valid) and, for every split, an Arrow file that `datasets` maps into memory. `datasets` itself reads all other
-folders (with metadata, archives, other depths, or split names in file names).
+The index is stored in the Hugging Face assets cache: `index.json` (last change of each directory, to see whether the
+index is still valid) and, for every split, an Arrow file that `datasets` maps into memory. `datasets` itself reads all
+other folders (with metadata, archives, other depths, or split names in file names).
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _SPLITS = {
 }
 
 
-class _Unsuitable(Exception):
+class _UnsupportedLayout(Exception):
     """A folder that `datasets` has to read."""
 
 
@@ -58,14 +58,14 @@ def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
     folder = Path(os.path.abspath(folder))
     _refuse_undecodable(str(folder))
     key = json.dumps([str(folder), sorted(EXTENSIONS)])
-    place = cached_assets_path("hf_vit", "folders", hashlib.sha256(key.encode()).hexdigest()[:16])
-    index = place / "index"
-    with FileLock(place / "lock"):
+    cache = cached_assets_path("hf_vit", "folders", hashlib.sha256(key.encode()).hexdigest()[:16])
+    index = cache / "index"
+    with FileLock(cache / "lock"):
         about = _read_index(index / "index.json", folder)
         if about is None:
             try:
                 about = _write_index(index, folder, _list_all(folder))
-            except _Unsuitable:
+            except _UnsupportedLayout:
                 return None
     splits = {split: datasets.Dataset.from_file(str(index / f"{split}.arrow")) for split in about["splits"]}
     for split, samples in splits.items():  # from the images' names, not from the index file
@@ -97,7 +97,7 @@ def _list_all(folder: Path) -> list[_Listing]:
             found += listings
             level = [f"{listing.directory}{name}/" for listing in listings for name in listing.directories]
     if level:
-        raise _Unsuitable
+        raise _UnsupportedLayout
     return found
 
 
@@ -117,7 +117,7 @@ def list_directory(folder: Path, directory: str) -> _Listing:
             elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
                 names.append(entry.name)
             elif entry.name.lower().endswith(_FOREIGN):
-                raise _Unsuitable
+                raise _UnsupportedLayout
     return _Listing(directory, changed, sorted(directories), sorted(names))
 
 
@@ -134,7 +134,7 @@ def _refuse_undecodable(name: str) -> None:
 
 
 def _splits_of(listings: list[_Listing]) -> dict[str, list[_Listing]]:
-    """Class directories by split, as `datasets` finds them; raise _Unsuitable for any unclear layout."""
+    """Class directories by split, as `datasets` finds them; raise _UnsupportedLayout for any unclear layout."""
     classes = [listing for listing in listings if listing.names]
     paths = [listing.directory.split("/")[:-1] for listing in classes]  # [class] or [split, class]
     depths = {len(path) for path in paths}
@@ -148,11 +148,11 @@ def _splits_of(listings: list[_Listing]) -> dict[str, list[_Listing]]:
         for names, listing in zip(found, classes, strict=True):
             splits[names[0]].append(listing)
         if len({tuple(path[:1]) for path in paths}) > len(splits):  # several folders of one split
-            raise _Unsuitable
+            raise _UnsupportedLayout
     else:
-        raise _Unsuitable
+        raise _UnsupportedLayout
     if any(map(find_splits, inner)) or any(len(part) < 2 for part in splits.values()):
-        raise _Unsuitable
+        raise _UnsupportedLayout
     return splits
 
 

@@ -84,8 +84,8 @@ def name_images(split: "Split", settings: DataSettings, spec: str) -> list[str]:
         for path, is_file in zip(
             column.field("path").to_pylist(), column.field("bytes").is_null().to_pylist(), strict=True
         ):
-            place = Path(path or "")
-            names.append(place.relative_to(folder).as_posix() if is_file and place.is_relative_to(folder) else "")
+            file = Path(path or "")
+            names.append(file.relative_to(folder).as_posix() if is_file and file.is_relative_to(folder) else "")
     if all(names):
         return names
     parts = {part.split("[")[0] for part in spec.split("+")}

@@ -51,13 +51,13 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
         )
     rows: dict[str, tuple[str, list[str]]] = {}  # path -> split and names of its labels
     for number, row in enumerate(lines, start=2):
-        place = f"line {number} of {table}"
+        where = f"line {number} of {table}"
         if None in row or None in row.values():
-            raise ValueError(f"{place} does not have {len(header)} fields")
-        path = _path_in(table.parent, row[image_column], place)
+            raise ValueError(f"{where} does not have {len(header)} fields")
+        path = _path_in(table.parent, row[image_column], where)
         if path in rows:
-            raise ValueError(f"{place} names {row[image_column]} a second time")
-        names = _names_in(row, classes, place) if classes else map(str.strip, row["labels"].split(_SEPARATOR))
+            raise ValueError(f"{where} names {row[image_column]} a second time")
+        names = _names_in(row, classes, where) if classes else map(str.strip, row["labels"].split(_SEPARATOR))
         rows[path] = _split_of(row, image_column), list(dict.fromkeys(filter(None, names)))
     if missing := [path for path in rows if not os.path.isfile(path)]:
         raise ValueError(f"{len(missing)} of {len(rows)} images of {table} do not exist: {in_words(missing)}")
@@ -67,17 +67,17 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
     return _to_splits(rows, names)
 
 
-def _path_in(folder: Path, name: str, place: str) -> str:
+def _path_in(folder: Path, name: str, where: str) -> str:
     path = os.path.normpath(os.path.join(os.path.abspath(folder), name))
     if not path.startswith(os.path.abspath(folder) + os.sep):
-        raise ValueError(f"{place} names {name!r}, which is not in the folder")
+        raise ValueError(f"{where} names {name!r}, which is not in the folder")
     return path
 
 
-def _names_in(row: Mapping[str, str], classes: list[str], place: str) -> list[str]:
+def _names_in(row: Mapping[str, str], classes: list[str], where: str) -> list[str]:
     for name in classes:
         if row[name].strip() not in ("0", "1"):
-            raise ValueError(f"{place} has {row[name]!r} in the column {name} (expected 0 or 1)")
+            raise ValueError(f"{where} has {row[name]!r} in the column {name} (expected 0 or 1)")
     return [name for name in classes if row[name].strip() == "1"]
 
 

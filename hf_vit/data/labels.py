@@ -104,7 +104,7 @@ def state_classes(split: "Split", num_labels: int | None, names_file: str | None
     return replace(split, label_names=names or split.label_names, num_labels=count)
 
 
-def refuse_unlabeled(split: "Split", name: str) -> None:
+def require_labels(split: "Split", name: str) -> None:
     """Raise ValueError if images of a split have no class number. The labels of shards are not read in advance.
 
     Args:
@@ -120,7 +120,7 @@ def refuse_unlabeled(split: "Split", name: str) -> None:
         )
 
 
-def refuse_one_class(split: "Split", name: str) -> None:
+def require_two_classes(split: "Split", name: str) -> None:
     """Raise ValueError if all images have the same label. The labels of shards are not read in advance."""
     if split.label_column is None or split.multi_label or split.is_sharded:
         return
@@ -132,20 +132,20 @@ def refuse_one_class(split: "Split", name: str) -> None:
         )
 
 
-def read_label_map(place: str) -> dict[str, str | int]:
+def read_label_map(path: str) -> dict[str, str | int]:
     """Read a label map: the data's class names -> the model's class names or numbers.
 
     Raises:
         ValueError: the file is not such a mapping.
     """
-    content = read_yaml(Path(place).expanduser())
+    content = read_yaml(Path(path).expanduser())
     if not isinstance(content, dict):
-        raise ValueError(f"{place} is a {type(content).__name__} (expected a mapping: the data's name -> the model's)")
+        raise ValueError(f"{path} is a {type(content).__name__} (expected a mapping: the data's name -> the model's)")
     for key, value in content.items():
         if isinstance(key, bool) or isinstance(value, bool) or not isinstance(key, str | int):
-            raise ValueError(f"{place}: {str(key)[:_LONGEST]!r} is read as a {type(key).__name__}; put names in quotes")
+            raise ValueError(f"{path}: {str(key)[:_LONGEST]!r} is read as a {type(key).__name__}; put names in quotes")
         if not isinstance(value, str | int):
-            raise ValueError(f"{place}: {key!r} maps to a {type(value).__name__} (expected a name or a class number)")
+            raise ValueError(f"{path}: {key!r} maps to a {type(value).__name__} (expected a name or a class number)")
     return {str(key): value for key, value in content.items()}
 
 
@@ -155,7 +155,7 @@ def _match(
     """Number among `theirs` of each class of the split; None if all numbers stay the same.
 
     Args:
-        who: the owners of the two lists, for messages.
+        who: names of the two sides, for messages.
         given: matches stated by the user.
         remedy: advice in the message about a mismatch.
     """

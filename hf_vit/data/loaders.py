@@ -52,10 +52,10 @@ class TrainDataset(Dataset):
             self.sampler = split.samples.sampler(seed) if split.is_sharded else ShuffledSampler(len(split), seed)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        epoch, place = divmod(position, len(self.split))
+        epoch, index = divmod(position, len(self.split))
         failure = None
         for skipped in range(len(self.split)):
-            drawn = self.sampler.draw(epoch, (place + skipped * self.sampler.stride) % len(self.split))
+            drawn = self.sampler.draw(epoch, (index + skipped * self.sampler.stride) % len(self.split))
             sample = self.split.samples[drawn.row] if drawn.block is None else self.split.samples.read(drawn)
             try:
                 image, rng = self.split.image(sample, drawn.row), sample_generator(self.seed, drawn.visit, drawn.row)
@@ -171,7 +171,7 @@ def channel_statistics(split: Split, num_channels: int) -> tuple[np.ndarray, np.
 def collate_fn(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Stack samples into tensors: "image" (batch, height, width, channels) uint8, "label" and the other entries.
 
-    Images of different sizes are "pixels", which lie one after another; "first" is the index of an image's first one.
+    Images of different sizes are concatenated in "pixels"; "first" is the index of an image's first one.
     """
     if not samples:
         return {}
@@ -228,33 +228,33 @@ class BlockLoader:
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         parts = iter(self.loader)  # here, because torch reports a dead worker to the thread that starts them
         joined = (join_parts([first, *islice(parts, self.parts - 1)]) for first in parts)
-        return run_ahead(joined) if self.num_workers else joined
+        return prefetch(joined) if self.num_workers else joined
 
 
 def join_parts(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Join the parts of a batch, sorted by "position", in pinned memory if there is a GPU; each is copied once."""
     parts = [part for part in parts if part]
-    places = torch.cat([part["position"] for part in parts]).argsort().argsort()
-    split_places = places.split([len(part["position"]) for part in parts])
+    order = torch.cat([part["position"] for part in parts]).argsort().argsort()
+    orders = order.split([len(part["position"]) for part in parts])
     pins = torch.cuda.is_available()
     batch = {}
     for name, tensor in parts[0].items():
         columns = [part[name] for part in parts]
         length = sum(map(len, columns))
         batch[name] = torch.empty((length, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=pins)
-        if name == "pixels":  # stay where they are; "first" says where
+        if name == "pixels":  # not stacked; "first" has the offsets
             torch.cat(columns, out=batch[name])
             continue
         if name == "first":
             begins = accumulate((len(part["pixels"]) for part in parts), initial=0)
             columns = [first + begin for first, begin in zip(columns, begins, strict=False)]
-        for column, chosen in zip(columns, split_places, strict=True):
+        for column, chosen in zip(columns, orders, strict=True):
             batch[name].index_copy_(0, chosen, column)
     del batch["position"]
     return batch
 
 
-def run_ahead(batches: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
+def prefetch(batches: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
     """Yield the items of an iterator that a thread advances, at most `ahead` items early."""
     ready: Queue[Any] = Queue(ahead)
     is_over = threading.Event()
@@ -267,7 +267,7 @@ def run_ahead(batches: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
         return False
 
     def advance() -> None:
-        torch.set_num_threads(1)  # of this thread: its copies leave the other cores to the training
+        torch.set_num_threads(1)  # of this thread: its copies do not compete with training
         try:
             for batch in batches:
                 if not put((batch, None)):
@@ -362,7 +362,7 @@ def _in_group() -> bool:
 
 
 def start_server(num_workers: int | str) -> None:
-    """Start the server of workers, if there will be one; its imports take seconds, on another core."""
+    """Start the forkserver of the data workers, if they use one; its imports take seconds, on another core."""
     if count_workers(num_workers) and _in_group():
         forkserver.set_forkserver_preload(["__main__", f"{__package__}.worker_server"])
         forkserver.ensure_running()
@@ -371,19 +371,19 @@ def start_server(num_workers: int | str) -> None:
 def _worker_options(split: Split, num_workers: int) -> dict[str, Any]:
     """Return the arguments of a DataLoader with workers, the processes that decode and augment.
 
-    A process group (gloo, NCCL) has threads. A worker forked beside them can wait forever for a lock that a thread
-    held. With a process group, workers are therefore forked from a server without threads, which has imported
-    everything once. Where a thread of fsspec has connections, which a fork breaks, they are spawned.
+    A process group (gloo, NCCL) has threads. A worker forked while they run can deadlock on a lock that a thread held.
+    With a process group, workers are therefore forked from a server without threads, which has imported everything
+    once. Where a thread of fsspec has connections, which a fork breaks, they are spawned.
     """
     options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": leave_process_group}
     if num_workers and _in_group():
-        options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _begin}
-    elif num_workers and split.is_sharded and split.samples.is_served_by_thread:
+        options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _init_worker}
+    elif num_workers and split.is_sharded and split.samples.uses_event_loop:
         options["multiprocessing_context"] = "spawn"
     return options
 
 
-def _begin(worker: int) -> None:
+def _init_worker(worker: int) -> None:
     """Leave the process group, and end with the training process; the server lives as long as its workers."""
     leave_process_group(worker)
     threading.Thread(target=_end_with_parent, daemon=True).start()

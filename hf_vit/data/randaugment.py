@@ -10,7 +10,7 @@ from PIL and timm:
 * Pixels moved in from outside are 128.
 
 Tested against outputs of that code in TensorFlow (tests/goldens/training/randaugment.npz). They are equal except in
-`Sharpness`, whose 3 x 3 mean in TensorFlow is rounded below an integer in 1 % of the places.
+`Sharpness`, whose 3 x 3 mean in TensorFlow is rounded below an integer in 1 % of the pixels.
 
 What is random is drawn first (`draw_operations`), so that the pixels can be computed elsewhere: here on one PIL image,
 in `device_augmentation` on a batch. Both use the tables and coefficients of this file.
@@ -238,7 +238,7 @@ def _shift(image: Image.Image, left: int, up: int) -> Image.Image:
 
 
 def _cutout(image: Image.Image, padding: int, x: int, y: int) -> Image.Image:
-    """Cover a square about a pixel, which may lie across the border."""
+    """Cover a square about a pixel, which may cross the border."""
     if not padding:
         return image
     image = image.copy()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_LARGEST_TABLE = 2**20  # 8 MB; longer permutations are computed place by place
+_LARGEST_TABLE = 2**20  # 8 MB; longer permutations are computed index by index
 _ROUNDS = 6
 _IMBALANCE = 4 / 3  # largest ratio of the busiest worker's blocks to the mean; above it, workers share blocks
 _BUCKETED_STEPS = 8  # optimizer steps whose images are bucketed together
@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Row at one place of an epoch."""
+    """Row at one index of an epoch."""
 
     row: int
     visit: int  # how often the row has come before
@@ -42,30 +42,30 @@ class Draw(NamedTuple):
 class ShuffledSampler:
     """Permutation of all rows for each epoch: NumPy's up to a million rows, else `permute`."""
 
-    stride = 1  # distance from the place of an unreadable image to that of its replacement
+    stride = 1  # distance from the index of an unreadable image to that of its replacement
 
     def __init__(self, size: int, seed: int):
         self.size, self.seed = size, seed
         self._table: tuple[int, np.ndarray] = (-1, np.empty(0))
 
-    def draw(self, epoch: int, place: int) -> Draw:
-        """Return the row at a place of an epoch; places are from 0 to size - 1."""
-        return Draw(int(self.rows(epoch, np.array([place]))[0]), epoch)
+    def draw(self, epoch: int, index: int) -> Draw:
+        """Return the row at an index of an epoch, from 0 to size - 1."""
+        return Draw(int(self.rows(epoch, np.array([index]))[0]), epoch)
 
-    def rows(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """Return the row numbers at some places of an epoch."""
+    def rows(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+        """Return the row numbers at some indices of an epoch."""
         if self.size > _LARGEST_TABLE:
-            return permute(places, self.size, (self.seed, epoch))
+            return permute(indices, self.size, (self.seed, epoch))
         if self._table[0] != epoch:
             self._table = (epoch, np.random.default_rng((self.seed, epoch)).permutation(self.size))
-        return self._table[1][places]
+        return self._table[1][indices]
 
 
 class BalancedSampler:
     """Order in which each class comes equally often, whatever its number of images.
 
-    The endless sequence of draws is cut into turns. A turn has every class once, in random order. A class gives its
-    images in rounds: every image once, then all again in another order. Draw d is a function of (seed, d).
+    A round has every class once, in random order. Within a class, every image comes once before any comes again, in
+    another order. Draw d of the endless sequence is a function of (seed, d).
 
     Args:
         labels: (rows,) class numbers; rows with a number below 0 are never drawn.
@@ -84,9 +84,9 @@ class BalancedSampler:
             raise ValueError(f"cannot balance classes: none of the {len(labels)} images has a label")
         self._first = np.cumsum(self._counts) - self._counts
 
-    def draw(self, epoch: int, place: int) -> Draw:
-        """Return the row at a place of an epoch; places are from 0 to size - 1."""
-        turn, slot = divmod(epoch * self.size + place, len(self._counts))
+    def draw(self, epoch: int, index: int) -> Draw:
+        """Return the row at an index of an epoch, from 0 to size - 1."""
+        turn, slot = divmod(epoch * self.size + index, len(self._counts))
         chosen = int(permute(np.array([slot]), len(self._counts), (self.seed, 0, turn))[0])
         visit, number = divmod(turn, int(self._counts[chosen]))
         number = int(permute(np.array([number]), int(self._counts[chosen]), (self.seed, 1 + chosen, visit))[0])
@@ -97,9 +97,10 @@ class BlockSampler:
     """Shuffled order of the rows of shards, in which every block is read once per epoch.
 
     The blocks are permuted for each epoch. Their rows, one block after another, are cut into lanes of equal length.
-    Place p of the epoch is place p // lanes of lane p % lanes. Within a lane, the rows of `window` consecutive blocks
-    are permuted together; the windows of different lanes begin at different times. A reader holds `window` blocks for
-    each of its lanes. The order is a function of (seed, epoch, place).
+    Index p of the epoch is index p // lanes of lane p % lanes, so a batch takes rows from all lanes. Within a lane,
+    the rows of `window` consecutive blocks are permuted together; the windows of different lanes begin at
+    different times. A reader holds `window` blocks for each of its lanes. The order is a function of (seed, epoch,
+    index).
 
     Args:
         lengths: (blocks,) number of rows of each block; rows are numbered block by block.
@@ -115,10 +116,10 @@ class BlockSampler:
         self._epoch: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
         self._tables: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
 
-    def draw(self, epoch: int, place: int) -> Draw:
-        """Return the row at a place of an epoch; places are from 0 to size - 1."""
+    def draw(self, epoch: int, index: int) -> Draw:
+        """Return the row at an index of an epoch, from 0 to size - 1."""
         blocks, starts = self._blocks_of(epoch)
-        turn, lane = divmod(place, self.lanes)
+        turn, lane = divmod(index, self.lanes)
         length, longer = divmod(self.size, self.lanes)  # the first `longer` lanes have one row more
         begin, end = ((lane + n) * length + min(lane + n, longer) for n in (0, 1))
         first_block = _block_at(starts, begin)
@@ -134,7 +135,7 @@ class BlockSampler:
         return Draw(chosen + shift, epoch, Block(lane, (epoch, number), found - block, *needed))
 
     def _blocks_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Blocks in the order of an epoch, and the first place of each, followed by the end."""
+        """Blocks in the order of an epoch, and the first index of each, followed by the end."""
         if self._epoch[0] != epoch:
             blocks = np.random.default_rng((self.seed, epoch)).permutation(len(self._lengths))
             starts = np.concatenate([[0], np.cumsum(self._lengths[blocks])])
@@ -150,8 +151,8 @@ class BlockSampler:
         return kept[1]
 
 
-def _block_at(starts: np.ndarray, place: int) -> int:
-    return int(np.searchsorted(starts, place, "right")) - 1
+def _block_at(starts: np.ndarray, index: int) -> int:
+    return int(np.searchsorted(starts, index, "right")) - 1
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class BucketBatchSampler(StepBatchSampler):
         self._bucketed: tuple[int, np.ndarray] = (-1, np.empty(0))
 
     def positions(self, step: int) -> list[int]:
-        number, place = divmod(step, _BUCKETED_STEPS)
+        number, index = divmod(step, _BUCKETED_STEPS)
         if self._bucketed[0] != number:
             size = _BUCKETED_STEPS * self.layout.batch_size
             positions = np.arange(number * size, (number + 1) * size)
@@ -229,7 +230,7 @@ class BucketBatchSampler(StepBatchSampler):
             steps = positions[np.argsort(counts, kind="stable")].reshape(_BUCKETED_STEPS, -1)
             drawn = np.random.default_rng((self.seed, number)).permutation(_BUCKETED_STEPS)
             self._bucketed = (number, steps[drawn])
-        return self._bucketed[1][place].tolist()
+        return self._bucketed[1][index].tolist()
 
 
 class BlockBatchSampler:
@@ -273,11 +274,11 @@ class BlockBatchSampler:
                 yield parts
 
     def _worker_of(self, position: int) -> int:
-        epoch, place = divmod(position, self.sampler.size)
-        lane = place % self.sampler.lanes // self._step
+        epoch, index = divmod(position, self.sampler.size)
+        lane = index % self.sampler.lanes // self._step
         if self.by_lane:
             return lane % self.workers
-        block = self.sampler.draw(epoch, place).block
+        block = self.sampler.draw(epoch, index).block
         assert block is not None
         share = (block.number * self._lanes + lane) * self.readers
         return (share + position // self.layout.processes % self.readers) % self.workers
@@ -295,14 +296,14 @@ def consecutive_batches(length: int, processes: int, rank: int, workers: int, ba
     return [run[begin : begin + batch_size] for begin in turns for run in runs if begin < len(run)]
 
 
-def permute(places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-    """Apply a random permutation of range(size) to some places, without a table of `size` entries.
+def permute(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
+    """Apply a random permutation of range(size) to some indices, without a table of `size` entries.
 
     A Feistel network permutes a range of a power of two. A value outside range(size) goes through it again until it is
     inside (cycle walking), at most twice on average.
 
     Args:
-        places: (number,) integers in range(size).
+        indices: (number,) integers in range(size).
         key: key of the permutation, such as (seed, epoch).
 
     Returns:
@@ -310,7 +311,7 @@ def permute(places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     """
     bits = max(int(size - 1).bit_length(), 2)
     round_keys = _round_keys(key)
-    images = _mix_halves(places.astype(np.uint64), bits, round_keys)
+    images = _mix_halves(indices.astype(np.uint64), bits, round_keys)
     while (outside := np.flatnonzero(images >= size)).size:
         images[outside] = _mix_halves(images[outside], bits, round_keys)
     return images.astype(np.int64)

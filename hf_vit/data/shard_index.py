@@ -1,4 +1,4 @@
-"""Index of shards, made once and kept beside them, or in the cache if their folder is read-only.
+"""Index of shards, made once and stored next to them, or in the cache if their folder is read-only.
 
 It is an Arrow file with a row for each image of a tar and each row group of a parquet file. Its metadata are a JSON
 text with the names of the shards, stamps to detect changes, and their columns and classes.
@@ -43,7 +43,7 @@ _IMAGES = frozenset(extension[1:] for extension in EXTENSIONS)
 class ShardIndex:
     """Positions of the rows of shards; the arrays are mapped from a file and shared by all processes."""
 
-    place: str  # path of the index file
+    path: str  # of the index file
     files: list[str]  # paths or addresses
     stamps: list[list]  # size, and modification time or etag, of each file
     ends: np.ndarray  # (files,) number of the unit after the last one of each file
@@ -55,7 +55,7 @@ class ShardIndex:
     @cached_property
     def units(self) -> dict[str, np.ndarray]:
         """Arrays over units: position (in bytes, or the number of a row group), size (in bytes), rows and label."""
-        table = map_table(self.place)
+        table = map_table(self.path)
         return {name: table[name].chunk(0).to_numpy() for name in table.column_names}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,9 +67,9 @@ class ShardIndex:
         return self.files[0].endswith(".tar")
 
 
-def map_table(place: str) -> pa.Table:
+def map_table(path: str) -> pa.Table:
     """Map the table of an Arrow file without reading it into memory."""
-    return pa.ipc.open_file(pa.memory_map(place)).read_all()
+    return pa.ipc.open_file(pa.memory_map(path)).read_all()
 
 
 class Columns(NamedTuple):
@@ -84,7 +84,7 @@ class Columns(NamedTuple):
 def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
     """Return the index of some shards; a missing or outdated one is made first, by one process per machine.
 
-    It is beside the shards, or in the cache.
+    It is stored next to the shards, or in the cache.
 
     Raises:
         ValueError: a shard is damaged, or has no images or labels.
@@ -93,19 +93,19 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
     with ThreadPoolExecutor(_THREADS) as pool:
         stamps = list(pool.map(_stamp, files))
     name = _index_name(files, columns)
-    cached, beside = str(_cache() / name), f"{files[0].rpartition('/')[0] or '.'}/{name}"
+    cached, neighbor = str(_cache() / name), f"{files[0].rpartition('/')[0] or '.'}/{name}"
     with FileLock(f"{cached}.lock"):
-        index = _load(beside, cached, files, stamps) or _load(cached, cached, files, stamps)
+        index = _load(neighbor, cached, files, stamps) or _load(cached, cached, files, stamps)
         if index is None:
             table = _build(files, stamps, columns)
-            for place in (beside, cached):
-                if "://" not in place:
+            for path in (neighbor, cached):
+                if "://" not in path:
                     with suppress(OSError):
-                        _write_index(Path(place), table)
-                        index = _load(place, cached, files, stamps)
+                        _write_index(Path(path), table)
+                        index = _load(path, cached, files, stamps)
                         break
     if index is None:
-        raise OSError(f"cannot write the index of {len(files)} shards to {beside} or {cached}")
+        raise OSError(f"cannot write the index of {len(files)} shards to {neighbor} or {cached}")
     if not columns.needs_labels and columns.label is None:
         return replace(index, label_column=None, num_labels=None)
     if index.is_tar and (missing := int((index.units["label"] < 0).sum())):
@@ -117,25 +117,25 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
 
 
 def index_shards(files: Sequence[str], names: list[str] | None) -> int:
-    """Write the index of tars beside them, and return the number of images; it stays valid when all are moved together.
+    """Write the index of tars next to them, and return the number of images; all can be moved together.
 
     Args:
         names: class names by number, if any.
     """
-    place = Path(files[0]).with_name(_index_name(files, Columns()))
+    path = Path(files[0]).with_name(_index_name(files, Columns()))
     stamps = [_stamp(file) for file in files]
     table = _build(files, stamps, Columns())
     about = json.loads(table.schema.metadata[b"hf_vit"]) | {"stamps": [[size, None] for size, _ in stamps]}
     if names is not None:
         label = datasets.Features({about["label_column"]: datasets.ClassLabel(names=names)}).to_dict()
         about = about | {"features": about["features"] | label, "num_labels": len(names)}
-    _write_index(place, table.replace_schema_metadata({"hf_vit": json.dumps(about)}))
+    _write_index(path, table.replace_schema_metadata({"hf_vit": json.dumps(about)}))
     return table.num_rows
 
 
-def _write_index(place: Path, table: pa.Table) -> None:
+def _write_index(path: Path, table: pa.Table) -> None:
     """Write an index atomically."""
-    with new_file(place, overwrite=True) as file, pa.ipc.new_file(str(file), table.schema) as writer:
+    with new_file(path, overwrite=True) as file, pa.ipc.new_file(str(file), table.schema) as writer:
         writer.write_table(table.combine_chunks())
 
 
@@ -169,14 +169,14 @@ def _stamp(file: str) -> list:
     return [about["size"], None if stamp is None else str(stamp)]
 
 
-def _load(place: str, cached: str, files: Sequence[str], stamps: list) -> ShardIndex | None:
+def _load(path: str, cached: str, files: Sequence[str], stamps: list) -> ShardIndex | None:
     """Read an index if it exists and is valid; a remote one is copied to the cache."""
     try:
-        if "://" in place:
-            with open_file(place) as source, new_file(cached, overwrite=True) as copy:
+        if "://" in path:
+            with open_file(path) as source, new_file(cached, overwrite=True) as copy:
                 copy.write_bytes(source.read())
-            place = cached
-        about = json.loads(map_table(place).schema.metadata[b"hf_vit"])
+            path = cached
+        about = json.loads(map_table(path).schema.metadata[b"hf_vit"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
     if about["version"] != _VERSION or about["files"] != list(map(_name, files)):
@@ -186,7 +186,7 @@ def _load(place: str, cached: str, files: Sequence[str], stamps: list) -> ShardI
         return None
     features = datasets.Features.from_dict(about["features"])
     names = (about[name] for name in ("image_column", "label_column", "num_labels"))
-    return ShardIndex(place, list(files), stamps, np.array(about["ends"], np.int64), features, *names)
+    return ShardIndex(path, list(files), stamps, np.array(about["ends"], np.int64), features, *names)
 
 
 def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:

@@ -31,7 +31,7 @@ _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Plan of the shards; it is saved beside them, so that a second run with the same plan continues the first."""
+    """Plan of the shards; it is saved next to them, so that a second run with the same plan continues the first."""
 
     source: str  # data set, as for `sources.load_split`
     config: str | None = setting(None, "configuration of a Hub data set")
@@ -62,7 +62,7 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
     if Path(plan.source).is_dir() and output.resolve().is_relative_to(Path(plan.source).resolve()):
         raise ValueError(f"cannot write {output} inside {plan.source}, the folder of the images; name another folder")
     opened = {name: _open(plan, name) for name in splits or names_of_splits(plan.source, plan.config)}
-    _claim(plan, {name: fingerprint_data(split) for name, split in opened.items()}, output)
+    _write_plan(plan, {name: fingerprint_data(split) for name, split in opened.items()}, output)
     written = {}
     for split_name, split in opened.items():
         shards = range(-(-len(split) // plan.images))
@@ -79,11 +79,11 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
     return written
 
 
-def _claim(plan: ShardPlan, data: dict[str, Any], output: Path) -> None:
-    """Save the plan and the data's identity in the output folder.
+def _write_plan(plan: ShardPlan, data: dict[str, Any], output: Path) -> None:
+    """Save the plan and the data's fingerprint in the output folder.
 
     Args:
-        data: identity of images and labels, by split.
+        data: fingerprint of images and labels, by split.
 
     Raises:
         ValueError: the folder has shards of another plan or of other images.
@@ -139,8 +139,8 @@ def _open(plan: ShardPlan, split_name: str) -> Split:
 def _write_shard(plan: ShardPlan, split_name: str, number: int, file: Path) -> None:
     """Write one shard atomically."""
     split = _open(plan, split_name)
-    places = np.arange(number * plan.images, min((number + 1) * plan.images, len(split)))
-    rows = ShuffledSampler(len(split), seed=0).rows(0, places)
+    indices = np.arange(number * plan.images, min((number + 1) * plan.images, len(split)))
+    rows = ShuffledSampler(len(split), seed=0).rows(0, indices)
     with new_file(file) as draft, tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as archive:
         for row in map(int, rows):
             sample = split.samples[row]

@@ -70,7 +70,7 @@ class ShardedDataset:
         return BlockSampler(self.block_lengths, seed, self.lanes, self.window)
 
     @property
-    def is_served_by_thread(self) -> bool:
+    def uses_event_loop(self) -> bool:
         """Tell whether the file system of the shards has an event loop, like those of http and s3."""
         return not self.is_local and filesystem_of(self.index.files[0])[0].async_impl
 

@@ -88,7 +88,7 @@ def _find_splits(name: str) -> dict[str, Any] | None:
 def _check_paths(samples: datasets.Dataset, folder: Path | None) -> None:
     """Check that images without bytes are files in the folder of the data set.
 
-    Other paths could be any file or device of this machine, which the author of a table has no right to.
+    Other paths could name any file or device of this machine.
 
     Raises:
         ValueError: an image is elsewhere.
@@ -132,7 +132,7 @@ def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
     """The shards of one split."""
     if "[" in split:
         raise ValueError("shards have no slices; name a whole split")
-    shards = [str(file) for file in {str(key): places for key, places in files.items()}.get(split, [])]
+    shards = [str(file) for file in {str(key): names for key, names in files.items()}.get(split, [])]
     if not shards:
         raise ValueError(f"there is {', '.join(map(str, files)) or 'nothing'}")
     kinds = {file.rpartition(".")[2] for file in shards}
@@ -151,8 +151,8 @@ def _find_remote(name: str) -> dict[str, list[str]]:
             address = f"{address.rstrip('/')}/**"
         if "*" in address:
             filesystem, pattern = filesystem_of(address)
-            names = [str(place) for place in filesystem.glob(pattern)]
-            found += [filesystem.unstrip_protocol(place) for place in names if place.endswith((".tar", ".parquet"))]
+            names = [str(path) for path in filesystem.glob(pattern)]
+            found += [filesystem.unstrip_protocol(path) for path in names if path.endswith((".tar", ".parquet"))]
         else:
             found.append(address)
     return _files_by_split(found)
@@ -164,7 +164,7 @@ def _expand(address: str) -> list[str]:
     while found and (match := re.search(r"\{(\d+)\.\.(\d+)\}", found[0])):
         first, last = match.groups()
         if len(found) * (int(last) - int(first) + 1) > MAX_ARRAYS:
-            raise ValueError(f"{without_secrets(address)} stands for more than {MAX_ARRAYS:,} shards")
+            raise ValueError(f"{without_secrets(address)} means more than {MAX_ARRAYS:,} shards")
         numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         found = [rest.replace(match.group(), number, 1) for rest in found for number in numbers]
     return found

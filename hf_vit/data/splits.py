@@ -12,7 +12,7 @@ import numpy as np
 from ..models.image_reading import ImageReadingError
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 from .issues import clean
-from .labels import match_to_split, refuse_one_class, refuse_unlabeled, state_classes
+from .labels import match_to_split, require_labels, require_two_classes, state_classes
 from .shard_index import Columns, open_index
 from .shards import ShardedDataset
 from .sources import (
@@ -197,20 +197,20 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> 
 
 
 def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
-    """The training split and the evaluation split, with labels that mean the same.
+    """Open the training and the evaluation split, with the same class numbers.
 
     Where the evaluation split is "auto" and the data have such a split, the setting becomes its name; where the loss is
     "auto", it becomes the one of the labels.
 
     Raises:
-        ValueError: they do not, or images have no labels.
+        ValueError: the classes differ, or images have no labels.
     """
     split = open_named(settings, settings.train_split, needs_labels)
-    refuse_unlabeled(split, settings.train_split)
+    require_labels(split, settings.train_split)
     if split.multi_label and settings.task == "single-label":
         raise ValueError(f"task is single-label, but images of {settings.dataset} have several labels")
     if needs_labels:
-        refuse_one_class(split, settings.train_split)
+        require_two_classes(split, settings.train_split)
     if settings.loss == AUTO:
         settings.loss = "sigmoid" if split.multi_label or settings.task == "multi-label" else "softmax"
     if settings.eval_split == AUTO:
@@ -221,7 +221,7 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     if settings.eval_split == AUTO:
         return split_off_holdout(split)
     eval_split = open_named(settings, settings.eval_split, needs_labels)
-    refuse_unlabeled(eval_split, settings.eval_split)
+    require_labels(eval_split, settings.eval_split)
     return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
 
 

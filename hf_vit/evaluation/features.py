@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from ..data.fingerprint import fingerprint_data, fingerprint_model
-from ..data.labels import match_to_split, refuse_unlabeled
+from ..data.labels import match_to_split, require_labels
 from ..data.splits import Split, open_named
 from ..files.output import new_file, write_text
 from ..loading import local_model
@@ -200,7 +200,7 @@ def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:
     names = settings.train_split, settings.split or "test"
     train, test = (open_named(settings, name) for name in names)
     for split, name in zip((train, test), names, strict=True):
-        refuse_unlabeled(split, name)
+        require_labels(split, name)
     if train.multi_label:
         raise ValueError(f"{settings.protocol} needs one label per image; {settings.dataset} has several")
     if train.label_names is None and test.label_names is None:

@@ -59,7 +59,7 @@ class DataSettings:
     dataset_config: str | None = _data(None, "configuration of a Hub data set that has several")
     image_column: str | None = _data(None, "name of the image column; by default the only column of images")
     label_column: str | None = _data(None, "name of the label column; by default the only column of labels")
-    streaming: bool = _data(False, "read parquet and tar files without copying them; always so for URLs")
+    streaming: bool = _data(False, "read parquet and tar files without copying them; always on for URLs")
     num_labels: int | None = _data(None, "number of classes, for labels without names; by default counted", above=0)
     label_names: str | None = _data(None, "text file of the class names, one per line, in the order of their numbers")
     exclude: str | None = _data(None, "images to leave out: issues.csv of `hf-vit audit`, or a CSV with a column image")
@@ -77,9 +77,11 @@ class DataSettings:
         AUTO, "compile the model with torch.compile; auto: for training of 1,000 steps or more on a CUDA device"
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _run("default", "mode of torch.compile")
-    deterministic: bool = _run(False, "make runs on a GPU equal bit by bit; operations that cannot be are an error")
-    tf32: bool = _run(False, "let NVIDIA GPUs round the factors of float32 products to TensorFloat-32")
-    cudnn_benchmark: bool = _run(False, "let cuDNN time its convolutions and take the fastest, for ResNets")
+    deterministic: bool = _run(
+        False, "a run on a GPU repeats bit by bit; an operation without a deterministic algorithm is an error"
+    )
+    tf32: bool = _run(False, "use TensorFloat-32 for float32 matrix products on NVIDIA GPUs")
+    cudnn_benchmark: bool = _run(False, "let cuDNN choose the fastest convolution algorithm by timing, for ResNets")
     seed: int = _run(0, "random seed of weights, sample order and augmentation", at_least=0)
     num_processes: int | None = _run(None, "required number of processes; any other number is an error")
     output_dir: str | None = _run(None, "folder of the results")
@@ -170,7 +172,7 @@ class TrainingSettings(DataSettings):
     )
     decay_power: float = _schedule(2.0, "exponent of the polynomial schedule", above=0)
     timescale: float = _schedule(10_000, "rsqrt: steps after which the rate has fallen to 1 / sqrt(2)", above=0)
-    timescale_shift: float = _schedule(0, "rsqrt: number of steps to start ahead on the curve", at_least=0)
+    timescale_shift: float = _schedule(0, "rsqrt: offset on the curve, in steps", at_least=0)
     cooldown_steps: int = _schedule(
         0, "steps of the linear cool-down to 0 at the end; for wsd its decay, by default a fifth of the run", at_least=0
     )
@@ -338,7 +340,7 @@ class FinetuneSettings(TrainingSettings):
 
     audit: bool = _report(False, "audit the images after the run, see `hf-vit audit`; adds to report.html")
     save_for: Literal["hf_vit", "transformers"] = _report(
-        "hf_vit", "readers of the final model (also --for): hf_vit, or transformers' classes; hf_vit.load reads both"
+        "hf_vit", "format of the final model (also --for): hf_vit, or transformers' classes; hf_vit.load reads both"
     )
 
     def mistakes(self) -> Mistakes:

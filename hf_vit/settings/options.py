@@ -52,7 +52,7 @@ class OptionParser(argparse.ArgumentParser):
         given = list(sys.argv[1:] if args is None else args)
         known = [option for action in self._actions for option in action.option_strings]
         names = given.index("--") if "--" in given else len(given)  # no options from there on
-        given = [*(_own_name(text, known) for text in given[:names]), *given[names:]]
+        given = [*(_translate_option(text, known) for text in given[:names]), *given[names:]]
         values, unknown = self.parse_known_intermixed_args(given, namespace)
         if unknown:
             self.error(describe_unknown(unknown[0], known))
@@ -63,8 +63,8 @@ class OptionParser(argparse.ArgumentParser):
         raise SettingsError(message)
 
 
-def _own_name(text: str, known: Iterable[str]) -> str:
-    """Write an option with dashes and, if another library calls it otherwise, with our name: --lr=1 -> ..."""
+def _translate_option(text: str, known: Iterable[str]) -> str:
+    """Translate an option of timm or Trainer to ours, with dashes: --lr=1 -> --learning-rate=1."""
     name, equals, value = with_dashes(text).partition("=")
     own = f"--{SAME_ELSEWHERE.get(name.removeprefix('--'))}"
     return f"{own if name.startswith('--') and name not in known and own in known else name}{equals}{value}"

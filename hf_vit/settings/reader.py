@@ -58,7 +58,7 @@ def _convert_to(value: Any, kind: Any) -> Any:
     if kind is type(None) and value in (None, "none"):
         return None
     if origin is typing.Literal:
-        text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value  # YAML reads no as false
+        text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value  # YAML 1.1 reads `no` as False
         if text in arguments:
             return text
     elif origin is list:

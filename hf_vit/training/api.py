@@ -22,7 +22,7 @@ from ..files.progress import silence_progress_bars
 from ..loading import check_for_transformers, rewrite_for_transformers
 from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSettings, PretrainSettings
 from ..settings.recipes import build_settings
-from .console import announce, conclude
+from .console import print_plan, print_results
 from .models import build_for_pretraining, load_for_finetuning
 from .preemption import Preempted
 from .trainer import Trainer, TrainingStopped
@@ -47,8 +47,8 @@ def finetune(
 
     Returns:
         The metrics on the held-out images, as in metrics.json: "accuracy", "loss" and "samples", "best" with
-        "best_metric" and "best_step", "train_seconds", ... Only the last three groups if nothing is held out. With
-        `folds`, the metrics of all "folds", their "mean" and their "deviation".
+        "best_metric" and "best_step", "train_seconds", ... Without held-out images, only those
+        from "best" on. With `folds`, the metrics of all "folds", their "mean" and their "deviation".
 
     Raises:
         ValueError: a setting is unknown or wrong, or does not fit model or data.
@@ -59,7 +59,7 @@ def finetune(
         >>> metrics["accuracy"]
     """
     own = {"model": str(model), "dataset": str(dataset), "output_dir": str(output_dir)}
-    command = _call("finetune", *own.values(), recipe=recipe, **settings)
+    command = _python_call("finetune", *own.values(), recipe=recipe, **settings)
     return run_finetuning(build_settings(FinetuneSettings, {**settings, **own}, recipe), command)
 
 
@@ -80,15 +80,15 @@ def pretrain(dataset: Place, output_dir: Place, recipe: Place | None = None, **s
         >>> metrics = hf_vit.pretrain("digits", "out", recipe="digits", steps=20, warmup_steps=2)
     """
     own = {"dataset": str(dataset), "output_dir": str(output_dir)}
-    command = _call("pretrain", *own.values(), recipe=recipe, **settings)
+    command = _python_call("pretrain", *own.values(), recipe=recipe, **settings)
     return run_pretraining(build_settings(PretrainSettings, {**settings, **own}, recipe), command)
 
 
-def _call(function: str, *places: str, recipe: Place | None, **settings: Any) -> str:
+def _python_call(function: str, *positional: str, recipe: Place | None, **settings: Any) -> str:
     """Return the Python call of a run, for its model card."""
     named = {"recipe": recipe, **settings} if recipe else settings
     texts = {name: repr(os.fspath(x) if isinstance(x, os.PathLike) else x) for name, x in named.items()}
-    return f"hf_vit.{function}({', '.join([*map(repr, places), *(f'{name}={x}' for name, x in texts.items())])})"
+    return f"hf_vit.{function}({', '.join([*map(repr, positional), *(f'{name}={x}' for name, x in texts.items())])})"
 
 
 def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
@@ -160,9 +160,9 @@ def run_pretraining(settings: PretrainSettings, command: str) -> dict[str, Any]:
 
 
 def _fit(trainer: Trainer) -> dict[str, Any]:
-    announce(trainer)
+    print_plan(trainer)
     metrics = trainer.fit()
-    conclude(trainer, metrics)
+    print_results(trainer, metrics)
     for tracker in trainer.accelerator.trackers:
         tracker.finish()
     atexit.register(trainer.accelerator.state.destroy_process_group)  # not now: the program may train again
@@ -183,7 +183,7 @@ def run_script(main: Callable[[list[str] | None], Any], argv: list[str] | None =
             main(argv)
         except (*USER_ERRORS, TrainingStopped):
             if int(os.environ.get("RANK") or 0):
-                time.sleep(_SPOKEN_FOR)  # the main process has mostly the same error; let it alone print it
+                time.sleep(_SPOKEN_FOR)  # the main process usually has the same error; only it prints it
             raise
         except Preempted as preempted:
             processes = PartialState()

@@ -106,7 +106,7 @@ def count_steps(settings: TrainingSettings, split: Split) -> int:
 
 
 def augments_on_device(settings: TrainingSettings, device: torch.device) -> bool:
-    """Tell whether the pixels of the augmentation are computed on the device."""
+    """Return whether augmentation runs on the device."""
     if settings.augment_on == "device" and device.type == "xla":
         raise SettingsError("augment_on is device, which XLA would compile for every batch: set augment_on to cpu")
     is_gpu = device.type not in ("cpu", "xla", "mps")  # whose transforms are faster than those of data workers

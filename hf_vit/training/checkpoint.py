@@ -1,4 +1,4 @@
-"""What a run has on disk: its output folder, which one run at a time writes, and the checkpoints in it.
+"""The output folder of a run, locked while the run writes it, and its checkpoints.
 
 A checkpoint is a folder `step_00000120` of safetensors files, `state.json`, and `checksums.json` with the SHA-256 of
 each file. `torch.distributed.checkpoint` writes and reads the tensors: each process writes its part, and any number of
@@ -97,7 +97,7 @@ class Checkpoints:
         self.wait()
         content = json.dumps({**state, "format": FORMAT, "tensors": list(tensors)}) if _rank() == 0 else ""
         writer = _Writer(self.folder, step, content, self.keep, _distribute(tensors))
-        self._saving = self._thread.submit(writer.save, _copy_share(tensors), _exchange()), writer
+        self._saving = self._thread.submit(writer.save, _copy_local_tensors(tensors), _exchange()), writer
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if any.
@@ -137,10 +137,10 @@ class Checkpoints:
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """Writer of one checkpoint: each process writes its part, and the first one completes it.
+    """Writer of one checkpoint: each process writes its part, and the main process completes it.
 
     Args:
-        state: content of state.json; only the first process needs it.
+        state: content of state.json; only the main process needs it.
         keep: number of checkpoints to keep.
         files: file number of each tensor, from 1.
     """
@@ -161,7 +161,7 @@ class _Writer(HuggingFaceStorageWriter):
             raise
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan as it is; the first process creates the folder."""
+        """Return the plan as it is; the main process creates the folder."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -180,7 +180,7 @@ class _Writer(HuggingFaceStorageWriter):
         return hashed
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
-        """Complete and rename the checkpoint, on the first process after all have written."""
+        """Complete and rename the checkpoint, on the main process after all have written."""
         draft = Path(self.path)
         (draft / "state.json").write_bytes(self.state.encode())
         sums = dict(pair for share in results for pair in share)
@@ -211,7 +211,7 @@ def _rank() -> int:
 
 
 @torch.no_grad()
-def _copy_share(tensors: Tensors) -> dict[str, Any]:
+def _copy_local_tensors(tensors: Tensors) -> dict[str, Any]:
     """Copy the tensors that this process saves: its parts of sharded tensors, and its share of the others.
 
     Every process must have the same tensors in the same order. torch's `async_save` is not used: it copies all tensors,
@@ -346,7 +346,7 @@ def save(trainer: "Trainer") -> None:
     Raises:
         OSError: the previous checkpoint could not be written.
     """
-    tensors = run_tensors(*_holders(trainer))
+    tensors = run_tensors(*_stateful_objects(trainer))
     if is_xla(trainer.accelerator):  # each process has all tensors, and torch.distributed is not initialized
         if not trainer.accelerator.is_main_process:
             return
@@ -354,9 +354,9 @@ def save(trainer: "Trainer") -> None:
     trainer.checkpoints.save(trainer.state.step, tensors, _state_of(trainer))
 
 
-def _holders(trainer: "Trainer") -> tuple[torch.nn.Module, torch.optim.Optimizer, Tensors | None]:
-    """Holders of a checkpoint's tensors: the model, the optimizer, and the averages if any."""
-    average = trainer.average.parameters if trainer.average is not None else None
+def _stateful_objects(trainer: "Trainer") -> tuple[torch.nn.Module, torch.optim.Optimizer, Tensors | None]:
+    """Return the model, the optimizer, and the EMA's parameters if there is one."""
+    average = trainer.ema.parameters if trainer.ema is not None else None
     return trainer.accelerator.unwrap_model(trainer.model), trainer.optimizer.optimizer, average
 
 
@@ -390,7 +390,7 @@ def resume(trainer: "Trainer") -> None:
         return
     saved = read_state(path)
     _refuse_differences(saved, trainer)
-    restore(path, *_holders(trainer))
+    restore(path, *_stateful_objects(trainer))
     if scaler is not None and saved["scaler"]:
         scaler.load_state_dict(saved["scaler"])
     for name in vars(trainer.state):
@@ -399,7 +399,7 @@ def resume(trainer: "Trainer") -> None:
 
 
 def _newest(checkpoints: Checkpoints, accelerator: Accelerator) -> Path | None:
-    """Newest intact checkpoint; the first process looks, moves newer ones aside, and tells the others.
+    """Newest intact checkpoint; the main process moves damaged ones aside and broadcasts the result.
 
     Raises:
         ValueError: there are checkpoints, but all are damaged.
@@ -432,7 +432,7 @@ def saved_per_device(checkpoints: Checkpoints) -> int | None:
 def _refuse_differences(saved: dict[str, Any], trainer: "Trainer") -> None:
     """Raise ValueError if anything that affects the result differs from the checkpoint."""
     current = _state_of(trainer)
-    before, now = (_parts_that_matter(state, trainer) for state in (saved, current))
+    before, now = (_relevant_state(state, trainer) for state in (saved, current))
     differences = [
         f"{name} was {before.get(name)} and is {value}" for name, value in now.items() if before.get(name) != value
     ]
@@ -456,8 +456,8 @@ def _refuse_differences(saved: dict[str, Any], trainer: "Trainer") -> None:
         raise ValueError(f"cannot resume with other data or another model: {'; '.join(changed)}")
 
 
-def _parts_that_matter(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]:
-    """Return the parts of a state.json that affect the weights, but for the number of steps.
+def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]:
+    """Return the parts of state.json that affect the weights, except the number of steps.
 
     Random numbers may be drawn, and images mixed, by micro-batch; images of shards are then distributed over processes
     one by one.
@@ -475,7 +475,7 @@ def _parts_that_matter(state: dict[str, Any], trainer: "Trainer") -> dict[str, A
 
 
 @contextmanager
-def claimed_output(output: Path, settings: TrainingSettings, accelerator: Accelerator) -> Iterator[None]:
+def locked_output(output: Path, settings: TrainingSettings, accelerator: Accelerator) -> Iterator[None]:
     """Create the output folder of a run, and keep other runs out of it.
 
     Raises:
@@ -491,7 +491,7 @@ def claimed_output(output: Path, settings: TrainingSettings, accelerator: Accele
 
 @contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    """Create and lock the folder until this process ends, where the system and the disk have locks.
+    """Create and lock the folder until this process ends, where the system and the file system have locks.
 
     The lock is one of `lockf`, which data workers do not inherit: the run can be resumed as soon as it has died.
     """
@@ -508,7 +508,7 @@ def _locked(output: Path) -> Iterator[None]:
             raise SettingsError(
                 f"another process trains into {output}: wait until it ends, or choose another --output-dir"
             ) from None
-        except OSError:  # a disk without locks
+        except OSError:  # a file system without locks
             pass
         try:
             yield

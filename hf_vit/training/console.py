@@ -33,7 +33,10 @@ _BEFORE_WARNING = 5.0  # seconds to measure before data are called slow
 
 
 class Console:
-    """Progress of a run, on the main process: bar, trackers, speed and trace. Checkpoints keep its history."""
+    """Progress of a run on the main process: its bar, experiment trackers, speed and profiler.
+
+    The learning rate is logged here with the other values. Checkpoints keep the history of all.
+    """
 
     def __init__(self, trainer: "Trainer"):
         self.trainer, self.accelerator, self.settings = trainer, trainer.accelerator, trainer.settings
@@ -124,7 +127,7 @@ class Console:
         self.bar.set_postfix_str(", ".join(texts), refresh=sys.stderr.isatty())
 
     def _warn_of_slow_data(self) -> None:
-        """Say once how much of the time waits for data, and what helps."""
+        """Warn once that training waits for data."""
         share = self.waited / self.measured if self.measured > _BEFORE_WARNING else 0.0
         if share <= _SLOW_DATA or self.warned_of_data or not self.accelerator.is_main_process:
             return
@@ -132,9 +135,9 @@ class Console:
         workers = count_workers(self.settings.num_workers)
         enough = math.ceil(max(workers, 1) / (1 - min(share, 0.99)))
         logger.warning(
-            f"{share:.0%} of the time waits for images: {workers} data workers decode and augment fewer than are "
-            f"trained on; about --num-workers {enough} would keep up ({count_processors()} processors here). Images "
-            "are cheaper with --reduced-decoding (large JPEGs) and with --augment-on device (on a GPU)."
+            f"Training waits for images {share:.0%} of the time. About --num-workers {enough} would keep up "
+            f"({workers} now, {count_processors()} processors here). --reduced-decoding (large JPEGs) and --augment-on "
+            "device (on a GPU) make images cheaper."
         )
 
     def print_early_stop(self) -> None:
@@ -159,7 +162,7 @@ class Console:
             logger.warning(f"The tracker failed ({error}); training continues without it.")
 
 
-def announce(trainer: "Trainer") -> None:
+def print_plan(trainer: "Trainer") -> None:
     """Print the plan of a run: model, data, length, device and output folder."""
     for name, text in _plan(trainer):
         trainer.accelerator.print(f"{name:10}{text}")
@@ -181,10 +184,10 @@ def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
     yield "train", f"{settings.dataset}, {settings.train_split}: {len(split):,} images{classes}"
     held_out, where = trainer.eval_split, f"{settings.dataset}, {settings.eval_split}"
     if settings.eval_split == AUTO:
-        where = "a tenth of each class of the training images, which are not trained on"
+        where = "a tenth of each class of the training images, held out"
     yield "evaluate", "nothing; set --eval-split" if held_out is None else f"{where}: {len(held_out):,} images"
     if unseen := _unseen_classes(trainer):
-        yield "warning", f"no image to train on has a class of the evaluation: {in_words(unseen, _LISTED)}"
+        yield "warning", f"these evaluation classes have no training images: {in_words(unseen, _LISTED)}"
     steps = trainer.num_steps
     epochs = steps * settings.batch_size / max(len(split), 1)
     yield "length", f"{steps:,} optimizer steps of {settings.batch_size:,} images ({epochs:.3g} epochs)"
@@ -206,7 +209,7 @@ def _unseen_classes(trainer: "Trainer") -> list[str]:
     return [names[number] for number in np.setdiff1d(evaluated, trained) if number >= 0]
 
 
-def conclude(trainer: "Trainer", metrics: dict[str, Any]) -> None:
+def print_results(trainer: "Trainer", metrics: dict[str, Any]) -> None:
     """Print the results of a run, where they are saved, and the next commands to try."""
     output, say = trainer.output, trainer.accelerator.print
     if "accuracy" in metrics:

@@ -1,7 +1,7 @@
 """Knowledge distillation by function matching: a student learns the probabilities of a trained teacher.
 
 "Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237. Teacher and student see the same
-crops, mixed alike, and labels have no part in the loss. Where an image has the same pixels in every epoch (no random
+crops with the same mixup; labels are not used. Where an image has the same pixels in every epoch (no random
 crop, flip or mixing), the teacher computes it once.
 """
 
@@ -23,7 +23,7 @@ _LARGEST_CACHE = 2**28  # logits, 1 GiB
 
 
 class Teacher:
-    """A trained classifier that is only asked for its logits; it is no part of the student or its checkpoints.
+    """A frozen classifier that provides logits. It is not saved with the student.
 
     Args:
         name: as in `hf_vit.load`.

@@ -60,7 +60,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     if settings.num_channels is not None:
         processor = with_channels(model, processor, settings.num_channels)
     _replace_head(model, split, settings.keep_pre_logits)
-    _name_labels(model.config, split, settings.loss)
+    _set_labels(model.config, split, settings.loss)
     processor = with_resizing_of(processor, settings.preset, model.config)
     measure_channels(processor, split)
     if settings.lora_rank:
@@ -99,7 +99,7 @@ def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = 
     nn.init.zeros_(head.bias)
 
 
-def _name_labels(config: Any, split: Split, loss: str) -> None:
+def _set_labels(config: Any, split: Split, loss: str) -> None:
     """Set the label names of a configuration, and its problem type, by which predictions are sigmoid or softmax."""
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
@@ -123,7 +123,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         config.patch_target = settings.target
         model = AutoModelForMaskedImageModeling.from_config(config)
     else:
-        _name_labels(config, split, settings.loss)
+        _set_labels(config, split, settings.loss)
         model = AutoModelForImageClassification.from_config(config)
     freeze_parameters(model, settings.freeze)
     height, width = as_pair(config.image_size)

@@ -360,7 +360,7 @@ class CompactAdamW(_CompactOptimizer):
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the matrices of the hidden layers and AdamW for the rest, with one common state and list of groups.
+    """Muon for the matrices of the hidden layers and AdamW for the rest, as one optimizer.
 
     Muon orthogonalizes the momentum of a matrix before each step (Keller Jordan, 2024,
     https://kellerjordan.github.io/posts/muon/); this is torch's implementation. Its author trains embeddings, head,
@@ -414,7 +414,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, parameters: dict[str, torch.Tensor]):
-        """Move the average towards the parameters by a share of 1 - decay."""
+        """Move the average toward the parameters by a share of 1 - decay."""
         latest = [parameters[name].detach() for name in self.parameters]
         torch._foreach_lerp_(list(self.parameters.values()), latest, 1 - self.decay)
 

@@ -28,7 +28,7 @@ class Preempted(Exception):
 
 
 class Preemption:
-    """Handler of SIGTERM, SIGUSR1 and Ctrl-C (SIGINT) during training, which all processes obey at the same step.
+    """Handler of SIGTERM, SIGUSR1 and Ctrl-C (SIGINT) during training, on which all processes act at the same step.
 
     A second Ctrl-C raises KeyboardInterrupt at once. SIGINT is left alone where it is ignored, as behind `nohup`.
 
@@ -60,7 +60,7 @@ class Preemption:
         self._received = number
         if number == signal.SIGINT:
             signal.signal(number, self._before[signal.SIGINT])
-            if self._is_main_process:  # not by print: the signal may have interrupted another one
+            if self._is_main_process:  # not with print, which the signal may have interrupted
                 os.write(2, b"\nCtrl-C: training finishes this step and saves it; a second Ctrl-C ends at once\n")
 
     def begin_step(self) -> None:

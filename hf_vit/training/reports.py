@@ -1,4 +1,4 @@
-"""Reports of a run: its first batch, learning curve, facts for its model card, and the page of its last evaluation."""
+"""Reports of a run: its first batch, learning curve, details for its model card, and page of the last evaluation."""
 
 import datetime
 import math

@@ -1,4 +1,4 @@
-"""Detection of stalled processes, for which the others would wait forever, and of a stalled reader of images.
+"""Detection of stalled processes, for which the others would wait forever, and of stalled data workers.
 
 A thread of each process publishes its progress in the store of the process group. A process without progress for
 `timeout` seconds reads the others' entries. A process whose entry no longer changes is stopped or dead; one with less
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from ..data.samplers import BatchLayout
 from ..files.messages import FAILED
 
-_ANSWER = timedelta(seconds=10)  # timeout of the store
+_ANSWER = timedelta(seconds=10)  # of the store
 
 
 @dataclass
@@ -68,8 +68,8 @@ class WatchedBatches:
 
 
 @contextmanager
-def named_when_missing(progress: Progress, layout: BatchLayout, timeout: float) -> Iterator[None]:
-    """End this process with a message that names the missing ones, after `timeout` seconds without progress.
+def watch_processes(progress: Progress, layout: BatchLayout, timeout: float) -> Iterator[None]:
+    """End this process with a message that names the stalled ranks, after `timeout` seconds without progress.
 
     Nothing is watched with a timeout of 0, or in several processes without a TCP store.
     """
@@ -106,7 +106,7 @@ class Watcher(threading.Thread):
             try:
                 self.publish()
                 if self._is_stalled:
-                    self.look()
+                    self.check_processes()
             except (RuntimeError, OSError):  # torch's store raises RuntimeError
                 if self._is_stalled:
                     self._end("the store of the processes does not answer: its process or machine is stopped")
@@ -133,15 +133,15 @@ class Watcher(threading.Thread):
             for key in self.keys
         ]
 
-    def look(self) -> None:
+    def check_processes(self) -> None:
         """Find the missing processes; if all are alive with equal progress, do nothing.
 
-        Of a single process the readers can be missing; anything else may take its time.
+        A single process only checks its data workers.
         """
         if len(self.keys) == 1:
             if self.progress.is_reading:
                 workers = ", ".join(str(worker.pid) for worker in multiprocessing.active_children())
-                reader = f"the data workers (processes {workers})" if workers else "the reader of the images"
+                reader = f"the data workers (processes {workers})" if workers else "the data loader"
                 self._end(f"no batch comes from {reader} at step {self.progress.step}")
             return
         before = self._read()

@@ -1,4 +1,4 @@
-"""A training run. `Trainer.fit` describes it, and the other methods are its parts.
+"""A training run: read `Trainer.fit` first; the other methods are its steps.
 
 Every optimizer step is a function of its number and of the state before it: the images, the learning rate and the
 random numbers of a step depend on nothing else. So a resumed run computes what an uninterrupted one does.
@@ -44,23 +44,23 @@ from .build import (
     train_transform,
     training_batches,
 )
-from .checkpoint import Checkpoints, claimed_output, saved_per_device
+from .checkpoint import Checkpoints, locked_output, saved_per_device
 from .console import Console
 from .models import prepare_for_training, save_plain
 from .objectives import MaskedPatches, draw_sizes
 from .optimization import MovingAverage, build_schedule, set_learning_rate
 from .preemption import PREEMPTED, Preempted, Preemption
 from .reports import card_data, draw_batch, write_run_reports
-from .stalls import Progress, WatchedBatches, named_when_missing
+from .stalls import Progress, WatchedBatches, watch_processes
 
 
 class TrainingStopped(RuntimeError):
-    """Error after which training cannot continue; the last checkpoint is good."""
+    """Error after which training cannot continue; the last checkpoint is intact."""
 
 
 @dataclass
 class TrainState:
-    """Progress of a run, which its checkpoints keep beside the tensors."""
+    """Progress of a run, saved in each checkpoint."""
 
     step: int = 0  # optimizer steps done
     best: float = -math.inf  # quality of the best evaluation, see `Trainer.quality_of`
@@ -108,10 +108,10 @@ class Trainer:
         cuts = isinstance(self.transform, CutTransform)
         self.augmentation = DeviceAugmentation(self.transform, device) if cuts else None
         prepare_for_training(model, settings)
-        self.layout = self._share_batch(model)
+        self.layout = self._choose_layout(model)
         accelerator.gradient_accumulation_steps = self.layout.accumulation
         self.model, self.optimizer = prepare(settings, accelerator, model, self.num_steps)
-        self.average = None if settings.ema_decay is None else MovingAverage(self.parameters, settings.ema_decay)
+        self.ema = None if settings.ema_decay is None else MovingAverage(self.parameters, settings.ema_decay)
         self.preemption = Preemption(accelerator.num_processes, accelerator.is_main_process)
         self.progress = Progress()
         self.metrics: dict[str, float] = {}  # of the last evaluation
@@ -130,20 +130,20 @@ class Trainer:
         eval_every = settings.eval_every or max(self.num_steps // 10, 1)
         save_every = settings.save_every or eval_every
         with (
-            named_when_missing(self.progress, self.layout, settings.stall_timeout),
-            claimed_output(self.output, settings, self.accelerator),
+            watch_processes(self.progress, self.layout, settings.stall_timeout),
+            locked_output(self.output, settings, self.accelerator),
         ):
             self.start()  # continues from a checkpoint with --resume
-            with self.console, self.preemption, self.explained_end(), closing(self.batches):
+            with self.console, self.preemption, self.report_interruption(), closing(self.batches):
                 for step in range(state.step, state.step if self.is_stale else self.num_steps):
                     self.preemption.begin_step()
-                    self.train_step(step)  # forward, backward, clipping, optimizer, average
+                    self.train_step(step)  # forward, backward, clipping, optimizer, EMA
                     received = self.preemption.end_step()
                     evaluates, saves = self.is_due(eval_every), self.is_due(save_every) or received is not None
                     if evaluates or saves or self.is_due(settings.log_every):
                         self.console.log({**self.mean_metrics(), "learning_rate": self.schedule(step)})
                     if evaluates:
-                        with self.averaged_weights():
+                        with self.ema_weights():
                             self.metrics = self.evaluate()
                             self.keep_best(self.metrics)
                     stops = evaluates and self.is_stale
@@ -208,8 +208,8 @@ class Trainer:
                     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
                     self.optimizer.step()
                     self.optimizer.zero_grad()
-                    if self.average is not None:
-                        self.average.update(self.parameters)
+                    if self.ema is not None:
+                        self.ema.update(self.parameters)
             figures = [losses.detach().sum(), correct.sum(), batch["skipped"].sum(), ~norm.isfinite()]
             self._sums += torch.stack(figures).float()
             mark_step(accelerator)
@@ -292,7 +292,7 @@ class Trainer:
             state.no_better += 1
             if quality > state.best:
                 state.best, state.best_step, state.no_better = quality, state.step, 0
-                self.save_model(self.output / "best", with_facts=True)
+                self.save_model(self.output / "best", with_card_data=True)
         self.model.train()
 
     def save(self) -> None:
@@ -302,8 +302,8 @@ class Trainer:
 
     def finish(self) -> dict[str, Any]:
         """Save the model, its metrics and its reports; return the metrics."""
-        if self.average is not None:
-            self.average.swap(self.parameters)
+        if self.ema is not None:
+            self.ema.swap(self.parameters)
         metrics = {**(self.metrics or self.evaluate()), **self.console.totals(), **self.best_evaluation()}
         self.phase = "saving"
         self.save_model(self.output)
@@ -313,7 +313,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         return metrics
 
-    def save_model(self, folder: Path, with_facts: bool = False) -> None:
+    def save_model(self, folder: Path, with_card_data: bool = False) -> None:
         """Save the current model and its processor; every process must call it.
 
         Raises:
@@ -325,7 +325,7 @@ class Trainer:
             with new_model_files(folder) as draft:
                 save_plain(model, tensors, draft)
                 self.processor.save_pretrained(draft)
-                if with_facts:
+                if with_card_data:
                     write_json(draft / "card_data.json", card_data(self, {**self.metrics, **self.best_evaluation()}))
         self.accelerator.wait_for_everyone()
 
@@ -344,7 +344,7 @@ class Trainer:
         return sharded_parameters(self.accelerator.unwrap_model(self.model))
 
     def is_due(self, every: int) -> bool:
-        """Tell whether something that comes every so many steps is due now; after the last step all is."""
+        """Return whether an event with this interval is due at the current step; always after the last step."""
         return self.state.step == self.num_steps or self.state.step % every == 0
 
     @property
@@ -381,17 +381,17 @@ class Trainer:
         return {"best": best, "best_metric": self.best_metric, "best_step": self.state.best_step}
 
     @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        """Give the model the averaged weights, if there are any."""
-        if self.average is not None:
-            self.average.swap(self.parameters)
+    def ema_weights(self) -> Iterator[None]:
+        """Give the model the EMA's weights, if there is an EMA."""
+        if self.ema is not None:
+            self.ema.swap(self.parameters)
         yield
-        if self.average is not None:
-            self.average.swap(self.parameters)
+        if self.ema is not None:
+            self.ema.swap(self.parameters)
 
     @contextmanager
-    def explained_end(self) -> Iterator[None]:
-        """Tell after a lack of memory or Ctrl-C where the run is and how to go on; the first step may lack memory."""
+    def report_interruption(self) -> Iterator[None]:
+        """After running out of memory or Ctrl-C, say how to continue; the first step may lack memory."""
         first = self.state.step
         try:
             yield
@@ -432,7 +432,7 @@ class Trainer:
             f"{self.checkpoints.newest()[0] or 'none'}; try a lower learning rate, a longer warm-up or --max-grad-norm"
         )
 
-    def _share_batch(self, model: Any) -> BatchLayout:
+    def _choose_layout(self, model: Any) -> BatchLayout:
         """Divide the batch among processes and forwards, with as many images per forward as fit into memory."""
         settings, accelerator = self.settings, self.accelerator
         per_device = settings.per_device_batch_size or max(settings.batch_size // accelerator.num_processes, 1)
@@ -451,7 +451,7 @@ class Trainer:
             per_device //= 2
 
     def _fits(self, model: Any, layout: BatchLayout) -> bool:
-        """Tell whether a forward and a backward fit into this process's memory, beside the optimizer's state.
+        """Tell whether a forward and a backward fit into this process's memory, next to the optimizer's state.
 
         Nothing is exchanged with other processes, which would wait for one that lacks memory.
         """

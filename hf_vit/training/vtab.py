@@ -39,7 +39,7 @@ _COLORS = {"natural": "tab:red", "specialized": "tab:green", "structured": "tab:
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """Return the test accuracy of every task, group means and mean.
 
-    With `--split validation`, models are trained on 800 examples and measured on 200.
+    With `--split validation`, models are trained on 800 examples and evaluated on 200.
 
     Raises:
         ValueError: tasks failed; raised after all other tasks.
@@ -96,11 +96,11 @@ class Runner:
         }
 
     def run(self, task: Task) -> dict[str, Any]:
-        """Fine-tune on a task, measure the model, and keep the result; delete the model unless `keep_models` is set."""
+        """Fine-tune on a task, evaluate, and keep the result; delete the model unless `keep_models` is set."""
         started = time.perf_counter()
         data = open_task(task, str(self.settings.dataset))
         train, test = self._splits_of(data)
-        self.accelerator.print(f"{task.name}: {len(train)} examples to train on, {len(test)} to measure on")
+        self.accelerator.print(f"{task.name}: {len(train)} examples to train on, {len(test)} to evaluate on")
         settings = self.settings_of(task)
         model, processor = load_for_finetuning(settings, train)
         metrics = Trainer(settings, self.accelerator, model, processor, train, test).fit()
@@ -110,7 +110,7 @@ class Runner:
             **{name: metrics[name] for name in ("accuracy", "samples", "skipped")},
             "examples": "listed" if data.listed else "drawn",
             "seconds": time.perf_counter() - started,
-            "made_with": self.made_with(task, data),
+            "made_with": self.fingerprint(task, data),
         }
         if self.accelerator.is_main_process:
             write_json(self.result_file(task), result)
@@ -138,12 +138,12 @@ class Runner:
         return build(FinetuneSettings, {**values, "resume": resume, "overwrite": not resume})
 
     def _splits_of(self, data: TaskData) -> tuple[Split, Split]:
-        """Return the splits for training and for measuring."""
+        """Return the training and test splits."""
         if self.settings.split == "validation":
             return data.train, data.validation
         return join(data.train, data.validation), data.test
 
-    def made_with(self, task: Task, data: TaskData) -> dict[str, Any]:
+    def fingerprint(self, task: Task, data: TaskData) -> dict[str, Any]:
         """Return everything that a result depends on."""
         free = {*FREE_ON_RESUME, "model"}
         values = {name: value for name, value in asdict(self.settings_of(task)).items() if name not in free}
@@ -169,7 +169,7 @@ class Runner:
         except ValueError as error:
             self.accelerator.print(f"{error}; the result in {file} is used without a check of its data")
             return result
-        current, saved = json.loads(json.dumps(self.made_with(task, data))), result["made_with"]
+        current, saved = json.loads(json.dumps(self.fingerprint(task, data))), result["made_with"]
         saved["finetune"] = asdict(FinetuneSettings()) | saved["finetune"]
         saved["finetune"] = {name: saved["finetune"][name] for name in current["finetune"]}
         if changed := [name for name in current if saved.get(name) != current[name]]:
@@ -238,8 +238,8 @@ def write_figure(tasks: list[Task], summary: dict[str, Any], path: Path):
         bar.set_color(_COLORS[task.group])
     axes.bar_label(bars, fmt="%.0f", fontsize=8)
     for group, mean in summary["groups"].items():
-        places = [place for place, task in enumerate(shown) if task.group == group]
-        ends = [places[0] - 0.45, places[-1] + 0.45]
+        numbers = [number for number, task in enumerate(shown) if task.group == group]
+        ends = [numbers[0] - 0.45, numbers[-1] + 0.45]
         axes.plot(ends, [100 * mean] * 2, "--", color=_COLORS[group], label=f"{group}: {100 * mean:.1f} %")
     axes.set_xticks(range(len(shown)), [task.name for task in shown], rotation=60, ha="right")
     axes.set_ylim(0, 110)

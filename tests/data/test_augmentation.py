@@ -40,7 +40,7 @@ def test_inception_boxes_are_distributed_as_the_originals(preprocess):
 
 
 @pytest.mark.parametrize(("height", "width"), [(7, 300), (300, 7), (1, 1), (31, 47)])
-def test_boxes_lie_inside_any_image(height, width):
+def test_boxes_are_inside_any_image(height, width):
     rng = np.random.default_rng(0)
     for _ in range(200):
         box = sample_inception_box(height, width, rng=rng)

@@ -137,7 +137,7 @@ def finetune_colors(colors, tiny, output, **changes):
     return finetune(arguments(**settings, report_to="none", output_dir=output, **changes))
 
 
-def test_a_run_whose_data_changed_is_not_resumed(tiny, colors, tmp_path):
+def test_changed_data_is_not_resumed(tiny, colors, tmp_path):
     finetune_colors(colors, tiny, tmp_path / "out")
     finetune_colors(colors, tiny, tmp_path / "out", resume="true")
     replace_in_silence(colors / "train" / "red", colors / "train" / "green")

@@ -16,7 +16,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from hf_vit.data import loaders
 from hf_vit.data.augmentation import TrainTransform
-from hf_vit.data.loaders import EvalDataset, TrainDataset, count_processors, count_workers, run_ahead, train_loader
+from hf_vit.data.loaders import EvalDataset, TrainDataset, count_processors, count_workers, prefetch, train_loader
 from hf_vit.data.samplers import BatchLayout, StepBatchSampler
 from hf_vit.data.sources import load_split, read_idx, split_digits
 from hf_vit.data.splits import open_split
@@ -307,7 +307,7 @@ def test_another_thread_makes_batches_a_few_ahead():
             made.append((number, threading.current_thread()))
             yield number
 
-    ahead = run_ahead(batches(), ahead=2)
+    ahead = prefetch(batches(), ahead=2)
     assert [next(ahead) for _ in range(5)] == list(range(5))
     time.sleep(0.2)
     assert len(made) <= 5 + 2 + 1
@@ -321,8 +321,8 @@ def test_an_error_of_the_thread_comes_after_the_batches_before_it():
         yield 1
         raise OSError("no such shard")
 
-    ahead = run_ahead(batches())
+    ahead = prefetch(batches())
     assert next(ahead) == 1
     with pytest.raises(OSError, match="shard"):
         next(ahead)
-    assert list(run_ahead(iter(range(7)))) == list(range(7))
+    assert list(prefetch(iter(range(7)))) == list(range(7))

@@ -73,7 +73,7 @@ def lay_out(lengths: list[int], seed: int, epoch: int, lanes: int, window: int) 
 
 @pytest.mark.parametrize("lanes", [1, 2, 6, 12])
 @pytest.mark.parametrize("window", [1, 3])
-def test_lanes_follow_their_definition_from_any_place(lanes, window):
+def test_lanes_follow_their_definition_from_any_index(lanes, window):
     lengths = np.random.default_rng(lanes).integers(1, 8, size=37)
     order = BlockSampler(lengths, seed=5, lanes=lanes, window=window)
     epochs = [lay_out(lengths.tolist(), 5, epoch, lanes, window) for epoch in range(3)]

@@ -248,7 +248,7 @@ def test_evaluation_sees_every_row_once_in_order(place, counting):
 
 
 @pytest.mark.parametrize("place", ["tar", "remote tar"], indirect=True)
-def test_workers_are_not_forked_beside_the_event_loop_of_a_file_system(place, monkeypatch):
+def test_workers_are_spawned_with_an_event_loop(place, monkeypatch):
     """A forked one breaks the connections of this process, which then waits for ever."""
     monkeypatch.setattr(Counting, "async_impl", True)
     loader = train_loader(open_shards(place), TRANSFORM, 1, BatchLayout(6, 6), range(2), 1)

@@ -68,7 +68,8 @@ def test_too_few_images_are_refused(tiny, colors, capsys):
         with pytest.raises(SystemExit):
             run_script(evaluate, arguments(model=tiny, dataset=colors, protocol="few_shot", shots=shots, num_workers=0))
         error = capsys.readouterr().err
-        assert error.startswith("error: ") and name in error
+        assert error.startswith("error: ")
+        assert name in error
         assert error.count("\n") == 1
 
 

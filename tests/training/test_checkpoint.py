@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from hf_vit.files.contents import mark_as_ours
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import checkpoint
-from hf_vit.training.checkpoint import Checkpoints, claimed_output, damage, read_state, restore, run_tensors, set_aside
+from hf_vit.training.checkpoint import Checkpoints, damage, locked_output, read_state, restore, run_tensors, set_aside
 from hf_vit.training.optimization import CompactAdamW, CompactSGD
 
 
@@ -251,17 +251,17 @@ def test_an_output_folder_or_its_checkpoints_may_be_links(tmp_path, linked):
     (output / "checkpoints").mkdir(exist_ok=True)
     save(Checkpoints(output / "checkpoints", keep=1), 3)
     (output / "recipe.yaml").touch()
-    with pytest.raises(FileExistsError, match=r"recipe\.yaml"), claimed_output(output, settings, accelerator):
+    with pytest.raises(FileExistsError, match=r"recipe\.yaml"), locked_output(output, settings, accelerator):
         pass  # it could be the user's own
     mark_as_ours(output)  # as a run does when it begins
     (output / "checkpoints" / "diary.txt").touch()
-    with pytest.raises(FileExistsError, match="diary"), claimed_output(output, settings, accelerator):
+    with pytest.raises(FileExistsError, match="diary"), locked_output(output, settings, accelerator):
         pass
     (output / "checkpoints" / "diary.txt").unlink()
     assert any(output.rglob("state.json")) or any((output / "checkpoints").rglob("state.json"))
-    with claimed_output(output, FinetuneSettings(resume=True), accelerator):
+    with locked_output(output, FinetuneSettings(resume=True), accelerator):
         pass
     assert len(Checkpoints(output / "checkpoints", keep=1).paths()) == 1
-    with claimed_output(output, settings, accelerator):
+    with locked_output(output, settings, accelerator):
         assert (tmp_path / linked).is_symlink()
         assert [path.name for path in (tmp_path / "disk").iterdir()] in ([".lock", ".hf_vit"], [".hf_vit", ".lock"], [])

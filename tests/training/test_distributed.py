@@ -126,7 +126,7 @@ def test_a_program_trains_twice(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_launch_that_cannot_train_says_so_once(tmp_path):
+def test_a_launch_that_cannot_train_is_rejected_once(tmp_path):
     """FSDP on CPUs: the main process prints a sentence, and the launcher its report."""
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--main_process_port", "0"]
     line = [*launcher, "--config_file", str(ROOT / "training" / "accelerate" / "fsdp.yaml"), "--mixed_precision", "no"]

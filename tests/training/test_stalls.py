@@ -39,7 +39,7 @@ def test_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expec
     waiting.progress.since = -1e9
     # While it waits, the other's thread would publish.
     monkeypatch.setattr(waiting.over, "wait", lambda seconds: other.publish() if is_alive else None)
-    waiting.look()
+    waiting.check_processes()
     assert re.search(expected.replace("HERE", rf"\(process {os.getpid()} on \S+\)"), capsys.readouterr().err)
     assert bool(ended) == (not is_equal or not is_alive)
 
@@ -48,7 +48,7 @@ def test_a_stalled_reader_of_a_single_process_is_named(monkeypatch, capsys):
     """And ends the run; a long computation, such as a compilation, does not."""
     ended, progress, timeout = Event(), stalls.Progress(), 0.1
     monkeypatch.setattr(stalls.os, "_exit", lambda status: ended.set())
-    with stalls.named_when_missing(progress, BatchLayout(4, 4), timeout):
+    with stalls.watch_processes(progress, BatchLayout(4, 4), timeout):
         progress.enter("training", 3)
         assert not ended.wait(4 * timeout)
         batches = stalls.WatchedBatches((ended.wait(30) for _ in range(1)), progress)

@@ -223,7 +223,7 @@ def test_operations_of_an_optimizer_step(tmp_path, monkeypatch):
         ({"best_metric": "accuracy/ten"}, "best_metric"),
     ],
 )
-def test_settings_that_no_evaluation_serves_are_refused_before_the_first_step(tmp_path, changes, message):
+def test_settings_that_need_an_evaluation_are_rejected_first(tmp_path, changes, message):
     """The same folder is then free for another try."""
     settings = {**DIGITS, "num_workers": 0, "steps": 2, "warmup_steps": 0, "output_dir": tmp_path / "out", **changes}
     with pytest.raises(ValueError, match=message):
