@@ -61,18 +61,18 @@ def write_static_page(
     credits = ""
     with tempfile.TemporaryDirectory() as scratch, new_folder(output, overwrite) as draft:
         if examples is not None:
-            pictures = list(islice(_displayed_images(examples), _MAX_EXAMPLES))
+            pictures = list(islice(displayed_images(examples), _MAX_EXAMPLES))
             if not pictures:
                 raise ValueError(f"none of the images in {examples} can be shown (expected {', '.join(_DISPLAYED)})")
         elif labels <= set("0123456789"):
-            pictures = _write_digits(Path(scratch))
+            pictures = write_digits(Path(scratch))
         else:
             pictures, credits = sorted(PHOTOGRAPHS.glob("*.jpg")), _CREDITS
         write_web_page(draft, pairs, examples=pictures, credits=credits, runtime=runtime, overwrite=True)
         write_space_readme(draft, " and ".join(names), repositories)
 
 
-def _displayed_images(folder: Path) -> Iterator[Path]:
+def displayed_images(folder: Path) -> Iterator[Path]:
     for file in images_below(folder):
         with suppress(ImageReadingError):
             if file.suffix.lower() in _DISPLAYED:
@@ -80,7 +80,7 @@ def _displayed_images(folder: Path) -> Iterator[Path]:
                 yield file
 
 
-def _write_digits(folder: Path) -> list[Path]:
+def write_digits(folder: Path) -> list[Path]:
     """Write held-out handwritten digits of scikit-learn; return their files."""
     from ..data.sources import load_digits
 

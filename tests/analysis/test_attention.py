@@ -192,7 +192,7 @@ def test_images_of_another_size_than_the_models():
     pixel_values = torch.randn(2, 3, 12, 24)
     assert analysis.attention_rollout(model, pixel_values).shape == (2, 3, 4)
     assert analysis.attention_distance(model, [pixel_values, images(model)]).shape == (3, 2)
-    with pytest.raises(ValueError, match="images of several sizes"):
+    with pytest.raises(ValueError, match="sizes"):
         analysis.attention_rollout(model, [pixel_values, images(model)])
     with pytest.raises(ValueError, match="13"):
         analysis.attention_rollout(model, torch.randn(2, 3, 13, 24))
@@ -259,7 +259,7 @@ def test_bad_input_is_refused():
         analysis.attention_rollout(model, images(model), batch_size=0)
     with pytest.raises(ValueError, match=r"\(5, 0\)"):
         analysis.attention_maps(model, images(model), query=(5, 0))
-    with pytest.raises(ValueError, match="Linear has no layers with attention"):
+    with pytest.raises(ValueError, match="Linear"):
         analysis.attention_distance(torch.nn.Linear(1, 1), images(model))
 
 

@@ -213,7 +213,7 @@ def test_a_damaged_database_is_refused(tmp_path):
     shutil.copytree(MORE / "orbax_folder", tmp_path / "orbax")
     for file in (tmp_path / "orbax" / "d").iterdir():
         file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="orbax is damaged"):
+    with pytest.raises(ValueError, match="orbax"):
         convert(tmp_path / "orbax")
 
 

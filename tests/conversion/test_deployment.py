@@ -186,6 +186,6 @@ def test_other_bad_input_is_refused(model, tmp_path):
     ):
         with pytest.raises(ConversionError, match=message):
             export(model, tmp_path / path, "openvino", **options)
-    with pytest.raises(ConversionError, match="expected a classifier"):
+    with pytest.raises(ConversionError, match="classifier"):
         export(tiny(pooling="none", use_cls_token=True), tmp_path / "folder", "onnx", processor=processor)
     assert not list(tmp_path.iterdir())

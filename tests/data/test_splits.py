@@ -68,9 +68,7 @@ def test_images_without_labels_are_refused(tmp_path, missing):
         rows = {"image": [np.zeros((9, 9, 3), np.uint8)] * 4, "label": numbers}
         datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"{name}.parquet")
     for changes in ({}, {"train_split": "test", "eval_split": None}):
-        with pytest.raises(
-            ValueError, match=r"2 of 4 images of test have no label \(expected class numbers from 0 to 1"
-        ):
+        with pytest.raises(ValueError, match="2 of 4"):
             open_splits(FinetuneSettings(dataset=str(tmp_path), model="model", **changes))
     split, _ = open_splits(FinetuneSettings(dataset=str(tmp_path), model="model", eval_split=None))
     assert split.class_numbers().tolist() == labels["train"]

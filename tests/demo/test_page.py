@@ -77,7 +77,7 @@ def test_the_digits_are_recognized_by_the_embedded_model(tmp_path):
     """Judged by scikit-learn's labels, read off the first held-out digits."""
     with as_file(files("hf_vit.demo") / "digits.npz") as checkpoint:
         model, processor = convert(checkpoint, labels=[str(digit) for digit in range(10)])
-    examples = page._write_digits(tmp_path)
+    examples = page.write_digits(tmp_path)
     found = [entry[0].label for entry in classify(model.eval(), processor, [str(file) for file in examples])]
     assert found == ["0", "8", "8", "9", "8", "3"]
 
@@ -96,4 +96,4 @@ def test_examples_are_the_readable_images_that_browsers_show(tmp_path):
     shutil.copyfile(tmp_path / "b.png", tmp_path / "c.PNG")
     (tmp_path / "a.png").write_bytes(b"no picture")
     Image.new("RGB", (9, 7)).save(tmp_path / "d.tif")
-    assert [file.name for file in page._displayed_images(tmp_path)] == ["b.png", "c.PNG"]
+    assert [file.name for file in page.displayed_images(tmp_path)] == ["b.png", "c.PNG"]

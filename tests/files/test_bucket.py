@@ -89,10 +89,10 @@ def test_bad_folders_are_refused(bucket, tmp_path, monkeypatch):
     with pytest.raises(SourceError, match="models/nothing"):
         fetch_folder("gs://models/nothing/", tmp_path)
     bucket.files["run/checkpoint.bv-LAST"] = b"../../etc"
-    with pytest.raises(SourceError, match=r"holds '../../etc' \(expected the number of a step\)"):
+    with pytest.raises(SourceError, match=r"'../../etc'"):
         fetch_folder("gs://models/run/checkpoint.bv-LAST", tmp_path)
     bucket.files[f"{STEP}../outside"] = b"x"
-    with pytest.raises(SourceError, match=r"holds '../outside' \(expected names of files inside the folder\)"):
+    with pytest.raises(SourceError, match=r"'../outside'"):
         fetch_folder(f"gs://models/{STEP}", tmp_path)
     monkeypatch.setattr("hf_vit.files.bucket.MAX_CHECKPOINT_BYTES", 1000)
     bucket.requests.clear()

@@ -20,6 +20,6 @@ def test_very_many_lists_are_refused(monkeypatch):
     assert reading.MAX_NODES <= 200_000  # 2 KB each in memory
     monkeypatch.setattr(reading, "MAX_NODES", 1_000)
     for parse, text in ((reading.parse_yaml, "- []\n" * 1_000), (reading.parse_json, f"[{'[],' * 2_000_000}[]]")):
-        with pytest.raises(ValueError, match="more than"):
+        with pytest.raises(ValueError, match=r"1,000|1,048,576"):
             parse(text, "stranger.txt")
     assert reading.parse_yaml("- []\n" * 999, "stranger.txt") == [[]] * 999

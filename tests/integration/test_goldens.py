@@ -65,7 +65,7 @@ def forward(model, run: dict, pixel_values: torch.Tensor) -> None:
     if run["id"] not in DROPPED:
         model(pixel_values, output_hidden_states=True)  # without, the last layer computes only what the logits need
         return
-    with pytest.raises(ValueError, match=r"is not a multiple of \d+.*the nearest sizes are"):
+    with pytest.raises(ValueError, match=r"multiple of \d+"):
         model(pixel_values)
     encoder, embeddings = model.base_model, model.base_model.embeddings
     feature_map = pixel_values if embeddings.stem is None else embeddings.stem(pixel_values)

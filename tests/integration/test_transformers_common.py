@@ -157,7 +157,7 @@ class Models(Common, modeling.ModelTesterMixin):
 
     def missing_weights_are_refused(self, common_test):
         """Check that missing weights are refused, as documented, and that the common test passes without this check."""
-        with pytest.raises(ValueError, match=r"does not fit its configuration: .* is missing"):
+        with pytest.raises(ValueError, match="missing"):
             common_test()
         with mock.patch.object(pretrained.HfVisionPreTrainedModel, "_check_loading"):
             common_test()

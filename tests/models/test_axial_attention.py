@@ -111,7 +111,7 @@ def test_a_saved_model_loads_and_exports_refuse_it(tmp_path):
     model.save_pretrained(tmp_path / "model")
     again = HfBiTForImageClassification.from_pretrained(tmp_path / "model").eval()
     assert torch.equal(again(pixels).logits, model(pixels).logits)
-    with pytest.raises(ValueError, match="positions of axial attention"):
+    with pytest.raises(ValueError, match="axial"):
         again.set_image_size(512)
     for export in (export_jax, export_timm, export_transformers):
         with pytest.raises(ConversionError, match="ResNet"):

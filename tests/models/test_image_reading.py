@@ -130,7 +130,7 @@ def test_sixteen_bits_keep_their_precision(kind):
     np.testing.assert_array_equal(levels, read(Image.fromarray(deep.astype(np.int32))))
     big_endian = Image.frombytes("I;16B", (WIDTH, HEIGHT), deep.astype(">u2").tobytes())
     np.testing.assert_array_equal(levels, read(big_endian))
-    with pytest.raises(ImageReadingError, match=r"integers .* 0 to 65536"):
+    with pytest.raises(ImageReadingError, match="65536"):
         read(Image.fromarray(np.array([[0, 65536]], dtype=np.int32)))
 
 
@@ -340,7 +340,7 @@ def test_truncated_files_are_refused(kind, part):
 def test_a_damaged_file_is_refused():
     data = bytearray(encode(Image.fromarray(COLOR)))
     data[60:70] = b"\0" * 10
-    with pytest.raises(ImageReadingError, match=r"cannot read photo: ."):
+    with pytest.raises(ImageReadingError, match=r"photo: ."):
         read_image(bytes(data), name="photo")
 
 

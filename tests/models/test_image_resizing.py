@@ -119,7 +119,7 @@ def test_results_on_a_gpu_are_equal(name, old):
 
 
 def test_a_filter_that_only_pillow_has_is_refused_by_torch():
-    with pytest.raises(ValueError, match=r'cannot resize with resample=1 in backend="torch" \(expected \[2, 3\]'):
+    with pytest.raises(ValueError, match=r"\[2, 3\]"):
         resize(random_levels(3, 7, 9), (5, 6), whole((5, 6)), Filter(1, True, "rounded", False))
 
 

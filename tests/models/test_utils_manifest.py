@@ -115,7 +115,7 @@ def test_saving_a_part_again_leaves_a_folder_that_loads(part, pushed):
 @pytest.mark.parametrize("name", ["/etc/passwd", "../secret", "a/../../secret"])
 def test_files_outside_the_folder_are_refused(name, pushed):
     (pushed / MANIFEST).write_text(manifest_text({name: {"size": 1, "sha256": "0"}}))
-    with pytest.raises(ValueError, match="which is outside its folder"):
+    with pytest.raises(ValueError, match="outside"):
         load(pushed)
 
 

@@ -114,7 +114,7 @@ def check_full_disk(folder: Path):
     if dist.get_rank() == 1:
         checkpoint.sha256_of = fail
     store.save(2, {"model/first": torch.ones(3), "model/second": torch.ones(3)}, {})
-    with pytest.raises(OSError, match=r"cannot write .*full/step_00000002: No space left on device$"):
+    with pytest.raises(OSError, match=r"No space left on device$"):
         store.wait()
     dist.barrier()
     assert [path.name for path in folder.iterdir()] == ["step_00000001"]

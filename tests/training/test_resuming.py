@@ -44,7 +44,7 @@ def test_damaged_checkpoints_are_moved_and_never_trained_over(tmp_path):
     assert {path.name for path in checkpoints.iterdir()} == kept
     for path in checkpoints.glob("step_*"):
         (path / "state.json").unlink()
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match="damaged"):
         train(tmp_path / "out", steps=4)
     assert {path.name for path in checkpoints.iterdir()} == kept
     assert (checkpoints / "damaged" / "step_00000004" / "state.json").is_file()
@@ -53,9 +53,9 @@ def test_damaged_checkpoints_are_moved_and_never_trained_over(tmp_path):
 def test_a_number_of_steps_that_earlier_rates_depend_on_is_refused(tmp_path, monkeypatch):
     """And a precision of the launch that is not in the settings."""
     train(tmp_path / "out", steps=4)
-    with pytest.raises(ValueError, match="was 4 and is 6"):
+    with pytest.raises(ValueError, match=r"4 .* 6"):
         train(tmp_path / "out", steps=6)
-    with pytest.raises(ValueError, match="was 4 and is 3"):
+    with pytest.raises(ValueError, match=r"4 .* 3"):
         train(tmp_path / "out", steps=3)
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
