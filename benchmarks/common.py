@@ -161,6 +161,13 @@ def run_apart(program: str | Path, *arguments: object) -> dict:
     return json.loads(run_python(program, *arguments).splitlines()[-1])
 
 
+def print_result(work: Callable[[argparse.Namespace], dict], options: argparse.Namespace) -> None:
+    """Do the work of a process that `run_apart` started: with the libraries ready, print its result."""
+    use_threads(options.threads)
+    silence_torchvision()
+    print(json.dumps(work(options)))
+
+
 def report_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 

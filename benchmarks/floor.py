@@ -9,7 +9,6 @@ column is the time of the memory traffic alone, if no data stayed in a cache bet
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterator
@@ -33,11 +32,10 @@ _COPIED_BYTES = 2**29
 
 def main(argv: list[str] | None = None) -> None:
     options = parse_arguments(argv)
-    common.silence_torchvision()
     if options.apart:
-        common.use_threads(options.threads)
-        print(json.dumps(globals()[options.apart](options)))
+        common.print_result(globals()[options.apart], options)
         return
+    common.silence_torchvision()
     from cost import cost_as_markdown
 
     paper = cost_as_markdown(_VARIANTS, SIZES)

@@ -15,7 +15,6 @@ modes. torchvision's outputs are compared with the original's GELU; its time is 
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -99,9 +98,7 @@ LINES = [
 def main(argv: list[str] | None = None) -> None:
     options = parse_arguments(argv)
     if options.apart:
-        common.use_threads(options.threads)
-        common.silence_torchvision()
-        print(json.dumps(globals()[options.apart](options)))
+        common.print_result(globals()[options.apart], options)
     elif options.list:
         print("\n".join(line.name for line in LINES))
     else:

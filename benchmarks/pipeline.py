@@ -17,7 +17,6 @@ means nothing.
 
 import argparse
 import io
-import json
 import statistics
 import sys
 import tempfile
@@ -43,9 +42,7 @@ _Contestant = Callable[[], list[int]]  # returns the top class of every file
 def main(argv: list[str] | None = None) -> None:
     options = parse_arguments(argv)
     if options.apart:
-        common.use_threads(options.threads)
-        common.silence_torchvision()
-        print(json.dumps(globals()[options.apart](options)))
+        common.print_result(globals()[options.apart], options)
         return
     with tempfile.TemporaryDirectory() as folder:
         common.publish("pipeline", ((line, _measure(line, options, Path(folder))) for line in options.lines),

@@ -9,7 +9,6 @@ measured in a separate process for each contestant, over three steps, with and w
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -29,9 +28,7 @@ TOLERANCE = 1e-3  # for the loss, and for the norm of the gradient
 def main(argv: list[str] | None = None) -> None:
     options = parse_arguments(argv)
     if options.apart:
-        common.use_threads(options.threads)
-        common.silence_torchvision()
-        print(json.dumps(globals()[options.apart](options)))
+        common.print_result(globals()[options.apart], options)
     else:
         common.publish("training_step", measure_all(options), as_markdown, options.write)
 
