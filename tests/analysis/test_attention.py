@@ -247,11 +247,11 @@ def test_bfloat16_models():
 def test_bad_input_is_refused():
     model = tiny()
     for pixel_values, sentence in (
-        (torch.zeros(3, 20, 36), r"pixel_values has shape \(3, 20, 36\); expected \(images, 3, height, width\)"),
-        (torch.zeros(2, 4, 20, 36), r"pixel_values has shape \(2, 4, 20, 36\)"),
-        ([], "there are no images"),
-        (torch.zeros(0, 3, 20, 36), "there are no images"),
-        (torch.full((1, 3, 20, 36), torch.nan), "check the pixel values"),
+        (torch.zeros(3, 20, 36), r"\(3, 20, 36\)"),
+        (torch.zeros(2, 4, 20, 36), r"\(2, 4, 20, 36\)"),
+        ([], "no images"),
+        (torch.zeros(0, 3, 20, 36), "no images"),
+        (torch.full((1, 3, 20, 36), torch.nan), "pixel values"),
     ):
         with pytest.raises(ValueError, match=sentence):
             analysis.attention_distance(model, pixel_values)

@@ -124,9 +124,9 @@ def test_without_a_readable_image_nothing_is_written(model, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "there are no images: name files, folders"),
-        (["{folder}/*.gif"], "no such file: "),
-        (["{folder}/empty"], "empty holds no images (expected files that end in .jpg, "),
+        ([], "no images"),
+        (["{folder}/*.gif"], ".gif"),
+        (["{folder}/empty"], "empty"),
         (["{folder}/a.png", "--split", "test"], "--split"),
         (["{folder}/a.png", "--device", "cuda:99"], "--device"),
         (["{folder}/a.png", "--device", "gpu"], "--device"),
@@ -343,12 +343,12 @@ def test_another_model_is_refused(model, photographs, tmp_path, capsys):
     other = save_tiny(tmp_path / "other", seed=1, representation_size=9)
     assert run("embed", model, photographs, "--output", features) == 0
     assert run("search", features, query, "--model", other) == 2
-    assert f"cannot search {features} with {other}: its weights or its preprocessing" in capsys.readouterr().err
+    assert str(other) in capsys.readouterr().err
     assert run("embed", other, photographs, "--output", features, "--overwrite") == 0
     other.rename(tmp_path / "moved")
     capsys.readouterr()
     assert run("search", features, query) == 2
-    assert f"cannot find {other}, the model of the features; name its folder with --model" in capsys.readouterr().err
+    assert str(other) in capsys.readouterr().err
     assert run("search", features, query, "--model", tmp_path / "moved") == 0
     (tmp_path / "cut.npz").write_bytes(features.read_bytes()[:500])
     assert run("search", tmp_path / "cut.npz", query) == 2

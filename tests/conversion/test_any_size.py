@@ -109,7 +109,7 @@ def test_a_program_without_attention(tmp_path):
         ({"num_channels": 1}, "1 channels"),
         ({"do_resize": False}, "do_resize"),
         ({"preset": "transformers", "resample": 1}, "resample=1"),
-        ({"size": {"shortest_edge": 36}}, "without a crop"),
+        ({"size": {"shortest_edge": 36}}, "crop"),
         ({"do_center_crop": True, "crop_size": {"height": 20, "width": 40}}, "pads"),
     ],
 )

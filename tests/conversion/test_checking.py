@@ -217,8 +217,8 @@ def test_a_check_reads_only_the_arrays_it_needs(tmp_path):
     with pytest.raises(ConversionError, match="encoder_norm"):
         convert(tmp_path / "in.npz")
     report = check(tmp_path / "in.npz")
-    assert "the head of the checkpoint is all zero and was dropped" in report
-    assert rows_of(report)["labels"] == ("none", "there is no trained head")
+    assert "all zero" in report
+    assert rows_of(report)["labels"][0] == "none"
 
 
 def test_the_grid_of_naflex_is_in_the_file(tmp_path):
@@ -237,7 +237,7 @@ def test_the_grid_of_naflex_is_in_the_file(tmp_path):
     ("arguments", "sentence"),
     [
         (["flexi_32_7.npz"], "FlexiViT"),
-        (["BiT-M-R50x1.h5"], "a Keras model in HDF5"),
+        (["BiT-M-R50x1.h5"], "Keras"),
         (["siglip.npz", "--position-grid", "3x5"], "16"),
     ],
 )

@@ -156,16 +156,16 @@ def test_the_command_writes_a_script_that_needs_no_torch(
     assert done.returncode == 1
     assert done.stdout.count("some/") == 2
     for name, reason in (("text.jpg", "identify"), ("postscript.jpg", "identify"), ("huge.png", "13300")):
-        assert re.search(f"cannot classify {tmp_path / 'some' / name}: .*{reason}", done.stderr)
+        assert re.search(f"{tmp_path / 'some' / name}: .*{reason}", done.stderr)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"preset": "native"}, "makes patches"),
+        ({"preset": "native"}, "patches"),
         ({"num_channels": 1}, "num_channels"),
-        ({"do_resize": False}, "images of any size"),
-        ({"size": {"shortest_edge": 36}}, "without a crop"),
+        ({"do_resize": False}, "any size"),
+        ({"size": {"shortest_edge": 36}}, "crop"),
         ({"do_center_crop": True, "crop_size": {"height": 20, "width": 40}}, "pads"),
         ({"antialias": True}, "resize_output"),
     ],
@@ -182,7 +182,7 @@ def test_other_bad_input_is_refused(model, tmp_path):
     for path, options, message in (
         ("folder", {}, "NoneType"),
         ("folder", {"processor": processor, "size": "dynamic"}, "'dynamic'"),
-        ("model.xml", {"processor": processor}, "writes a folder"),
+        ("model.xml", {"processor": processor}, "folder"),
     ):
         with pytest.raises(ConversionError, match=message):
             export(model, tmp_path / path, "openvino", **options)

@@ -262,8 +262,8 @@ def test_links_and_files_are_not_replaced_by_folders(tmp_path):
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "dangling").symlink_to("nowhere")
-    for name, kind in (("link", "a symbolic link"), ("file", "a file"), ("dangling", "a symbolic link")):
-        with pytest.raises(FileExistsError, match=f"{name}: it is {kind} "):
+    for name, kind in (("link", "symbolic link"), ("file", "file"), ("dangling", "symbolic link")):
+        with pytest.raises(FileExistsError, match=f"{name}: .*{kind}"):
             write_either("folder", tmp_path / name, "new")
     (tmp_path / "real" / "best").symlink_to(save(tmp_path / "elsewhere", "config.json"))
     with pytest.raises(FileExistsError, match="best"):

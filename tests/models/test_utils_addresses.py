@@ -94,10 +94,10 @@ def test_public_addresses_are_allowed(address):
     ("url", "message"),
     [
         ("http://8.8.8.8/x.png?key=secret", r"x\.png"),
-        ("ftp://8.8.8.8/x", "begins with ftp:"),
-        ("file:///etc/passwd", "begins with file:"),
-        ("https:///x", "names no host"),
-        ("https://8.8.8.8:99999999/x", "names no host"),
+        ("ftp://8.8.8.8/x", "ftp:"),
+        ("file:///etc/passwd", "file:"),
+        ("https:///x", "host"),
+        ("https://8.8.8.8:99999999/x", "host"),
     ],
 )
 def test_other_addresses_are_refused(url, message):
@@ -123,8 +123,8 @@ def test_a_refused_address_gets_no_request(serve, tmp_path, monkeypatch):
     [
         ("http://10.0.0.1/secret", "10.0.0.1"),
         ("https://127.0.0.1/secret", "127.0.0.1"),
-        ("file:///etc/passwd", "begins with file:"),
-        ("ftp://8.8.8.8/x", "begins with ftp:"),
+        ("file:///etc/passwd", "file:"),
+        ("ftp://8.8.8.8/x", "ftp:"),
     ],
 )
 def test_redirects_are_checked_too(serve, monkeypatch, location, message):

@@ -59,7 +59,7 @@ def test_another_configuration_is_refused(name, pushed):
     text = (pushed / name).read_text()
     (pushed / name).write_text(text.replace("0", "1", 1))
     assert (pushed / name).read_text() != text
-    with pytest.raises(ValueError, match=f"{name} is not the file that was"):
+    with pytest.raises(ValueError, match=name):
         load(pushed)
 
 
@@ -87,7 +87,7 @@ def test_changed_bits_with_an_unchanged_time_stamp_are_found_by_verify(pushed):
     flip(pushed / "model.safetensors")
     os.utime(pushed / "model.safetensors", ns=(status.st_atime_ns, status.st_mtime_ns))
     load(pushed)
-    with pytest.raises(ValueError, match="is not the file that was"):
+    with pytest.raises(ValueError, match="sha256"):
         load(pushed, verify=True)
 
 
@@ -149,7 +149,7 @@ def test_hf_vit_verify(pushed, capsys):
     assert told.endswith("not here: not_downloaded.bin\n")
     flip(pushed / "model.safetensors")
     assert main(["verify", str(pushed)]) == 2
-    assert capsys.readouterr().err.startswith(f"hf-vit verify: {pushed / 'model.safetensors'} is not the file that was")
+    assert capsys.readouterr().err.startswith(f"hf-vit verify: {pushed / 'model.safetensors'} ")
     (pushed / MANIFEST).unlink()
     assert main(["verify", str(pushed)]) == 2
     assert "manifest.json" in capsys.readouterr().err

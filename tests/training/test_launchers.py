@@ -113,7 +113,7 @@ def test_fsdp(one_process, tmp_path, fresh_accelerator):
     runs = write_runs(tmp_path / "out", list(RUNS), one_process)
     printed = finish(through("fsdp", 2, runs, "--main_process_port", "0"))
     assert "FSDP of 2" in printed[0]
-    assert f"Resuming from {tmp_path / 'out' / 'compact'}/checkpoints/step_00000003" in printed[0]
+    assert f"{tmp_path / 'out' / 'compact'}/checkpoints/step_00000003" in printed[0]
     assert_same(tmp_path / "out", one_process, list(RUNS))
     for name in ("sgd", "hybrid"):
         copy_of_step_3(tmp_path / "out" / name, tmp_path / "alone" / name)

