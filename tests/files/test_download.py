@@ -9,7 +9,6 @@ import re
 import resource
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import threading
@@ -22,6 +21,8 @@ from huggingface_hub import close_session, constants
 
 from hf_vit.files import download as sources
 from hf_vit.files.download import Fetched, SourceError, fetch, public_name, sha256_of
+
+from ..processes import start
 
 BODY = random.Random(7).randbytes(300_007)
 
@@ -350,22 +351,21 @@ def test_an_interrupted_download_is_resumed(server, tmp_path):
 
 
 FETCH_AND_PRINT = """
-import sys
+from huggingface_hub import constants
 from hf_vit.files import download
-print("ready", flush=True)
-print(download.fetch(*sys.argv[1:]).path)
+constants.HF_HUB_OFFLINE = False  # the process that it is forked from is offline
+print(download.fetch({url!r}, {folder!r}).path)
 """
 
 
 def test_two_processes_download_once(server, tmp_path):
     server.pause_at = 1_000
-    command = [sys.executable, "-c", FETCH_AND_PRINT, server.url, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
+    code = FETCH_AND_PRINT.format(url=server.url, folder=str(tmp_path))
+    processes = [process for _ in range(2) for process in start(code)]
     wait_for(lambda: server.requests)
     time.sleep(0.3)  # for the other to reach the lock
     server.go_on.set()
-    assert [process.communicate()[0] for process in processes] == [f"{kept_file(server, tmp_path)}\n"] * 2
+    assert [process.wait()[0] for process in processes] == [f"{kept_file(server, tmp_path)}\n"] * 2
     assert len(server.requests) == 1
     assert kept_file(server, tmp_path).read_bytes() == BODY
 
