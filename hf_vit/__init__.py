@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .quantization import quantize as quantize
     from .training.api import finetune as finetune
     from .training.api import pretrain as pretrain
+    from .training.planning import plan as plan
 
 __version__ = "0.1.0"
 
@@ -74,6 +75,7 @@ _HOME = {
     "calibrate": ".evaluation.calibration",
     "finetune": ".training.api",
     "pretrain": ".training.api",
+    "plan": ".training.planning",
     "evaluate": ".protocols",
     "audit": ".auditing.audit",
 }

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ def write_documents_folder(root: Path) -> None:
         theirs.save_pretrained(root / "theirs")
     write_index(root / "index.csv")
     convert_to_folder(folder / "Ti_16-....npz", folder / "ti16", labels="imagenet1k")
+    shutil.copytree(folder / "ti16", folder / "l16")
     convert_to_folder(root / "bit.npz", folder / "bit-r50x1", labels="imagenet1k")
 
 

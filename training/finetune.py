@@ -20,6 +20,7 @@ try:
     from hf_vit.settings.options import parse_settings
     from hf_vit.settings.reader import show
     from hf_vit.training.api import run_finetuning, run_script
+    from hf_vit.training.planning import plan_recipe
 except KeyboardInterrupt:  # the imports take seconds
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
@@ -29,7 +30,7 @@ def finetune(argv: list[str] | None = None) -> dict[str, Any]:
     """Fine-tune a model; return the metrics, which are also saved in `output_dir`."""
     # The settings: declared in hf_vit/settings/fields.py, set by recipes/*.yaml and the command line.
     given = sys.argv[1:] if argv is None else argv
-    settings = parse_settings(FinetuneSettings, given, "hf-vit finetune")
+    settings = parse_settings(FinetuneSettings, given, "hf-vit finetune", plan_recipe)
     if settings.print_config:
         return show(settings)
     # The run: hf_vit/training/api.py puts its parts together, and `fit` of hf_vit/training/trainer.py describes it.

@@ -31,7 +31,7 @@ _SCRIPTS = {  # of the folder training/, installed as hf_vit.scripts; their sett
 _TASKS: dict[str, tuple[str | Callable[..., None], ...]] = {
     "classify and search images": (prediction.predict, retrieval.embed, retrieval.search, demo.demo),
     "find and convert checkpoints": (conversion.catalog, conversion.convert, conversion.export, conversion.fingerprint),
-    "train": ("finetune", "pretrain", training.recipes, training.launch_configs, training.shard),
+    "train": ("finetune", "pretrain", training.plan, training.recipes, training.launch_configs, training.shard),
     "evaluate and study": ("audit", "evaluate", quantization.calibrate, analysis.inspect, analysis.compute),
     "deploy and publish": (quantization.quantize, benchmark.benchmark, hub.push, hub.card, hub.verify),
     "set up": (environment.env, environment.completion),

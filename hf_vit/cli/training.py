@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ..files.messages import did_you_mean
 from .arguments import add_arguments
@@ -63,6 +63,25 @@ def run_script(command: str, options: list[str]) -> None:
         print(f"\n{parser.format_help()}", end="")
         return
     run(**vars(own))
+
+
+def plan(
+    dataset: Annotated[str, "data set: a folder of images, or any other --dataset of finetune"],
+    model: Annotated[str | None, "model to fine-tune (default: the largest of AugReg's that has the time)"] = None,
+    *,
+    minutes: Annotated[float, "longest time of the run on this machine"] = 30,
+    image_size: Annotated[int | None, "image size to keep", {"metavar": "PIXELS"}] = None,
+    eval_split: Annotated[str, "split to evaluate on, as in finetune", {"metavar": "SPLIT"}] = "auto",
+) -> None:
+    """Propose settings for fine-tuning, each with its reason; `hf-vit finetune --recipe auto` takes them."""
+    from ..training.planning import plan as make_plan
+
+    given: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
+    found = make_plan(dataset, model, minutes, eval_split=eval_split, **given)
+    print(found.describe())
+    options = [f"--{name.replace('_', '-')} {value}" for name, value in found.settings.items() if name != "model"]
+    name = model or found.settings["model"]
+    print(f"hf-vit finetune {name} --dataset {dataset} --recipe {found.recipe} {' '.join(options)} --output-dir out")
 
 
 def recipes(action: _Action = None, name: Annotated[str | None, "name of a recipe, for --recipe"] = None) -> None:

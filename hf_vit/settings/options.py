@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import sys
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -70,13 +70,19 @@ def _translate_option(text: str, known: Iterable[str]) -> str:
     return f"{own if name.startswith('--') and name not in known and own in known else name}{equals}{value}"
 
 
-def parse_settings(settings_class: type[_Settings], argv: list[str] | None = None, program: str = "") -> _Settings:
+def parse_settings(
+    settings_class: type[_Settings],
+    argv: list[str] | None = None,
+    program: str = "",
+    plan: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> _Settings:
     """Return the settings of `--recipe NAME`, `--select GROUP=LEVEL` and `--some-field VALUE`.
 
     An option overrides the recipe. Values on the command line are YAML too: `--freeze '[embeddings, layers.0]'`.
 
     Args:
         program: name of the program in usage lines; by default the script's name.
+        plan: as in `build_settings`.
 
     Raises:
         SettingsError: a setting is unknown, of the wrong type, or contradicts another one.
@@ -100,7 +106,7 @@ def parse_settings(settings_class: type[_Settings], argv: list[str] | None = Non
     for name, text in arguments.items():
         with suppress(ValueError):  # text that is no YAML stays as it is
             arguments[name] = parse_yaml(text, "the command line")
-    return build_settings(settings_class, arguments, recipe, dict(item.split("=", 1) for item in select))
+    return build_settings(settings_class, arguments, recipe, dict(item.split("=", 1) for item in select), plan)
 
 
 def add_options(parser: argparse.ArgumentParser, settings_class: Any) -> None:

@@ -12,6 +12,7 @@ that differ from them, each with its reason. tests/training/test_recipe_audit.py
 """
 
 import os
+from collections.abc import Callable
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..files.download import fetch
 from ..files.messages import did_you_mean, shorten
 from ..files.reading import read_text, read_yaml
+from .fields import AUTO
 from .reader import SettingsError, build, convert, merge
 
 _Settings = TypeVar("_Settings")
@@ -157,6 +159,13 @@ def build_settings(
     values: dict[str, Any],
     recipe: str | os.PathLike | None = None,
     select: dict[str, str] | None = None,
+    plan: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> _Settings:
-    """Build settings from values, which override those of a recipe; for errors see `read_recipe` and `build`."""
+    """Build settings from values, which override those of a recipe; for errors see `read_recipe` and `build`.
+
+    Args:
+        plan: function that returns the fields of the recipe "auto" for these values; None: those of auto.yaml.
+    """
+    if plan is not None and recipe == AUTO:
+        return build(settings_class, merge(plan(values), values))
     return build(settings_class, merge(read_recipe(recipe, select) if recipe else {}, values))

@@ -24,6 +24,7 @@ from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSetting
 from ..settings.recipes import build_settings
 from .console import print_plan, print_results
 from .models import build_for_pretraining, load_for_finetuning
+from .planning import plan_recipe
 from .preemption import Preempted
 from .trainer import Trainer, TrainingStopped
 
@@ -41,7 +42,7 @@ def finetune(
         model: name on the Hub, or a folder.
         dataset: a folder with a folder of images for each class, a name on the Hub, or parquet or tar files.
         output_dir: folder of the result: the model, its metrics and reports, `best/` and the checkpoints.
-        recipe: recipe to start from, such as "finetune_small"; see `hf-vit recipes`.
+        recipe: recipe to start from, such as "finetune_small"; see `hf-vit recipes`. "auto" is that of `hf_vit.plan`.
         settings: fields of `FinetuneSettings`, which override the recipe: `epochs=5`, `learning_rate=0.01`,
             `image_size=384`. `hf-vit finetune --help` explains each. Without a recipe, `epochs` or `steps` is needed.
 
@@ -60,7 +61,8 @@ def finetune(
     """
     own = {"model": str(model), "dataset": str(dataset), "output_dir": str(output_dir)}
     command = _python_call("finetune", *own.values(), recipe=recipe, **settings)
-    return run_finetuning(build_settings(FinetuneSettings, {**settings, **own}, recipe), command)
+    resolved = build_settings(FinetuneSettings, {**settings, **own}, recipe, plan=plan_recipe)
+    return run_finetuning(resolved, command)
 
 
 def pretrain(dataset: Place, output_dir: Place, recipe: Place | None = None, **settings: Any) -> dict[str, Any]:

@@ -46,6 +46,7 @@ NOT_RUN = re.compile("aot-inductor|predict .* https:")  # compiles for minutes, 
 # Of the images of the fixtures, which resemble each other, all would be left out.
 REMOVED = "--exclude audit/issues.csv"
 SHORTER = {  # word of a command line -> options that make its run short
+    "auto": FEW_STEPS,
     "digits": f"{FEW_STEPS} --eval_split null",
     "finetune_small": FEW_STEPS,
     "masked_patch_prediction_small": FEW_STEPS,

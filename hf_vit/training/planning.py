@@ -1,0 +1,265 @@
+"""`hf_vit.plan`: settings for fine-tuning, from a look at the data and the measured speed of this machine."""
+
+import hashlib
+import os
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from ..data.samplers import BatchLayout
+from ..data.splits import Split, open_splits
+from ..devices import describe_device, start_accelerator
+from ..models.configuration_hf_vit import HfViTConfig
+from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.image_reading import ImageReadingError, read_size
+from ..models.modeling_hf_vit import HfViTForImageClassification
+from ..settings.fields import FinetuneSettings
+from ..settings.recipes import build_settings, read_recipe
+from .build import build_objective, count_steps, train_transform, training_batches
+from .models import load_for_finetuning
+
+RECIPE = "finetune_small"
+MODELS = {f"augreg:{variant}": variant for variant in ("Ti/16", "S/16", "B/16", "L/16")}  # smallest first
+_USUAL_SIZE = 224  # pixels
+_SIZES = (384, _USUAL_SIZE, 160, 112)
+_MOST_READ = 5_000  # images whose size and content are compared
+_BATCHES = ((2_000, 32), (10_000, 64))  # fewer images than the first number: batch size
+_LARGEST_BATCH = 128
+_RATE, _RATE_BATCH, _LARGEST_RATE = 0.003, 32, 0.03  # the recipe's; the largest of the paper's Table 4
+_EPOCHS = 5
+_STEPS = 100, 10_000  # fewest, and most, as the paper's for CIFAR
+_IMBALANCE = 4  # largest class by smallest class, above which classes are drawn equally often
+_LONG = 2.0  # longer side by shorter side
+_EVALUATIONS = 10  # of a run; a forward takes a third of a training step
+
+
+@dataclass
+class Plan:
+    """Proposal for a fine-tuning run.
+
+    Args:
+        data: figures about the images, such as "images", "classes" and "exact_duplicates".
+        settings: fields of `FinetuneSettings`, on top of `recipe`.
+        reasons: the reason for each of these fields.
+        steps: optimizer steps of the run.
+        seconds: time of the run, measured on this machine.
+        notes: other advice.
+    """
+
+    data: dict[str, Any]
+    recipe: str = RECIPE
+    settings: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def describe(self) -> str:
+        """Return the plan as lines of text."""
+        data = self.data
+        low, median, high = data["shorter_side"]
+        rows = [
+            ("data", f"{data['images']:,} images of {data['classes']:,} classes, {data['held_out']:,} held out"),
+            ("", f"{data['smallest_class']:,} to {data['largest_class']:,} images per class"),
+            ("", f"shorter side {low} to {high} pixels, median {median}; {data['long']:.0%} longer than {_LONG:g}:1"),
+            ("", f"{data['exact_duplicates']:,} exact duplicates, {data['leaks']:,} of them in the held-out images"),
+            ("recipe", self.recipe),
+            *((name.replace("_", " "), f"{value}: {self.reasons[name]}") for name, value in self.settings.items()),
+            ("time", f"about {self.seconds:,.0f} seconds for {self.steps:,} steps, measured on this machine"),
+            *(("note", text) for text in self.notes),
+        ]
+        return "\n".join(f"{name:16}{text}" for name, text in rows)
+
+
+def plan(
+    dataset: str | os.PathLike[str], model: str | os.PathLike[str] | None = None, minutes: float = 30, **settings: Any
+) -> Plan:
+    """Propose model, image size, batch size and length of a fine-tuning run, as `hf-vit plan` does.
+
+    The speed is that of two training steps of each model and image size that is considered. Of more than 5,000 images,
+    5,000 are looked at; of shards none.
+
+    Args:
+        dataset: as in `finetune`.
+        model: the model to fine-tune; None: the largest of AugReg's Ti/16, S/16, B/16 and L/16 that has the time.
+        minutes: longest time of the run on this machine.
+        settings: other fields of `FinetuneSettings`, such as `image_size=384`, which the plan keeps.
+
+    Raises:
+        ValueError: a setting is unknown or wrong, or the data cannot be used.
+
+    Example:
+        >>> plan = hf_vit.plan("photographs", "ti16")
+        >>> hf_vit.finetune("ti16", "photographs", "out", recipe=plan.recipe, **plan.settings)
+    """
+    given = {**settings, "dataset": str(dataset)} | ({} if model is None else {"model": str(model)})
+    run = build_settings(FinetuneSettings, {"model": next(iter(MODELS)), "output_dir": "unused", **given}, RECIPE)
+    run.output_dir = None  # nothing is written, not even the list of unreadable images
+    split, eval_split = open_splits(run)
+    data = look_at(split, eval_split)
+    result, images = Plan(data), len(split)
+
+    def choose(name: str, value: Any, reason: str) -> None:
+        if name not in given:
+            result.settings[name], result.reasons[name] = value, reason
+            setattr(run, name, value)
+
+    batch_size = next((size for limit, size in _BATCHES if images < limit), _LARGEST_BATCH)
+    choose("batch_size", batch_size, f"{images:,} images")
+    rate = min(_RATE * run.batch_size / _RATE_BATCH, _LARGEST_RATE)
+    choose("learning_rate", rate, f"{_RATE:g} for {_RATE_BATCH} images, in proportion to the batch")
+    if "steps" not in given:
+        steps = min(max(round(_EPOCHS * images / run.batch_size), _STEPS[0]), _STEPS[1])
+        reason = f"{_EPOCHS} epochs, but {_STEPS[0]} to {_STEPS[1]:,} steps"
+        choose("epochs", round(steps * run.batch_size / images, 2), reason)
+    if data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1) and not split.multi_label:
+        choose(
+            "class_sampling", "balanced", f"{data['smallest_class']:,} to {data['largest_class']:,} images per class"
+        )
+
+    result.steps = count_steps(run, split)
+    held_out = 0 if eval_split is None else len(eval_split)
+    forwards = result.steps * run.batch_size + _EVALUATIONS * held_out / 3
+    accelerator = start_accelerator(replace(run, report_to="none", num_workers=0))
+    shorter_side = data["shorter_side"][1]
+    found: Any = [_fit_into_time(run, given, split, accelerator, forwards, minutes * 60, shorter_side)]
+    network, size, result.seconds = broadcast_object_list(found)[0]  # processes measure different times
+    is_long = result.seconds > minutes * 60
+    device = describe_device(accelerator.device)
+    choose("model", network, "the smallest" if is_long else f"the largest that has {minutes:g} minutes on {device}")
+    choose("image_size", size, f"as the time allows; the images' median shorter side is {shorter_side} pixels")
+    if is_long:
+        result.notes.append(f"longer than {minutes:g} minutes; fewer --epochs or --linear-probe are faster")
+    if data["exact_duplicates"]:
+        result.notes.append("hf-vit audit lists the duplicates and leaks, and near ones too")
+    if data["long"] > 0.5:
+        result.notes.append("most images are long; --preset native keeps their aspect ratios")
+    return result
+
+
+def plan_recipe(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `finetune --recipe auto`, and print the plan; a resumed run keeps those of its recipe.yaml.
+
+    Args:
+        values: the fields that are given, which override these.
+    """
+    file = Path(str(values.get("output_dir")), "recipe.yaml")
+    if values.get("resume") and file.is_file():
+        return read_recipe(file)
+    own = {name: value for name, value in values.items() if name not in ("dataset", "model")}
+    found = plan(values.get("dataset") or "", values.get("model"), **own)
+    if int(os.environ.get("RANK") or 0) == 0:
+        print(found.describe(), file=sys.stderr)  # --print-config writes a recipe to the standard output
+    return read_recipe(found.recipe) | found.settings
+
+
+def look_at(split: Split, eval_split: Split | None) -> dict[str, Any]:
+    """Return figures about the images of a split, and of the copies that the held-out images have there."""
+    digests, sizes = _read(split)
+    held_out = Counter() if eval_split is None else _read(eval_split)[0]
+    leaks = sum(count for digest, count in held_out.items() if digest in digests)
+    counts = np.zeros(1, int)
+    if split.multi_label:
+        counts = np.sum([split.label(row) for row in split.samples.select_columns([split.label_column])], axis=0)
+    elif not split.is_sharded:
+        counts = np.bincount(split.class_numbers(), minlength=split.num_labels)
+    shorter = sizes.min(axis=1)
+    return {
+        "images": len(split),
+        "held_out": 0 if eval_split is None else len(eval_split),
+        "classes": split.num_labels,
+        "smallest_class": int(counts.min()),
+        "largest_class": int(counts.max()),
+        "shorter_side": [int(shorter.min()), int(np.median(shorter)), int(shorter.max())],
+        "long": float((sizes.max(axis=1) > _LONG * shorter).mean()),
+        "exact_duplicates": digests.total() - len(digests) + leaks,
+        "leaks": leaks,
+    }
+
+
+def _read(split: Split) -> tuple[Counter[bytes], np.ndarray]:
+    """Return how often each content occurs, and height and width of each readable image, (images, 2)."""
+    digests: Counter[bytes] = Counter()
+    sizes = []
+    rows = [] if split.is_sharded else np.linspace(0, len(split) - 1, min(len(split), _MOST_READ)).astype(int)
+    for row in map(int, rows):
+        image = split.image(split.samples[row], row)
+        try:
+            content = image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes()
+            sizes.append(read_size(content))
+        except (ImageReadingError, OSError):
+            continue
+        digests[hashlib.sha256(content).digest()] += 1
+    return digests, np.array(sizes or [(_USUAL_SIZE, _USUAL_SIZE)])
+
+
+def _fit_into_time(
+    run: FinetuneSettings,
+    given: dict[str, Any],
+    split: Split,
+    accelerator: Accelerator,
+    forwards: float,
+    limit: float,
+    shorter_side: int,
+) -> tuple[str, Any, float]:
+    """Return the largest model that fits at 224 pixels, the largest image size that it has time for, and the seconds.
+
+    Args:
+        forwards: images of all training steps, and a share for evaluation.
+        limit: longest time in seconds.
+    """
+
+    def measure(model: str, size: Any) -> float:
+        return forwards * _seconds_per_image(replace(run, model=model, image_size=size), given, split, accelerator)
+
+    sizes = [size for size in _SIZES if size <= max(shorter_side, _USUAL_SIZE)]
+    usual = _USUAL_SIZE
+    if given.get("image_size") is not None:
+        sizes, usual = [], given["image_size"]
+    models = [given["model"]] if "model" in given else list(MODELS)
+    model, size, seconds = models[0], usual, measure(models[0], usual)
+    for larger in models[1:]:
+        if 2 * seconds > limit or (needed := measure(larger, usual)) > limit:  # it takes at least twice as long
+            break
+        model, seconds = larger, needed
+    usual_seconds = seconds
+    for size in sizes:
+        seconds = usual_seconds if size == usual else measure(model, size)
+        if seconds <= limit:
+            break
+    return model, size, seconds
+
+
+def _seconds_per_image(
+    settings: FinetuneSettings, given: dict[str, Any], split: Split, accelerator: Accelerator
+) -> float:
+    """Return the seconds of a training step by the number of its images, over all processes."""
+    settings = replace(settings, num_workers=0, class_sampling="natural")
+    if "model" in given:
+        network, processor = load_for_finetuning(settings, split)
+    else:  # weights do not change the speed, and are not downloaded
+        fields = {"num_labels": split.num_labels, "image_size": settings.image_size}
+        config = HfViTConfig.from_variant(MODELS[str(settings.model)], **fields)
+        network: Any = HfViTForImageClassification(config)
+        processor = HfViTImageProcessor.for_model(config)
+    device = accelerator.device
+    network.to(device).train()
+    objective = build_objective(settings, processor, network.config, split, device)
+    images = 8 if device.type == "cpu" else min(64, settings.batch_size)
+    transform = train_transform(settings, processor, network.config)
+    seconds, started = 0.0, time.perf_counter()
+    for batch in training_batches(settings, split, processor, transform, BatchLayout(images, images), range(2)):
+        with accelerator.autocast():
+            tensors = {name: tensor.to(device) for name, tensor in batch.items()}
+            losses, _ = objective(network, tensors, np.random.default_rng(0))
+        losses.mean().backward()
+        float(losses.detach().sum())  # waits for the device
+        seconds, started = time.perf_counter() - started, time.perf_counter()  # the first step warms up
+    return seconds / images / accelerator.num_processes
