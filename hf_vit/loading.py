@@ -18,6 +18,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
 from .files.contents import REPORTS
+from .files.download import sha256_at
 from .files.output import new_folder, new_model_files
 from .files.reading import read_json_object
 from .files.versions import versions_of
@@ -33,6 +34,7 @@ logger = logging.get_logger(__name__)
 
 _CLASSES = {model_class.__name__: model_class for _, model_class in AUTO_MODELS}
 _MODEL_TYPES = [config_class.model_type for config_class in CONFIGURATIONS]
+_RELEASED = ("augreg:", "gs://")  # names of released files
 # Settings of the pixel values, to which the weights are trained; another resizing preset keeps them.
 _NORMALIZATION = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
@@ -83,7 +85,8 @@ def load(
     if preset is not None:
         refuse_unknown("preset", preset, PRESETS)
     where = {key: settings[key] for key in WHERE if key in settings}
-    name = local_model(name)
+    if str(name).startswith(_RELEASED):
+        name = local_model(name)
     try:
         stored = _settings_of_ours(name, where)
     except OSError:  # the folder of an adapter has no config.json
@@ -119,23 +122,39 @@ def load(
 
 
 def local_model(name: str | os.PathLike) -> str | os.PathLike:
-    """Return the folder of a released file (`augreg:Ti/16`, `gs://...`), converted once; any other name as it is.
+    """Return a model that the Auto classes load: any checkpoint that is not of hf_vit is converted once into the cache.
 
-    The folder is `hf_vit/converted/...` in the assets cache of Hugging Face.
+    The folder is `hf_vit/converted/...` in the assets cache of Hugging Face. Models of hf_vit, adapters of PEFT, and
+    models of transformers that `hf_vit.conversion.convert` does not read are returned unchanged.
 
     Raises:
         ValueError, OSError: as in `hf_vit.conversion.convert`.
     """
-    if not str(name).startswith(("augreg:", "gs://")):
-        return name
-    from .conversion.converting import convert_to_folder  # takes long to import
+    location = address_of(str(name))
+    is_released = location.startswith("gs://")
+    path = Path(location).expanduser()
+    files = [path / file for file in ("config.json", "adapter_config.json")]
+    if "://" not in location and (not path.exists() or any(map(Path.exists, files))):
+        try:
+            model_type = read_settings(location).get("model_type")
+        except OSError:  # an adapter, or not found
+            return name
+        if model_type in _MODEL_TYPES:
+            return name
+        from .conversion.transformers.names import THEIR_MODELS  # takes long to import
 
-    address = address_of(str(name))
-    key = hashlib.sha256(f"{address} {versions_of(('hf_vit',))}".encode()).hexdigest()
-    folder = cached_assets_path("hf_vit", "converted", key) / PurePosixPath(address.rstrip("/")).name
+        if model_type not in (None, "timm_wrapper", *THEIR_MODELS):  # transformers' name of any folder of timm
+            return name
+    from .conversion.checkpoint import fetch_any
+    from .conversion.converting import convert_to_folder
+
+    content = "" if is_released else sha256_at(fetch_any(location).path)
+    origin = path.resolve() if path.exists() else location
+    key = hashlib.sha256(f"{origin} {content} {versions_of(('hf_vit',))}".encode()).hexdigest()
+    folder = cached_assets_path("hf_vit", "converted", key) / PurePosixPath(location.rstrip("/")).name
     with FileLock(f"{folder}.lock"):  # another process may convert the same file
         if not folder.exists():
-            convert_to_folder(address, folder)
+            convert_to_folder(location, folder)
     return folder
 
 
@@ -316,7 +335,8 @@ def load_model(
     Raises:
         ValueError: the folder holds a model of an unknown architecture.
     """
-    folder = local_model(folder)
+    if str(folder).startswith(_RELEASED):
+        folder = local_model(folder)
     stored = _settings_of_ours(folder, {key: settings[key] for key in WHERE if key in settings})
     size = {} if image_size is None else {"image_size": image_size}
     if stored is not None:

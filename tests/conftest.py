@@ -1,11 +1,14 @@
 import logging
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+
+from hf_vit import loading
 
 from .doc_fixtures import write_documents_folder
 from .local_hub import Clients, LocalHub
@@ -20,6 +23,15 @@ logging.getLogger("hf_vit")  # of the usual class: nncf, which OpenVINO may impo
 # Whoever starts the tests in the background has them ignore Ctrl+C, and with them what they start and end with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def assets_cache(tmp_path_factory):
+    """A folder for what `local_model` converts, instead of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("assets")
+        patch.setattr(loading, "cached_assets_path", partial(loading.cached_assets_path, assets_dir=folder))
+        yield folder
 
 
 def pytest_unconfigure():

@@ -9,7 +9,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import hf_vit
-from hf_vit.loading import load, load_model, load_processor
+from hf_vit.conversion import convert, export_jax, export_timm, export_transformers
+from hf_vit.loading import load, load_model, load_processor, local_model
 from hf_vit.prediction import Prediction, classify, most_likely, predict
 
 from .tiny_models import tiny
@@ -66,6 +67,26 @@ def test_a_folder_of_transformers(tmp_path):
     assert dict(processor.size) == {"height": 25, "width": 25}
     pixel_values = torch.randn(2, 3, 20, 20)
     torch.testing.assert_close(load_model(tmp_path)(pixel_values).logits, theirs(pixel_values).logits)
+
+
+@pytest.mark.parametrize("source", ["model.npz", "timm.safetensors", "timm", "transformers"])
+def test_commands_convert_a_checkpoint_once(tmp_path, source):
+    """Auto classes load the converted folder; its logits are those of `convert`."""
+    model = tiny(
+        pooling="cls", hidden_size=64, num_attention_heads=1, intermediate_size=22, image_size=32, patch_size=8
+    )
+    export_jax(model, tmp_path / "model.npz")
+    export_timm(model, tmp_path / "timm.safetensors")
+    export_timm(model, tmp_path / "timm")
+    export_transformers(model, tmp_path / "transformers")
+    folder = local_model(tmp_path / source)
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    loaded = transformers.AutoModelForImageClassification.from_pretrained(folder)
+    pixel_values = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(loaded(pixel_values).logits, convert(tmp_path / source)[0](pixel_values).logits)
+    assert local_model(tmp_path / source) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    assert local_model(folder) == folder
 
 
 def test_a_model_of_another_package_is_refused(tmp_path):

@@ -10,7 +10,6 @@ from ..loading import find_adapter, load, local_model, with_preset
 from ..models.configuration_hf_vision import HfVisionConfig, check_attention
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import sync_processor_size
-from ..models.modeling_hf_vit import HfViTModel
 from ..models.utils import absence_explained, check_place
 from ..settings.fields import EvaluateSettings
 
@@ -35,9 +34,7 @@ def load_encoder(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[
         ValueError: weights are missing.
     """
     name = str(local_model(str(settings.model)))
-    is_adapter = find_adapter(name) is not None
-    theirs = not is_adapter and read_config(name).model_type in ("vit", "vit_mae")  # AutoModel would drop their pooler
-    model, processor, info = load_pretrained(HfViTModel if theirs else AutoModel, name, settings.image_size)
+    model, processor, info = load_pretrained(AutoModel, name, settings.image_size)
     refuse_random_weights(info, name)
     return _prepare(settings, accelerator, model, processor)
 
@@ -63,16 +60,14 @@ def load_pretrained(
     auto_class: Any, name: str, image_size: Size | None, **settings: Any
 ) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
     """Load a model, its image processor at the model's size, and the loading info of `from_pretrained`."""
-    is_adapter = find_adapter(name) is not None
-    config: Any = None if is_adapter else settings.get("config") or read_config(name)
-    # transformers' own ViTs do not resample their position embeddings at load
-    if is_adapter or (image_size is not None and config.model_type in ("vit", "vit_mae")):
+    if find_adapter(name) is not None:
         loaded, processor = load(name, image_size)
         model: Any = loaded if auto_class is AutoModelForImageClassification else loaded.base_model
         return model, processor, {"missing_keys": [], "mismatched_keys": []}
+    config: Any = settings.get("config") or read_config(name)
     if auto_class is AutoModelForImageClassification and type(config) not in auto_class._model_mapping:
         raise ValueError(f"{name} has a model of type {config.model_type}, which cannot classify images")
-    is_ours = auto_class is HfViTModel or isinstance(config, HfVisionConfig)
+    is_ours = isinstance(config, HfVisionConfig)
     size = {} if image_size is None or is_ours else {"image_size": image_size}
     pair: Any = auto_class.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **size, **settings)
     model, info = pair

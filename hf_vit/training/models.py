@@ -1,9 +1,7 @@
 """Models to train, with their image processors: loaded with a new head, or built from a configuration."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,7 +12,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..conversion.converting import convert_to_folder
 from ..data.loaders import channel_statistics
 from ..data.splits import Split
 from ..evaluation.models import load_pretrained, read_config, refuse_other_models, refuse_random_weights
@@ -39,7 +36,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     """Load a pretrained model with a new head, a linear layer of zeros, and its image processor.
 
     The new head also replaces the pre-logits layer (section 3.2 of the paper), unless `keep_pre_logits`. Adapters and
-    frozen parameters follow the settings. A model of transformers is converted first.
+    frozen parameters follow the settings.
 
     Raises:
         ValueError: weights other than the head's are missing, or the architecture is unknown.
@@ -48,14 +45,11 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     name = str(local_model(settings.model))
     config = read_config(name)
     if not isinstance(config, HfVisionConfig):
-        with TemporaryDirectory() as folder:
-            convert_to_folder(name, f"{folder}/model")
-            model, processor = load_for_finetuning(replace(settings, model=f"{folder}/model"), split)
-        model.config.name_or_path = model.name_or_path = name
-        return model, processor
+        raise ValueError(f"{name} has a model of type {config.model_type}, which hf_vit does not convert")
     for field, rate in _dropout_fields(settings, type(config)).items():
         setattr(config, field, rate)
     model, processor, info = load_pretrained(AutoModelForImageClassification, name, settings.image_size, config=config)
+    model.config.name_or_path = model.name_or_path = str(settings.model)
     refuse_random_weights(info, name)
     if settings.num_channels is not None:
         processor = with_channels(model, processor, settings.num_channels)

@@ -10,6 +10,7 @@ from transformers import (
 )
 
 from hf_vit.evaluation.models import load_pretrained
+from hf_vit.loading import local_model
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 22, "image_size": 32}
 
@@ -19,7 +20,8 @@ def test_a_classifier_of_transformers_is_evaluated_at_another_size(tmp_path):
     theirs = ViTForImageClassification(ViTConfig(**SIZES, num_labels=5)).eval()
     theirs.save_pretrained(tmp_path)
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
-    model, processor, _ = load_pretrained(AutoModelForImageClassification, str(tmp_path), 48)
+    name = str(local_model(tmp_path))
+    model, processor, _ = load_pretrained(AutoModelForImageClassification, name, 48)
     assert processor.size == {"height": 48, "width": 48}
 
     larger = ViTForImageClassification(ViTConfig(**{**SIZES, "image_size": 48}, num_labels=5)).eval()
@@ -28,5 +30,5 @@ def test_a_classifier_of_transformers_is_evaluated_at_another_size(tmp_path):
     pixels = torch.rand(2, 3, 48, 48)
     with torch.inference_mode():
         torch.testing.assert_close(model(pixels).logits, larger(pixels).logits, rtol=0, atol=1e-5)
-        encoder, _, _ = load_pretrained(AutoModel, str(tmp_path), 48)
+        encoder, _, _ = load_pretrained(AutoModel, name, 48)
         assert encoder(pixels).last_hidden_state.shape == (2, 10, 64)
