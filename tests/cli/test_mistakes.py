@@ -108,7 +108,6 @@ COMMANDS = [
     "finetune --dataset pets --epochs 1 --output-dir yours --model model",
     "finetune --recipe fintune_small",
     "pretrain --dataset pets --epochs 1 --output-dir out --variant Q/9",
-    "evaluate --model vit.npz --dataset pets",
     "evaluate --model model --dataset pets --split tst",
     "evaluate --model model --dataset pets --protocol acuracy",
     # the rest
