@@ -13,7 +13,7 @@ from typing import Any
 
 import datasets
 import numpy as np
-from datasets.config import HF_DATASETS_CACHE
+from datasets.config import HF_DATASETS_CACHE, REPOYAML_FILENAME
 from datasets.exceptions import DatasetGenerationError
 from datasets.naming import camelcase_to_snakecase
 from huggingface_hub import HfApi
@@ -22,6 +22,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from ..files.download import filesystem_of
 from ..files.limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed
 from ..files.messages import did_you_mean, shorten
+from ..files.reading import read_yaml
 from ..models.utils import without_secrets
 from .folders import load_folder
 from .label_table import find_table, load_table
@@ -203,8 +204,9 @@ def _require_on_hub(name: str) -> None:
     hint = did_you_mean(path.name, os.listdir(path.parent) if path.parent.is_dir() else [])
     if not re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
         raise ValueError(f"there is no folder {name}{hint}")
+    api = HfApi(library_name="hf_vit")
     try:
-        card = HfApi(library_name="hf_vit").dataset_info(name, timeout=10).card_data
+        info = api.dataset_info(name, timeout=10)
     except RepositoryNotFoundError:
         raise ValueError(f"there is no folder {name} here, and no such data set on the Hub{hint}") from None
     except Exception:  # of several HTTP libraries
@@ -213,11 +215,13 @@ def _require_on_hub(name: str) -> None:
         if not cached.is_dir():
             raise ValueError(f"there is no folder {name} here, and the Hub cannot be reached{hint}") from None
         return
-    # `datasets` would open any address, and any file of this machine, that the README of a data set names.
-    for entry in (card or {}).get("configs") or ():
-        files = json.dumps([entry.get("data_files"), entry.get("data_dir")])
-        if outside := re.search(r'"(?:/|~|\.\.|[^"]*(?:://|/\.\.))[^"]*', files):
-            raise ValueError(f"its README names the file {shorten(outside[0][1:])}, which is not of the data set")
+    # `datasets` would open any address, and any file of this machine, that the metadata of a data set name.
+    configs = [(info.card_data or {}).get("configs")]
+    if any(file.rfilename == REPOYAML_FILENAME for file in info.siblings or ()):
+        metadata = read_yaml(api.hf_hub_download(name, REPOYAML_FILENAME, repo_type="dataset"))
+        configs.append(metadata.get("configs") if isinstance(metadata, dict) else None)
+    if outside := re.search(r'"(?:/|~|\.\.|[^"]*(?:://|/\.\.))[^"]*', json.dumps(configs, default=str)):
+        raise ValueError(f"its metadata name the file {shorten(outside[0][1:])}, which is not in the data set")
 
 
 def _files_by_split(files: Sequence[str]) -> dict[str, list[str]]:

@@ -166,9 +166,11 @@ def filesystem_of(address: str) -> tuple[Any, str]:
     import fsspec  # not at the top, for quick commands
 
     scheme = address.split(":", 1)[0]
+    if "::" in address:  # fsspec would open each part of it
+        raise AddressError(f"{without_secrets(address)} is a chain of file systems (expected https://... alone)")
     if scheme in _STORES or (allowed("private") and "http" not in address.lower()):
         return fsspec.core.url_to_fs(address)
-    check_address(address)  # refuses also the chains of fsspec, such as simplecache::https://...
+    check_address(address)
     return fsspec.core.url_to_fs(address, get_client=_public_session)
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import http.server
+import json
 import struct
 import threading
 from types import SimpleNamespace
@@ -63,6 +64,10 @@ def test_a_name_that_the_hub_lacks(hub):
         "webhdfs://127.0.0.1:9/a.tar",
         "ftp://127.0.0.1:9/a.tar",
         "generic://http://127.0.0.1:9/a.tar",
+        "file:///etc/a.tar",
+        "zip://a.tar::http://127.0.0.1:9/a.zip",
+        "hf://a::http://127.0.0.1:9/a.tar",
+        "https://example.com/a.zip::file:///etc/a.tar",
     ],
 )
 def test_addresses_that_are_not_encrypted_or_not_public_are_refused(address):
@@ -112,10 +117,15 @@ def test_a_range_of_very_many_shards_is_refused(numbers):
         {"data_dir": "../secret"},
     ],
 )
-def test_a_readme_on_the_hub_names_no_files_elsewhere(files, monkeypatch):
-    info = SimpleNamespace(card_data={"configs": [{"config_name": "default", **files}]})
+@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
+def test_metadata_on_the_hub_name_no_files_elsewhere(files, name, monkeypatch, tmp_path):
+    metadata = {"configs": [{"config_name": "default", **files}]}
+    (tmp_path / name).write_text(json.dumps(metadata))
+    card = metadata if name == "README.md" else None
+    info = SimpleNamespace(card_data=card, siblings=[SimpleNamespace(rfilename=name)])
     monkeypatch.setattr(HfApi, "dataset_info", lambda *_, **__: info)
-    with pytest.raises(ValueError, match="README"):
+    monkeypatch.setattr(HfApi, "hf_hub_download", lambda *_, **__: tmp_path / name)
+    with pytest.raises(ValueError, match="not in the data set"):
         sources.load_split("someone/photographs", "train")
 
 
