@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..files.contents import refuse_model
+from ..files.contents import check_no_model
 from ..files.output import new_folder
 from ..files.predictions import Prediction, most_likely
 from ..files.versions import versions_of
@@ -86,7 +86,7 @@ def inspect(
     """
     if not isinstance(processor, HfViTImageProcessor):
         raise ValueError(f"cannot inspect {title}: it has no image processor of hf_vit; save one beside the model")
-    refuse_model(output)
+    check_no_model(output)
     with new_folder(output, overwrite) as temporary:
         report = Report(temporary)
         compute = None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from ..files.messages import one_sentence
+from ..files.messages import format_error
 from ..files.progress import silence_progress_bars
 from .arguments import ImageSize, Model, parse_count
 from .image_list import Device, load_on
@@ -57,7 +57,7 @@ def benchmark(
         try:
             models[name], _ = load_on(folder, where, backend, **options | {"dtype": getattr(torch, dtype)})
         except (ImportError, ValueError) as error:
-            not_timed[name] = one_sentence(error)
+            not_timed[name] = format_error(error)
 
     height, width = as_pair(eager.config.image_size)
     milliseconds = {name: [] for name in models}  # per image, for each batch size

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
-from ..files.messages import did_you_mean, ends_in_one_sentence
+from ..files.messages import did_you_mean, user_errors
 from ..settings.options import OptionParser
 from . import (
     analysis,
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     name = given[0] if given else ""
     try:
-        with ends_in_one_sentence(f"hf-vit {name}".strip()):
+        with user_errors(f"hf-vit {name}".strip()):
             parser = build_parser()
             if name in _SCRIPTS:
                 training.run_script(name, given[1:])

@@ -4,7 +4,7 @@ import platform
 import sys
 from typing import Annotated, Literal
 
-from ..files.messages import one_sentence
+from ..files.messages import format_error
 from ..files.versions import versions_of
 
 _CORE = ("hf_vit", "torch", "transformers", "huggingface-hub", "safetensors", "numpy", "pillow")
@@ -41,7 +41,7 @@ def _devices() -> str:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return f"unknown, since torch cannot be imported: {one_sentence(error)}"
+        return f"unknown, since torch cannot be imported: {format_error(error)}"
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         names.append("MPS")

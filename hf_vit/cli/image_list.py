@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from ..files.image_files import images_below
-from ..files.messages import one_sentence
+from ..files.messages import format_error
 from .arguments import Count
 
 _ADDRESSES = ("https://", "http://")  # http:// is refused when the image is read
@@ -163,7 +163,7 @@ class BatchProgress:
                 for error in batch.unreadable.values():
                     if len(self._images) == 1:
                         raise error
-                    bar.write(f"{self._program}: {one_sentence(error)}", file=sys.stderr)
+                    bar.write(f"{self._program}: {format_error(error)}", file=sys.stderr)
                 if batch.numbers:
                     with bar.external_write_mode():
                         yield [self._images.names[number] for number in batch.numbers], batch.outputs

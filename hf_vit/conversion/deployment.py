@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 import torch
 
-from ..files.contents import refuse_model
+from ..files.contents import check_no_model
 from ..files.output import new_folder, refuse_existing, write_json, write_text
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import Size
@@ -62,7 +62,7 @@ def export_deployment(
         ImportError: the extra is not installed.
     """
     refuse_existing(folder, overwrite)
-    refuse_model(folder)
+    check_no_model(folder)
     any_size = size == ANY_SIZE
     processor = _checked(model, processor, None if any_size else size)
     require(*(("onnx", "onnxscript") if to == "onnx" else ("openvino",)), extra="export" if to == "onnx" else to)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from huggingface_hub import cached_assets_path
 
-from ..files.contents import refuse_model
+from ..files.contents import check_no_model
 from ..files.download import sha256_of
 from ..files.output import new_folder, refuse_existing, write_json
 from ..models.configuration_hf_vision import score_function
@@ -88,7 +88,7 @@ def write_web_page(
         credits: text about the examples.
     """
     refuse_existing(folder, overwrite)
-    refuse_model(folder)
+    check_no_model(folder)
     require("onnx", "onnxscript")
     runtime = find_runtime() if runtime is None else Path(runtime)
     with new_folder(folder, overwrite) as draft:

@@ -20,7 +20,7 @@ from .messages import shorten
 from .reading import read_json_object, read_text
 
 _LATEST = "-LAST"  # big_vision's file NAME-LAST holds the step of the folder NAME-<step>
-_OPTIMISER = re.compile(r"opt(_state)?[~./]")  # beginning of the names of files that hold only an optimiser's state
+_OPTIMIZER = re.compile(r"opt(_state)?[~./]")  # beginning of the names of files that hold only an optimizer's state
 
 
 def is_folder_address(location: str) -> bool:
@@ -29,7 +29,7 @@ def is_folder_address(location: str) -> bool:
 
 
 def fetch_folder(location: str, cache_dir: str | os.PathLike | None = None) -> Fetched:
-    """Download a folder of a public bucket into the cache, without the optimiser's state; a complete folder is reused.
+    """Download a folder of a public bucket into the cache, without the optimizer's state; a complete folder is reused.
 
     Args:
         location: `gs://bucket/folder/`, or `gs://bucket/NAME-LAST` for the folder of the step that this file holds.
@@ -60,7 +60,7 @@ def _latest_of(location: str) -> str:
 def _assemble(address: str, kept: Path, cache_dir: str | os.PathLike | None) -> None:
     """Download every file; the folder appears when it is complete."""
     bucket, _, prefix = address.removeprefix("gs://").partition("/")
-    files = {name: size for name, size in _list(bucket, prefix) if not _OPTIMISER.match(name.removeprefix(prefix))}
+    files = {name: size for name, size in _list(bucket, prefix) if not _OPTIMIZER.match(name.removeprefix(prefix))}
     if not files:
         raise SourceError(f"{address} does not exist, or holds no files")
     if (size := sum(files.values())) > MAX_CHECKPOINT_BYTES and not allowed("large"):

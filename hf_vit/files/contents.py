@@ -33,7 +33,7 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def mark_as_ours(folder: Path, marker: str = MARK) -> None:
+def write_marker(folder: Path, marker: str = MARK) -> None:
     """Write the marker of a folder: its files, with size and hash. A manifest omits README.md, which people edit."""
     unlisted = (LOCK, MARK, MANIFEST, *(["README.md"] if marker == MANIFEST else []))
     names = [name for name in sorted(_names(folder)) if name not in unlisted]
@@ -41,7 +41,7 @@ def mark_as_ours(folder: Path, marker: str = MARK) -> None:
     (folder / marker).write_text(manifest_text({name: manifest_entry(folder / name) for name in names}), "utf-8")
 
 
-def refuse_foreign(folder: str | os.PathLike, known: tuple[str, ...] = (), linked: str = "") -> None:
+def check_overwritable(folder: str | os.PathLike, known: tuple[str, ...] = (), linked: str = "") -> None:
     """Refuse a folder that holds anything that this package did not write; an empty folder is accepted.
 
     Args:
@@ -64,12 +64,12 @@ def refuse_foreign(folder: str | os.PathLike, known: tuple[str, ...] = (), linke
     foreign = sorted(name for name in names if name not in (*ours, *markers, LOCK) and not _is_readme(folder / name))
     if foreign:
         raise FileExistsError(
-            f"cannot replace {folder}: nothing shows that hf_vit wrote {in_words(foreign)} as it is now; nothing was "
-            "changed. Move that away, delete the folder yourself, or choose another"
+            f"cannot replace {folder}: it has files that hf_vit did not write, or that were changed since: "
+            f"{in_words(foreign)}. Nothing was changed; move them away, delete the folder, or choose another one"
         )
 
 
-def refuse_model(folder: str | os.PathLike) -> None:
+def check_no_model(folder: str | os.PathLike) -> None:
     """Refuse a folder that holds weights, for an output without weights.
 
     Raises:

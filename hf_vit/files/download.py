@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 BUCKETS = "https://storage.googleapis.com"  # the public address of gs://
 MAX_FAILURES = 3  # consecutive failures without any progress
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
-LEAST_SPEED, GRACE = 1024, 60.0  # bytes per second, from so many seconds on: a server must not hold us forever
+LEAST_SPEED, GRACE = 1024, 60.0  # bytes per second, after so many seconds: a slow server cannot block forever
 RETRY_WAIT = 1.0  # seconds before the second try; twice as long before the third
 _STORES = ("s3", "gs", "gcs", "hf", "az", "abfs", "abfss")  # file systems of fsspec that encrypt, at public addresses
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # tried again (RFC 9110, 6585)
@@ -38,11 +38,11 @@ class SourceError(OSError):
 
 
 class UnavailableError(SourceError):
-    """A place that does not give a file now, though another place may have it.
+    """A source that cannot provide a file now; another source may have it.
 
     Args:
         message: the whole sentence.
-        reason: the end of a sentence that begins with the place, such as "answers 403".
+        reason: the end of a sentence that begins with the source, such as "answers 403".
     """
 
     def __init__(self, message: str, reason: str):
@@ -305,7 +305,9 @@ class _Download:
                     self._check_size(start + received)
                     file.write(chunk)
                     if time.monotonic() > end + received / LEAST_SPEED:
-                        raise UnavailableError(f"{self.name} comes too slowly; a later try continues", "is too slow")
+                        raise UnavailableError(
+                            f"{self.name} is downloading too slowly; run the command again to continue", "is too slow"
+                        )
                     bar.update(len(chunk))
         except SourceError:
             raise

@@ -1,4 +1,4 @@
-"""Image files of a folder, recognised by their names; nothing is read."""
+"""Image files of a folder, recognized by their names; nothing is read."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -43,11 +43,11 @@ class _PrintableOutput:
 
 
 @contextmanager
-def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]:
+def user_errors(program: str, *more: type[Exception]) -> Iterator[None]:
     """Print an error that the user can correct, or Ctrl+C, as one sentence on standard error, and exit.
 
-    Standard output that nobody reads any more (`hf-vit predict ... | head`) ends the program without a message. It gets
-    no control characters, which a terminal would obey.
+    Standard output that nobody reads any more (`hf-vit predict ... | head`) ends the program without a message. Control
+    characters are escaped.
 
     Args:
         program: beginning of the sentence.
@@ -66,17 +66,17 @@ def ends_in_one_sentence(program: str, *more: type[Exception]) -> Iterator[None]
                 sys.stdout.flush()  # Python's own flush at the end would only warn
     except (*USER_ERRORS, *more) as error:
         _discard_output()
-        if isinstance(error, BrokenPipeError) and _is_unread():
+        if isinstance(error, BrokenPipeError) and _is_closed_pipe():
             raise SystemExit(UNREAD) from None
-        print(f"{program}: {one_sentence(error)}", file=sys.stderr)
+        print(f"{program}: {format_error(error)}", file=sys.stderr)
         raise SystemExit(FAILED) from None
     except RuntimeError as error:
         if not _is_about_memory(error):
             raise
-        print(f"{program}: {one_sentence(error)}", file=sys.stderr)
+        print(f"{program}: {format_error(error)}", file=sys.stderr)
         raise SystemExit(FAILED) from None
     except KeyboardInterrupt as error:
-        print(f"{program}: {str(error) or 'interrupted; nothing half-written was left'}", file=sys.stderr)
+        print(f"{program}: {str(error) or 'interrupted; no partial output was left'}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
 
 
@@ -91,7 +91,7 @@ def _discard_output() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
 
-def _is_unread() -> bool:
+def _is_closed_pipe() -> bool:
     """Tell whether standard output was a pipe whose reader has ended."""
     return sys.stdout is not None and not sys.stdout.isatty()
 
@@ -104,12 +104,12 @@ def _is_about_memory(error: BaseException) -> bool:
     )
 
 
-def one_sentence(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return an error's message on one line, cut after `MAX_MESSAGE` characters."""
     text = str(error)
     if _is_about_memory(error):
         first = text.partition("\n")[0].rstrip(".")
-        text = f"there is too little memory ({first or 'no amount given'}); use smaller batches or smaller images"
+        text = f"out of memory ({first or 'no amount given'}): use smaller batches or images"
     package = str(error.name).partition(".")[0] if isinstance(error, ImportError) else ""
     if extra := _EXTRAS.get(package):
         text = f"this needs {package}, which is not installed: pip install 'hf_vit[{extra}]'"

@@ -1,6 +1,6 @@
 """Atomic writing of files and folders: they appear complete or not at all.
 
-They are written in a hidden temporary folder beside their destination, then renamed. The process holds a lock on its
+They are written in a hidden temporary folder next to their destination, then renamed. The process holds a lock on its
 temporary folder. The next process that writes to the same destination deletes those of killed processes, never that of
 a living one.
 """
@@ -19,27 +19,27 @@ from secrets import token_hex
 from typing import Any
 
 from ..models.utils import MANIFEST
-from .contents import MARK, mark_as_ours, refuse_foreign
+from .contents import MARK, check_overwritable, write_marker
 
 try:
     import fcntl
 except ImportError:  # Windows: leftovers of a killed process stay
     fcntl = None
 
-_REPLACED = "replaced"  # name of the old folder inside a workplace
+_REPLACED = "replaced"  # name of the old folder inside a temporary
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
 def refuse_existing(path: str | os.PathLike, overwrite: bool) -> None:
     """Raise FileExistsError if `path` exists and may not be overwritten, or is a folder with foreign files."""
-    if parent := next((str(place) for place in Path(path).parents if place.is_file()), None):
-        raise FileExistsError(f"cannot write {path}: {parent} is a file (expected a folder); choose another place")
+    if parent := next((str(folder) for folder in Path(path).parents if folder.is_file()), None):
+        raise FileExistsError(f"cannot write {path}: {parent} is a file (expected a folder); choose another path")
     if not os.path.lexists(path):
         return
     if not overwrite:
         raise FileExistsError(f"{path} exists; give --overwrite (overwrite=True) to replace it")
     if os.path.isdir(path):
-        refuse_foreign(path)
+        check_overwritable(path)
 
 
 @contextmanager
@@ -58,10 +58,10 @@ def new_file(path: str | os.PathLike, overwrite: bool = False, flush: bool = Fal
     path = Path(path)
     if not overwrite:
         refuse_existing(path, overwrite)
-    with _workplace(path) as workplace:
-        file = workplace / path.name
+    with _temporary_folder(path) as temporary:
+        file = temporary / path.name
         yield file
-        _finish(file, workplace, flush)
+        _finish(file, temporary, flush)
         os.replace(file, path)
         if flush:
             flush_to_disk(path.parent)
@@ -84,17 +84,17 @@ def new_folder(
         OSError: it cannot be written; nothing of it is left, and `path` is unchanged.
     """
     path = Path(path)
-    with _workplace(path) as workplace:
+    with _temporary_folder(path) as temporary:
         _refuse_to_replace(path, overwrite)
-        folder = workplace / path.name
+        folder = temporary / path.name
         folder.mkdir()
         yield folder
         if marker is not None:
-            mark_as_ours(folder, marker)
+            write_marker(folder, marker)
         for entry in (*folder.rglob("*"), folder):
-            _finish(entry, workplace, flush)
+            _finish(entry, temporary, flush)
         _refuse_to_replace(path, overwrite)  # again: the old folder may have got new files meanwhile
-        _replace_folder(path, folder, workplace / _REPLACED)
+        _replace_folder(path, folder, temporary / _REPLACED)
         if flush:
             flush_to_disk(path.parent)
 
@@ -111,14 +111,14 @@ def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
         OSError: they cannot be written; `folder` is unchanged.
     """
     folder = Path(folder)
-    with _workplace(folder) as workplace:
-        draft = workplace / folder.name
+    with _temporary_folder(folder) as temporary:
+        draft = temporary / folder.name
         draft.mkdir()
         yield draft
         folder.mkdir(exist_ok=True)
-        mark_as_ours(draft, MANIFEST)
+        write_marker(draft, MANIFEST)
         for file in draft.iterdir():
-            _finish(file, workplace, flush=False)
+            _finish(file, temporary, flush=False)
         last = ("config.json", MANIFEST)
         for name in last:
             (folder / name).unlink(missing_ok=True)
@@ -141,42 +141,42 @@ def _refuse_to_replace(path: Path, overwrite: bool) -> None:
     """Raise FileExistsError if a folder may not replace `path`."""
     refuse_existing(path, overwrite)
     if os.path.lexists(path) and not os.path.isdir(path):
-        refuse_foreign(path)
+        check_overwritable(path)
 
 
 @contextmanager
-def _workplace(path: Path) -> Iterator[Path]:
+def _temporary_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`, on the same disk; it is deleted afterwards, also after Ctrl+C."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)
-    workplace = path.with_name(f".{token_hex(4)}.incomplete.{path.name}")
+    temporary = path.with_name(f".{token_hex(4)}.incomplete.{path.name}")
     lock = None
     try:
-        lock = _make_locked(workplace)
-        yield workplace
+        lock = _make_locked(temporary)
+        yield temporary
     except Exception as error:
-        if _is_about_writing(error, workplace):
+        if _is_about_writing(error, temporary):
             raise OSError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
         raise
     finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         if lock is not None:
             os.close(lock)
 
 
-def _make_locked(workplace: Path) -> int | None:
+def _make_locked(temporary: Path) -> int | None:
     """Make a folder and lock it, so that other processes delete it only after this process has ended.
 
     Returns:
         A file descriptor to close at the end; None where the system or the disk has no such locks.
     """
     while True:
-        workplace.mkdir(exist_ok=True)
+        temporary.mkdir(exist_ok=True)
         try:
-            lock = _lock(workplace)
+            lock = _lock(temporary)
         except (BlockingIOError, FileNotFoundError):  # another process is deleting it as a leftover
             continue
-        if lock is None or workplace.exists():
+        if lock is None or temporary.exists():
             return lock
         os.close(lock)
 
@@ -202,7 +202,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Delete workplaces of dead processes that wrote to `path`, but none that holds the only copy of an old folder."""
+    """Delete temporary folders of dead processes that wrote to `path`, except the only copy of an old folder."""
     pattern = re.compile(r"\.[0-9a-f]{8}\.incomplete\." + re.escape(path.name))
     for leftover in filter(lambda entry: pattern.fullmatch(entry.name), path.parent.iterdir()):
         with suppress(OSError):  # its process is alive
@@ -214,17 +214,17 @@ def _clear_leftovers(path: Path) -> None:
             os.close(lock)
 
 
-def _is_about_writing(error: Exception, workplace: Path) -> bool:
+def _is_about_writing(error: Exception, temporary: Path) -> bool:
     """Tell whether an error comes from writing (full disk, no permission): an OSError, or safetensors' own class."""
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS) or str(workplace) in str(error)
+        return error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS) or str(temporary) in str(error)
     return "os error" in str(error).lower()
 
 
-def _finish(entry: Path, workplace: Path, flush: bool) -> None:
-    """Give a file the permissions of the umask, as `workplace` has them; safetensors lets only the owner read."""
+def _finish(entry: Path, temporary: Path, flush: bool) -> None:
+    """Give a file the permissions of the umask, as `temporary` has them; safetensors lets only the owner read."""
     if entry.is_file():
-        entry.chmod(workplace.stat().st_mode & 0o666)
+        entry.chmod(temporary.stat().st_mode & 0o666)
     if flush:
         flush_to_disk(entry)
 

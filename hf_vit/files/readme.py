@@ -8,8 +8,8 @@ from pathlib import Path
 BEGIN = "<!-- hf_vit: from here on rendered by `hf-vit card`; write above or below, it stays -->"
 END = "<!-- hf_vit: end -->"
 _TEXT = """\
-A model of `hf_vit`. Run `import hf_vit` first. Without it, transformers does not know the type `{model_type}`, and
-reports that the checkpoint or transformers is out of date.
+This folder holds a model of `hf_vit`. Run `import hf_vit` before you load it: without that, transformers does not know
+the type `{model_type}`, and reports that the checkpoint or transformers is out of date.
 
 ```python
 import hf_vit

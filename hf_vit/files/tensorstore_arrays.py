@@ -1,7 +1,7 @@
 """Reader for folders of arrays that JAX trainers write: Orbax (OCDBT, or one zarr array per parameter) and big_vision.
 
 Opening a folder reads the metadata of its arrays only. An array's chunks are read with the array; the chunks of an
-optimiser's state are never read.
+optimizer's state are never read.
 """
 
 import math
@@ -95,7 +95,7 @@ class TensorStoreReader:
 
     def _open(self, tensorstore: Any) -> None:
         tree = read_json_object(self.path / _TREE) if (self.path / _TREE).is_file() else {}
-        context, places = tensorstore.Context(), list(self._places(tensorstore))
+        context, places = tensorstore.Context(), list(self._stored_arrays(tensorstore))
         if len(places) > MAX_ARRAYS:
             raise TensorStoreError(f"{self.path} holds {len(places):,} arrays; at most {MAX_ARRAYS:,} are read")
         opening = []
@@ -108,7 +108,7 @@ class TensorStoreReader:
             self._add(names.get(name, name.replace(separator, "/")), future.result(), tensorstore, tree)
         self._check_sizes()
 
-    def _places(self, tensorstore: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    def _stored_arrays(self, tensorstore: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield (stored name, name of its metadata file, key-value store) for every array."""
         folder = f"{self.path.resolve().as_posix()}/"
         if not (self.path / _DATABASE).is_file():

@@ -115,7 +115,7 @@ def _summary(sources: Sources) -> str:
             f"A {what} {kind}: {short}-{variant}, {sources.facts['title']}. "
             f'Paper: "[{paper["title"]}](https://arxiv.org/abs/{paper["arxiv"]})". '
             "It was converted from a JAX checkpoint, and computes the same outputs in PyTorch. "
-            "The authors of the paper did not write this card."
+            "This card was not written by the paper's authors."
         )
     text = f"A {what} {kind} ([arXiv {arxiv}](https://arxiv.org/abs/{arxiv})) for hf_vit and transformers."
     base, data = (sources.training.get(name) for name in ("base_model", "dataset"))

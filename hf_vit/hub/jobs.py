@@ -42,9 +42,7 @@ def run_job(
     """
     flavors = [one.value for one in JobHardware]
     if flavor not in flavors:
-        raise ValueError(
-            f"there is no hardware {flavor}{did_you_mean(flavor, flavors)} (there is {', '.join(flavors)})"
-        )
+        raise ValueError(f"unknown hardware {flavor}{did_you_mean(flavor, flavors)}; known: {', '.join(flavors)}")
     if package is None:
         raise ValueError(
             "--job needs --package, because hf_vit is on no package index: the address of a wheel, or git+https://..."

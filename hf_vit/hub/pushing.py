@@ -185,7 +185,7 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
         if entry.is_symlink():
             raise ValueError(
                 f"cannot push {entry}: it is a symbolic link (to {os.readlink(entry)}); nothing was pushed. "
-                "Put the file itself there, such as with `cp -rL`"
+                "Replace it by the file, for example with `cp -rL`"
             )
     check_place(folder)
     files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}

@@ -1,4 +1,4 @@
-"""A static Space on the Hub: the page of `hf-vit export --to web`, which needs no server that computes."""
+"""A static Space on the Hub: the page of `hf-vit export --to web`, which needs no backend."""
 
 import os
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from accelerate import Accelerator, PartialState
 from ..auditing.audit import run_audit
 from ..data.splits import open_splits, split_into_folds
 from ..devices import keep_freed_memory, start_accelerator
-from ..files.messages import USER_ERRORS, ends_in_one_sentence
+from ..files.messages import USER_ERRORS, user_errors
 from ..files.output import write_json
 from ..files.progress import silence_progress_bars
 from ..loading import check_for_transformers, rewrite_for_transformers
@@ -180,7 +180,7 @@ def run_script(main: Callable[[list[str] | None], Any], argv: list[str] | None =
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     keep_freed_memory()
     silence_progress_bars()
-    with ends_in_one_sentence("error", TrainingStopped):
+    with user_errors("error", TrainingStopped):
         try:
             main(argv)
         except (*USER_ERRORS, TrainingStopped):

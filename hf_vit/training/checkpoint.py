@@ -35,7 +35,7 @@ from torch.futures import Future as WriteFuture
 
 from ..data.fingerprint import describe_fingerprint
 from ..devices import cpu_group, is_xla, make_states, on_cpu
-from ..files.contents import LOCK, MARK, PUSHED, refuse_foreign
+from ..files.contents import LOCK, MARK, PUSHED, check_overwritable
 from ..files.download import sha256_of
 from ..files.output import flush_to_disk
 from ..models.utils import MANIFEST
@@ -522,7 +522,7 @@ def _empty(output: Path, overwrite: bool) -> None:
     if found and not overwrite:
         raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
     if found:
-        refuse_foreign(output.resolve(), _RUN_FILES, linked="checkpoints")
+        check_overwritable(output.resolve(), _RUN_FILES, linked="checkpoints")
     checkpoints = output / "checkpoints"
     for entry in found:
         for unneeded in entry.iterdir() if entry == checkpoints and entry.is_symlink() else [entry]:

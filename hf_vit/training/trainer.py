@@ -27,7 +27,7 @@ from ..data.splits import Split
 from ..devices import mark_step, sharded_parameters
 from ..evaluation.multi_label import choose_thresholds
 from ..evaluation.predictions import evaluation_batches, predict, score, score_classes, to_device
-from ..files.contents import mark_as_ours
+from ..files.contents import write_marker
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
 from ..settings.fields import TrainingSettings
@@ -177,7 +177,7 @@ class Trainer:
             self.eval_loader = WatchedBatches(loader, self.progress)
         if self.accelerator.is_main_process:
             if not settings.resume:
-                mark_as_ours(self.output)
+                write_marker(self.output)
             write_text(self.output / "recipe.yaml", dump(settings))
         self.console = Console(self)
         self.model.train()

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from hf_vit.cli import main
-from hf_vit.files.messages import ends_in_one_sentence
+from hf_vit.files.messages import user_errors
 
 from ..paths import ROOT
 from ..processes import finish, start
@@ -141,7 +141,7 @@ def test_standard_output_that_takes_nothing(output, status, said):
 
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(2**50), lambda: np.empty(2**50), lambda: bytearray(2**60)])
 def test_too_little_memory_is_one_sentence(allocate, capsys):
-    with pytest.raises(SystemExit, match="2"), ends_in_one_sentence("hf-vit predict"):
+    with pytest.raises(SystemExit, match="2"), user_errors("hf-vit predict"):
         allocate()
     said = capsys.readouterr().err
     assert said.startswith("hf-vit predict: ")

@@ -25,7 +25,7 @@ from hf_vit.data.samplers import BatchLayout, BlockBatchSampler
 from hf_vit.data.shards import ShardedDataset
 from hf_vit.data.sources import load_digits, load_split
 from hf_vit.data.splits import open_named, open_split
-from hf_vit.files.messages import one_sentence
+from hf_vit.files.messages import format_error
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.settings.fields import EvaluateSettings
 
@@ -325,7 +325,7 @@ def test_a_damaged_shard_is_one_sentence_with_its_name(kind, tmp_path):
     wrapped = ExceptionWrapper(caught._excinfo, where="in DataLoader worker process 0")  # as from a worker
     with pytest.raises(ValueError, match="Original Traceback") as again:
         wrapped.reraise()
-    assert one_sentence(again.value) == one_sentence(caught.value)
+    assert format_error(again.value) == format_error(caught.value)
 
 
 def test_unreadable_images_are_replaced_by_one_of_the_same_lane(tmp_path):

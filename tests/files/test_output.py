@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_vit.files import output as module
-from hf_vit.files.contents import MARK, mark_as_ours, refuse_foreign
+from hf_vit.files.contents import MARK, check_overwritable, write_marker
 from hf_vit.files.output import new_file, new_folder, new_model_files, write_json, write_text
 from hf_vit.files.readme import render_readme
 from hf_vit.models.utils import MANIFEST
@@ -186,7 +186,7 @@ MODEL = ("config.json", "model.safetensors", "preprocessor_config.json", "conver
 def save_ours(folder: Path, *names: str, marker: str = MARK) -> Path:
     """Make a folder that counts as written by this package."""
     folder.mkdir(exist_ok=True)
-    mark_as_ours(save(folder, *names), marker)
+    write_marker(save(folder, *names), marker)
     return folder
 
 
@@ -224,7 +224,7 @@ def test_a_folder_with_a_foreign_file_is_refused_and_unchanged(kind, foreign, tm
 def test_a_file_that_was_changed_since_is_kept(size, tmp_path):
     folder = save(tmp_path / "it", *MODEL)
     (folder / "model.safetensors").write_bytes(bytes(size))
-    mark_as_ours(folder)
+    write_marker(folder)
     os.utime(folder / MARK, (0, 0))  # as if the change came later than it does here
     (folder / "model.safetensors").write_bytes(b"1" + bytes(size - 1))
     with pytest.raises(FileExistsError, match=r"model\.safetensors"):
@@ -281,7 +281,7 @@ def test_files_added_during_a_replacement_are_kept(tmp_path):
 def test_many_foreign_files_give_a_short_message(tmp_path):
     save(tmp_path, *(f"chapter{number}.tex" for number in range(900)))
     with pytest.raises(FileExistsError, match="895"):
-        refuse_foreign(tmp_path)
+        check_overwritable(tmp_path)
 
 
 WRITER = """

@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from hf_vit.files.messages import USER_ERRORS, one_sentence
+from hf_vit.files.messages import USER_ERRORS, format_error
 
 SECONDS = 10.0  # of the processor for one input
 _WAITING = 6
@@ -277,7 +277,7 @@ def _refusal(number: int, error: BaseException) -> Outcome:
         causes.append(cause)
     if any(isinstance(cause, MemoryError) or "can't allocate memory" in str(cause) for cause in causes):
         return Outcome(number, "memory", "".join(traceback.format_exception(error))[-6_000:])
-    sentence, kind = one_sentence(error), type(error).__name__
+    sentence, kind = format_error(error), type(error).__name__
     if len(sentence) < 12 or " " not in sentence:
         return Outcome(number, "no sentence", "".join(traceback.format_exception(error))[-6_000:])
     frame = traceback.extract_tb(error.__traceback__)[-1]

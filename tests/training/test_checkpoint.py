@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from hf_vit.files.contents import mark_as_ours
+from hf_vit.files.contents import write_marker
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import checkpoint
 from hf_vit.training.checkpoint import Checkpoints, damage, locked_output, read_state, restore, run_tensors, set_aside
@@ -253,7 +253,7 @@ def test_an_output_folder_or_its_checkpoints_may_be_links(tmp_path, linked):
     (output / "recipe.yaml").touch()
     with pytest.raises(FileExistsError, match=r"recipe\.yaml"), locked_output(output, settings, accelerator):
         pass  # it could be the user's own
-    mark_as_ours(output)  # as a run does when it begins
+    write_marker(output)  # as a run does when it begins
     (output / "checkpoints" / "diary.txt").touch()
     with pytest.raises(FileExistsError, match="diary"), locked_output(output, settings, accelerator):
         pass
