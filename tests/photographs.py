@@ -26,6 +26,6 @@ def pixels_of(photograph: bytes) -> np.ndarray:
 
 
 def draw_picture(color: tuple[int, int, int], rng: np.random.Generator) -> Image.Image:
-    """9 x 6 pixels of about one colour."""
+    """9 x 6 pixels of about one color."""
     pixels = np.clip(np.array(color) + rng.integers(-25, 25, (6, 9, 3)), 0, 255)
     return Image.fromarray(pixels.astype(np.uint8))

@@ -1,6 +1,6 @@
 """Analysis of a model: filters, positions, attention and compute.
 
-Functions that analyse a model return NumPy arrays; the `plot_` functions draw these with matplotlib.
+Functions that analyze a model return NumPy arrays; the `plot_` functions draw these with matplotlib.
 """
 
 from .attention import attention_distance, attention_maps, attention_rollout

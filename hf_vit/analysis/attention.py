@@ -24,7 +24,7 @@ def attention_distance(
 
     This is the distance between a patch and the patches it attends to, weighted by the attention and averaged over
     patches and images. As in the authors' code (google-research/vision_transformer, issue 162), the class token is
-    dropped as query and as key, without renormalising: attention to the class token counts as distance 0.
+    dropped as query and as key, without renormalizing: attention to the class token counts as distance 0.
 
     Args:
         model: any model of this package.

@@ -40,7 +40,7 @@ _PARTS = (
     (r"pooler", "pooling and pre-logits"),
     (r"classifier", "head"),
     (r"embeddings", "class token and positions"),
-    (r"norm", "normalisation"),
+    (r"norm", "normalization"),
 )
 
 
@@ -108,7 +108,7 @@ def count_compute(
     with _shapes_of(model, image_size, attention) as (shapes, one):
         parts = _parts(shapes, _count_flops(shapes, one, output_hidden_states=True), _paper_part)
         logits_flops = _count_flops(shapes, one)[type(shapes).__name__]
-        # a difference, since standardised weights are stored too, once for all images
+        # a difference, since standardized weights are stored too, once for all images
         two = torch.cat([one, one])
         activation_bytes = _bytes_for_backward(shapes, two) - _bytes_for_backward(shapes, one)
     return Compute((one.shape[-2], one.shape[-1]), parts, logits_flops // FLOPS_PER_MULTIPLY_ADD, activation_bytes)
@@ -120,7 +120,7 @@ def count_multiply_adds(model: PreTrainedConfig | nn.Module, image_size: Size | 
 
 
 def count_with_padding(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> tuple[int, int]:
-    """Count multiply-adds, and those among them that standardised convolutions spend on padding.
+    """Count multiply-adds, and those among them that standardized convolutions spend on padding.
 
     torch's counter includes the latter, XLA's does not. The paper's exaFLOPs of ResNets seem to exclude them.
     """

@@ -103,7 +103,7 @@ def plot_attention_distance(distances: np.ndarray, images: int | None = None) ->
 
 
 def plot_position_similarity(similarity: np.ndarray) -> "Figure":
-    """Draw the similarity of position embeddings, one map for each patch (Figure 7, centre, of arXiv 2010.11929).
+    """Draw the similarity of position embeddings, one map for each patch (Figure 7, center, of arXiv 2010.11929).
 
     Args:
         similarity: (rows, columns, rows, columns), from `position_similarity`. Of a large grid, only some patches are
@@ -136,7 +136,7 @@ def plot_position_similarity(similarity: np.ndarray) -> "Figure":
 def plot_embedding_filters(filters: np.ndarray) -> "Figure":
     """Draw the principal components of the first filters (Figure 7, left, of arXiv 2010.11929).
 
-    Each has its own scale, from minus to plus its largest magnitude; grey is zero. If there are not three channels, the
+    Each has its own scale, from minus to plus its largest magnitude; gray is zero. If there are not three channels, the
     mean over channels is drawn.
 
     Args:
@@ -252,7 +252,7 @@ def _name_ticks(axis, values: Sequence[float]) -> None:
 
 
 def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:
-    """Write names beside the points, each on the first of four sides where it covers no point and no other name."""
+    """Write names next to the points, each on the first of four sides where it covers no point and no other name."""
     figure.draw_without_rendering()  # computes all positions
     points = axes.transData.transform([(run.exaflops, run.accuracy) for run in runs])
     taken = [axes.get_legend().get_window_extent()]
@@ -298,10 +298,10 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _heat(axes, values: np.ndarray, image: np.ndarray, scale: np.ndarray | None = None, **options):
-    """Draw values over the image in grey; the scale ends at a percentile, as few patches can have most attention."""
+    """Draw values over the image in gray; the scale ends at a percentile, as few patches can have most attention."""
     scale = values if scale is None else scale
-    grey = image if image.ndim == 2 else image @ np.array([0.299, 0.587, 0.114])
-    axes.imshow(grey, cmap="gray", vmin=0, vmax=1)
+    gray = image if image.ndim == 2 else image @ np.array([0.299, 0.587, 0.114])
+    axes.imshow(gray, cmap="gray", vmin=0, vmax=1)
     extent = (-0.5, image.shape[1] - 0.5, image.shape[0] - 0.5, -0.5)
     ends = {"vmin": scale.min(), "vmax": max(np.percentile(scale, _CLIPPED), scale.min() + 1e-6)}
     return axes.imshow(values, extent=extent, **{"cmap": "inferno", "alpha": 0.6, **ends, **options})

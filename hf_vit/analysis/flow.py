@@ -23,7 +23,7 @@ def attention_flow(
 ) -> np.ndarray:
     """Compute attention flow (Abnar and Zuidema, arXiv 2005.00928): attention as capacities of a network.
 
-    The tokens at each depth are nodes. The attention between tokens of neighbouring depths (mean over heads, plus the
+    The tokens at each depth are nodes. The attention between tokens of neighboring depths (mean over heads, plus the
     identity for the residual connection) is the capacity of an edge. The flow to a patch is the maximum flow between
     the head's input (see `attention_rollout`) and this patch, computed for each patch separately. If the layers mix
     well, the first layer is the bottleneck, and the flow to a patch is the attention of all tokens to it there.

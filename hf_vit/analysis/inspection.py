@@ -37,7 +37,7 @@ _CAPTIONS = {
     "heads": "Last layer: attention of {query}, for each head.",
     "distance": "Distance between a patch and the patches it attends to, weighted by attention; a point for each head.",
     "positions": "Each map compares the position embedding of one patch, marked +, with those of all patches.",
-    "filters": "Principal components of {kernels}, in the order of explained variance; grey is zero.",
+    "filters": "Principal components of {kernels}, in the order of explained variance; gray is zero.",
 }
 # Figures of the whole model, by the heading of their section.
 _WHOLE = {
@@ -85,7 +85,7 @@ def inspect(
         ValueError: there is no image processor, or one of another package.
     """
     if not isinstance(processor, HfViTImageProcessor):
-        raise ValueError(f"cannot inspect {title}: it has no image processor of hf_vit; save one beside the model")
+        raise ValueError(f"cannot inspect {title}: it has no image processor of hf_vit; save one next to the model")
     check_no_model(output)
     with new_folder(output, overwrite) as temporary:
         report = Report(temporary)
@@ -124,7 +124,7 @@ def _look_at_weights(report: Report, model: Any) -> None:
 def _look_at_images(
     report: Report, model: Any, processor: Any, images: Sequence, flow: bool, progress: bool
 ) -> list[_ImageFindings]:
-    """Analyse each image separately; the attention distance is the mean over the readable ones."""
+    """Analyze each image separately; the attention distance is the mean over the readable ones."""
     findings, distances = [], []
     sound = has_attention = False
     with report.attempt():
@@ -193,7 +193,7 @@ def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
 
 
 def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:
-    """Undo the normalisation: (channels, height, width) -> (height, width, 3) or (height, width) in [0, 1]"""
+    """Undo the normalization: (channels, height, width) -> (height, width, 3) or (height, width) in [0, 1]"""
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
     mean, std = (torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (mean, std))
     image = (pixel_values * std + mean).clamp(0, 1).numpy()

@@ -20,7 +20,7 @@ _MOST_IMAGES = 32  # of a batch, if attentions are small
 
 
 class NotInThisModel(ValueError):
-    """Model without the part to analyse, such as attention or position embeddings."""
+    """Model without the part to analyze, such as attention or position embeddings."""
 
 
 def encoder_of(model: nn.Module) -> Any:

@@ -15,7 +15,7 @@ from .observing import NotInThisModel, finite
 def embedding_filters(model: nn.Module, components: int = 28) -> np.ndarray:
     """Compute the principal components of the first filters (Figure 7, left, of arXiv 2010.11929).
 
-    The filters are the patch embeddings, or in a hybrid the stem's root convolution with its standardised weights.
+    The filters are the patch embeddings, or in a hybrid the stem's root convolution with its standardized weights.
     Kernels are samples and their pixels variables; the mean kernel is subtracted.
 
     Args:
@@ -56,7 +56,7 @@ def _first_kernels(model: nn.Module) -> np.ndarray:
     config: Any = model.config
     if getattr(config, "is_flexible", False) and not hasattr(convolution, "numbers"):  # not the root of a stem
         weight = resize_patch_kernel(weight, as_pair(config.patch_size))
-    numbers = getattr(convolution, "numbers", None)  # of a convolution with standardised weights
+    numbers = getattr(convolution, "numbers", None)  # of a convolution with standardized weights
     return (weight if numbers is None else standardize(weight, numbers)).cpu().numpy()
 
 

@@ -63,7 +63,7 @@ def write_pages(output: Path, issues: Sequence[Issue], files: Mapping[str, dict[
 
 
 def draw_sheet(issues: Sequence[Issue], files: Mapping[str, dict[str, Any]]) -> Image.Image:
-    """Draw the images of issues with their names and labels; the image that one repeats is beside it."""
+    """Draw the images of issues with their names and labels; the image that one repeats is next to it."""
     pairs = any(issue.other for issue in issues)
     width = (2 if pairs else 1) * (_TILE + 2) + _GAP
     height = _TILE + 3 * _LINE + _GAP

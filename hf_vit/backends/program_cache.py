@@ -35,7 +35,7 @@ def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[P
     Args:
         identity: name of the entry's folder, unique for what the program computes; None: do not use the cache.
         make: function that writes the files of the program into an empty folder.
-        load: function that reads them from a folder, which may be deleted afterwards.
+        load: function that reads them from a folder, which may be deleted afterward.
     """
     limit = _limit()
     if identity is not None and limit:

@@ -45,7 +45,7 @@ def quantize(
     )
     if top1:
         print(f"top-1: int8 {top1['int8']:.1%}, float32 {top1['float32']:.1%}")
-    print(f"the program has {program:.1f} MB, the float32 weights beside it {weights:.1f} MB")
+    print(f"the program has {program:.1f} MB, the float32 weights {weights:.1f} MB")
     print(
         f"one image: int8 {1000 * seconds['int8']:.1f} ms, PyTorch in float32 {1000 * seconds['float32']:.1f} ms "
         f"({seconds['float32'] / seconds['int8']:.1f} times as fast; medians of wall clock, in turns)"

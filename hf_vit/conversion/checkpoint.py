@@ -44,7 +44,7 @@ class Checkpoint:
     Attributes:
         location: path, address or name, as the user gave it.
         path: the file; for arrays in a folder, the folder.
-        settings: the config.json beside it; empty without one.
+        settings: the config.json in its folder; empty without one.
         shapes, dtypes: name -> shape or dtype of each array, in the order of the file. Empty for a folder of
             transformers, whose own loader reads the weights.
         container: key of the file under which the arrays are stored; "" for the root.

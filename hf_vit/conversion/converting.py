@@ -135,7 +135,7 @@ def convert_request(
     found_labels = _label(model, its_source, checkpoint, labels)
     preprocessing = Inferred({"preset": preset}, "stated")
     if not preset:
-        with wrong_types_refused(f"the preprocessing beside {path.name}"):
+        with wrong_types_refused(f"the preprocessing of {path.name}"):
             preprocessing = its_source.preprocessing(checkpoint, naming.dialect)
     processor = HfViTImageProcessor.for_model(model.config, **preprocessing.value)
     shows_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
@@ -196,7 +196,7 @@ def _label(
     """Name the classes of a model, by the caller's names or else the source's; return their number and origin."""
     names = labels
     if names is None and has_head(model):
-        with wrong_types_refused(f"the config.json beside {checkpoint.path.name}"):
+        with wrong_types_refused(f"the config.json of {checkpoint.path.name}"):
             names = source.labels(checkpoint, model.config.num_labels or 0)
     if names is not None:
         set_labels(model, names)

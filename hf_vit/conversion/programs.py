@@ -69,7 +69,7 @@ def export_onnx(
     Args:
         model: model with or without a head; on the CPU, in float32.
         path: the .onnx to write, with its weights; it appears when it is complete. Above 2 GB of weights, ONNX needs a
-            second file beside it, `path`.data.
+            second file next to it, `path`.data.
         size: image size in pixels, an int or (height, width), by default the model's own; position embeddings are
             resampled once. "dynamic" means every size that the patches divide.
         overwrite: replace an existing file.
@@ -180,7 +180,7 @@ def trace(
         model: model with or without a head.
         size: as in `export_onnx`.
         names: names of the outputs; by default the one output that this module describes.
-        scaling: normalisation of the input inside the program; None if the program takes normalised pixels.
+        scaling: normalization of the input inside the program; None if the program takes normalized pixels.
     """
     module, pixel_values, shapes = _prepare(model, size, names or [_output_of(model)], scaling)
     with torch.no_grad(), quiet():

@@ -275,7 +275,7 @@ class TorchSource(RuleSource):
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
         file, overrides = checkpoint.path.name, request.overrides
-        with wrong_types_refused(f"the config.json beside {file}"):
+        with wrong_types_refused(f"the config.json of {file}"):
             stated = self.stated(checkpoint.settings)
         fields = self.sizes(shapes, request.position_grid, file) | with_reason(stated, "stated in config.json")
         if "hidden_size" in fields and "num_attention_heads" not in {**fields, **overrides}:
@@ -303,7 +303,7 @@ class TorchSource(RuleSource):
         """Infer the fields of the configuration, each with its reason, except the number of heads."""
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that the config.json beside the weights states."""
+        """Return the fields that the config.json of the weights states."""
         return {}
 
 

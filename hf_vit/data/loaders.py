@@ -235,7 +235,7 @@ def join_parts(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Join the parts of a batch, sorted by "position", in pinned memory if there is a GPU; each is copied once."""
     parts = [part for part in parts if part]
     order = torch.cat([part["position"] for part in parts]).argsort().argsort()
-    orders = order.split([len(part["position"]) for part in parts])
+    parts_of_order = order.split([len(part["position"]) for part in parts])
     pins = torch.cuda.is_available()
     batch = {}
     for name, tensor in parts[0].items():
@@ -248,7 +248,7 @@ def join_parts(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         if name == "first":
             begins = accumulate((len(part["pixels"]) for part in parts), initial=0)
             columns = [first + begin for first, begin in zip(columns, begins, strict=False)]
-        for column, chosen in zip(columns, orders, strict=True):
+        for column, chosen in zip(columns, parts_of_order, strict=True):
             batch[name].index_copy_(0, chosen, column)
     del batch["position"]
     return batch

@@ -44,8 +44,8 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     began = time.perf_counter()
     predictions = _run(settings, accelerator, model, processor, split)
     seconds = time.perf_counter() - began
-    if real is None and (unlabelled := int((predictions["label"] < 0).sum())):
-        raise ValueError(f"{unlabelled} of {len(predictions['label'])} images have no label; choose another --split")
+    if real is None and (unlabeled := int((predictions["label"] < 0).sum())):
+        raise ValueError(f"{unlabeled} of {len(predictions['label'])} images have no label; choose another --split")
     if settings.output_dir and settings.protocol == "accuracy" and accelerator.is_main_process:
         folder, thresholds = Path(str(settings.dataset)), thresholds_of(model.config)
         held_out = HeldOut(predictions, split, names_of(model.config), folder, thresholds)

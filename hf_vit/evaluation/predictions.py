@@ -133,7 +133,7 @@ def make_targets(
 ) -> torch.Tensor:
     """Convert class numbers (batch,), or indicators of several labels (batch, num_labels), to float targets.
 
-    Smoothing mixes a softmax target with the uniform distribution, and moves each sigmoid target towards 1/2 (no
+    Smoothing mixes a softmax target with the uniform distribution, and moves each sigmoid target toward 1/2 (no
     original smooths sigmoid targets). Tested against `optax.smooth_labels` (tests/goldens/training/losses.npz).
 
     Returns:

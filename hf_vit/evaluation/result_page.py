@@ -59,7 +59,7 @@ class HeldOut:
         """Tell whether each image has one label or none, as the page requires."""
         return self.predictions["label"].ndim == 1
 
-    def labelled(self, name: str) -> np.ndarray:
+    def labeled(self, name: str) -> np.ndarray:
         """Return one column of the predictions, without images that have no label."""
         return self.predictions[name][self.predictions["label"] >= 0]
 
@@ -85,9 +85,9 @@ def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
         "mistaken": label, prediction and number of images of the 10 pairs that are mistaken most. Nothing where no
         image has a label, or one may have several.
     """
-    if not held_out.is_single_label or not len(held_out.labelled("label")):
+    if not held_out.is_single_label or not len(held_out.labeled("label")):
         return {}
-    labels, predicted = held_out.labelled("label"), held_out.labelled("ranked")[:, 0]
+    labels, predicted = held_out.labeled("label"), held_out.labeled("ranked")[:, 0]
     scores = score_classes(labels, predicted)
     numbers = sorted(one.number for one in scores)
     names = held_out.names
@@ -124,7 +124,7 @@ def write_results(
     output.mkdir(parents=True, exist_ok=True)
     files = list(name_files(held_out.split, held_out.folder))
     write_text(output / "predictions.csv", _as_csv(held_out, files))
-    if len(held_out.labelled("label")):
+    if len(held_out.labeled("label")):
         about = {"title": title, "facts": facts, "recipe": recipe, "curve": picture_data(curve)}
         write_text(output / "report.html", _render(held_out, files, **about))
 
@@ -160,8 +160,8 @@ def _as_csv(held_out: HeldOut, files: Sequence[str]) -> str:
 
 
 def _render(held_out: HeldOut, files: Sequence[str], **about: Any) -> str:
-    labels, ranked = held_out.labelled("label"), held_out.labelled("ranked")
-    probability = held_out.labelled("probabilities")[:, 0]
+    labels, ranked = held_out.labeled("label"), held_out.labeled("ranked")
+    probability = held_out.labeled("probabilities")[:, 0]
     right = ranked[:, 0] == labels
     rows = np.argsort(-probability, kind="stable")
     mistakes = [row for row in rows if not right[row]]
@@ -177,7 +177,7 @@ def _render(held_out: HeldOut, files: Sequence[str], **about: Any) -> str:
         interval=wilson_interval(int(right.sum()), len(labels)),
         top5=float(tops.mean()) if ranked.shape[1] == 5 < len(held_out.names) else None,
         skipped=held_out.predictions["skipped"],
-        unlabelled=len(held_out.predictions["label"]) - len(labels),
+        unlabeled=len(held_out.predictions["label"]) - len(labels),
         frame=_FRAME,
         mistakes=list(_pictures(held_out, files, mistakes[:_PICTURES])),
         num_mistakes=len(mistakes),
@@ -206,7 +206,7 @@ def _classes(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
 
 def _pictures(held_out: HeldOut, files: Sequence[str], rows: Iterable[int]) -> Iterator[_Picture]:
     """Yield thumbnails of some images with labels; an image that can no longer be read is omitted."""
-    columns = [held_out.labelled(name) for name in ("index", "label", "ranked", "probabilities")]
+    columns = [held_out.labeled(name) for name in ("index", "label", "ranked", "probabilities")]
     for row in rows:
         index, label, ranked, probabilities = (column[row] for column in columns)
         index, predicted = int(index), int(ranked[0])

@@ -146,7 +146,7 @@ def _refuse_to_replace(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`, on the same disk; it is deleted afterwards, also after Ctrl+C."""
+    """Yield a temporary folder beside `path`, on the same disk; it is deleted afterward, also after Ctrl+C."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)
     temporary = path.with_name(f".{token_hex(4)}.incomplete.{path.name}")

@@ -71,8 +71,8 @@ def _code_files(model_type: str) -> list[Path]:
     """List the files that travel: those of the classes, and the siblings that they import."""
     classes = (*_classes(model_type).values(), image_processing_hf_vit.HfViTImageProcessor)
     entries = [Path(inspect.getfile(cls)) for cls in classes]
-    neighbours = [Path(file) for entry in entries for file in get_relative_import_files(entry)]
-    return sorted({*entries, *neighbours})
+    neighbors = [Path(file) for entry in entries for file in get_relative_import_files(entry)]
+    return sorted({*entries, *neighbors})
 
 
 def _classes(model_type: str) -> dict[str, type]:

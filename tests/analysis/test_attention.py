@@ -38,7 +38,7 @@ def author_distances(attentions: np.ndarray, grid, pixels, prefix) -> np.ndarray
 
 
 def test_distance_by_hand_on_a_2_x_2_grid():
-    """Patches of 3 x 4 pixels: neighbours are 3 or 4 apart, the diagonal is 5."""
+    """Patches of 3 x 4 pixels: neighbors are 3 or 4 apart, the diagonal is 5."""
     config = HfViTConfig(hidden_size=8, num_attention_heads=2, image_size=(6, 8), patch_size=(3, 4))
     attentions = torch.zeros(1, 2, 5, 5)
     attentions[0, 0] = torch.eye(5)  # the first head looks at itself
@@ -171,11 +171,11 @@ def test_batches_and_data_loaders_give_the_same(function):
     model = tiny()
     pixel_values = images(model, batch=5)
     expected = function(model, pixel_values)
-    labelled = DataLoader(TensorDataset(pixel_values, torch.arange(5)), batch_size=2)
-    sources = [pixel_values.numpy(), {"pixel_values": pixel_values}, [{"pixel_values": pixel_values}], labelled]
+    labeled = DataLoader(TensorDataset(pixel_values, torch.arange(5)), batch_size=2)
+    sources = [pixel_values.numpy(), {"pixel_values": pixel_values}, [{"pixel_values": pixel_values}], labeled]
     for source in sources:
         np.testing.assert_allclose(function(model, source, batch_size=2), expected, rtol=1e-5)
-    np.testing.assert_allclose(function(model, iter(labelled), progress=True), expected, rtol=1e-5)
+    np.testing.assert_allclose(function(model, iter(labeled), progress=True), expected, rtol=1e-5)
 
 
 def test_batches_have_as_many_images_as_fit_into_the_limit():

@@ -50,7 +50,7 @@ def test_multiply_adds_and_parameters(name):
     assert compute.logits_multiply_adds == compute.multiply_adds
     assert compute.parameters == BIT_PARAMETERS[name]
     stages = [f"ResNet stage {number}" for number in (1, 2, 3, 4)]
-    assert [part.name for part in compute.parts] == ["ResNet root", *stages, "normalisation", "head"]
+    assert [part.name for part in compute.parts] == ["ResNet root", *stages, "normalization", "head"]
 
 
 def test_exaflops_of_resnets_are_close_to_table_6():

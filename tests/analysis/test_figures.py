@@ -8,23 +8,23 @@ from hf_vit import analysis
 from hf_vit.analysis import figures
 
 GENERATOR = np.random.default_rng(3)
-COLOUR = GENERATOR.random((40, 60, 3))
+COLOR = GENERATOR.random((40, 60, 3))
 
 
 def draw_all() -> dict:
     similarity = GENERATOR.uniform(-1, 1, (9, 12, 9, 12))
     runs = [analysis.Run(f"model {index}", "CNN" if index % 2 else "ViT", 10**index, 70 + index) for index in range(4)]
     return {
-        "rollout": analysis.plot_attention_rollout(COLOUR, GENERATOR.random((4, 6))),
-        "rollout of a tall grey image": analysis.plot_attention_rollout(COLOUR[..., 0].T, np.full((6, 4), 1 / 24)),
-        "heads": analysis.plot_attention_maps(COLOUR, GENERATOR.random((12, 4, 6)) / 24),
-        "one head": analysis.plot_attention_maps(COLOUR, GENERATOR.random((1, 4, 6)) / 24),
+        "rollout": analysis.plot_attention_rollout(COLOR, GENERATOR.random((4, 6))),
+        "rollout of a tall gray image": analysis.plot_attention_rollout(COLOR[..., 0].T, np.full((6, 4), 1 / 24)),
+        "heads": analysis.plot_attention_maps(COLOR, GENERATOR.random((12, 4, 6)) / 24),
+        "one head": analysis.plot_attention_maps(COLOR, GENERATOR.random((1, 4, 6)) / 24),
         "distance": analysis.plot_attention_distance(GENERATOR.random((24, 16)) * 100, images=128),
         "distance of one head": analysis.plot_attention_distance(np.array([[3.0], [0.0]])),
         "positions": analysis.plot_position_similarity(similarity),
         "positions in a row": analysis.plot_position_similarity(similarity[:1, :, :1]),
         "filters": analysis.plot_embedding_filters(GENERATOR.standard_normal((28, 3, 16, 16))),
-        "filters of grey images": analysis.plot_embedding_filters(GENERATOR.standard_normal((3, 1, 4, 6))),
+        "filters of gray images": analysis.plot_embedding_filters(GENERATOR.standard_normal((3, 1, 4, 6))),
         "lines": analysis.plot_lines(
             {"one": [(1e-3, 5.0), (0.01, 9.0)], "other": [(0.3, 2.0)]}, "rate", "%", "A title"
         ),
@@ -91,7 +91,7 @@ def test_distance_shows_every_head_and_the_mean():
 
 def test_rollout_is_drawn_relative_to_its_mean():
     attention = np.array([[0.1, 0.2], [0.3, 0.4]])
-    over = analysis.plot_attention_rollout(COLOUR, attention).axes[1].images[1]
+    over = analysis.plot_attention_rollout(COLOR, attention).axes[1].images[1]
     np.testing.assert_allclose(over.get_array(), [[0.4, 0.8], [1.2, 1.6]])
     assert over.get_extent() == [-0.5, 59.5, 39.5, -0.5]
 
@@ -106,7 +106,7 @@ def test_position_maps_are_those_of_their_patches():
     assert tiles[-6].lines[0].get_xydata().tolist() == [[2, 8]]
 
 
-def test_filters_are_centred_on_grey():
+def test_filters_are_centered_on_gray():
     filters = np.zeros((2, 3, 4, 5))
     filters[0, 0, 1, 2] = -2.0
     filters[1, 2, 3, 4] = 0.5
@@ -118,7 +118,7 @@ def test_filters_are_centred_on_grey():
 def test_outliers_do_not_stretch_the_scale_of_a_rollout():
     attention = np.ones((10, 10))
     attention[0, 0] = 1000
-    over = analysis.plot_attention_rollout(COLOUR, attention).axes[1].images[1]
+    over = analysis.plot_attention_rollout(COLOR, attention).axes[1].images[1]
     assert over.get_clim()[1] < 1
 
 

@@ -27,8 +27,8 @@ def part(arrays: dict, pattern: str) -> dict:
 
 
 def layer_norm(states: np.ndarray, arrays: dict) -> np.ndarray:
-    centred = states - states.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt(states.var(axis=-1, keepdims=True) + 1e-6) * arrays["scale"] + arrays["bias"]
+    centered = states - states.mean(axis=-1, keepdims=True)
+    return centered / np.sqrt(states.var(axis=-1, keepdims=True) + 1e-6) * arrays["scale"] + arrays["bias"]
 
 
 def mlp(states: np.ndarray, arrays: dict) -> np.ndarray:

@@ -52,8 +52,8 @@ def test_embeddings_of_near_positions_are_similar(model):
     distances = np.hypot(rows[:, None] - rows, columns[:, None] - columns)
     apart = distances > 0
     assert np.corrcoef(distances[apart], similarity.reshape(196, 196)[apart])[0, 1] < -0.3
-    neighbours, far = (similarity.reshape(196, 196)[choice].mean() for choice in (distances == 1, distances > 7))
-    assert neighbours > far + 0.4
+    neighbors, far = (similarity.reshape(196, 196)[choice].mean() for choice in (distances == 1, distances > 7))
+    assert neighbors > far + 0.4
 
 
 def test_rollout_finds_the_remote_controls_and_cats(model, pixel_values):

@@ -31,7 +31,7 @@ def test_filters_are_principal_components():
     check_components(filters, model.vit.embeddings.patch_embeddings.projection.weight.detach().double().numpy())
 
 
-def test_filters_of_a_hybrid_are_those_of_the_standardised_root():
+def test_filters_of_a_hybrid_are_those_of_the_standardized_root():
     model = tiny(hybrid=True)
     kernels = model.vit.embeddings.stem.convolution.weight.detach().double().numpy()
     kernels = kernels - kernels.mean(axis=(1, 2, 3), keepdims=True)

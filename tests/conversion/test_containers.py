@@ -157,7 +157,7 @@ def run_folder(tmp_path):
     return tmp_path
 
 
-def test_optimiser_state_is_not_read(run_folder):
+def test_optimizer_state_is_not_read(run_folder):
     for name in ("opt~mu~head~bias/0", "opt~mu~head~kernel/0.0"):
         (run_folder / FOLDER / name).write_bytes(b"no chunk")
     (run_folder / "config.json").write_text('{"seed": 0}')  # that of the run

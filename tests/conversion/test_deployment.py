@@ -38,23 +38,23 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
-    """Files of one picture: coloured, tall, grey, transparent, with a palette, turned, smaller than the input; and
+    """Files of one picture: colored, tall, gray, transparent, with a palette, turned, smaller than the input; and
     noise with 16 bits and in floating point."""
     folder, noise = tmp_path_factory.mktemp("photographs"), np.random.default_rng(3)
     coarse = Image.fromarray(noise.integers(0, 256, (7, 9, 4), np.uint8)).resize((83, 61), Image.Resampling.BICUBIC)
     pixels = np.clip(np.asarray(coarse) + noise.normal(0, 9, (61, 83, 4)), 0, 255).astype(np.uint8)
-    colour, clear = Image.fromarray(pixels[..., :3]), Image.fromarray(pixels)
-    colour.save(folder / "colour.png")
-    colour.resize((31, 97)).save(folder / "tall.png")
-    colour.convert("L").save(folder / "grey.png")
+    color, clear = Image.fromarray(pixels[..., :3]), Image.fromarray(pixels)
+    color.save(folder / "color.png")
+    color.resize((31, 97)).save(folder / "tall.png")
+    color.convert("L").save(folder / "gray.png")
     clear.save(folder / "transparent.png")
-    clear.convert("LA").save(folder / "grey_transparent.png")
-    colour.quantize(16).save(folder / "palette.png", transparency=3)
-    colour.convert("CMYK").save(folder / "cmyk.jpg")
+    clear.convert("LA").save(folder / "gray_transparent.png")
+    color.quantize(16).save(folder / "palette.png", transparency=3)
+    color.convert("CMYK").save(folder / "cmyk.jpg")
     turned = Image.Exif()
     turned[0x0112] = 6
-    colour.save(folder / "turned.jpg", exif=turned)
-    colour.resize((17, 13)).save(folder / "small.png")
+    color.save(folder / "turned.jpg", exif=turned)
+    color.resize((17, 13)).save(folder / "small.png")
     deep = noise.integers(0, 65536, (31, 43), np.uint16)
     Image.fromarray(deep).save(folder / "sixteen_bits.png")
     Image.fromarray((deep / 65535).astype(np.float32)).save(folder / "spectrum.tiff")

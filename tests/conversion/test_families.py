@@ -1,6 +1,6 @@
 """Every family of the original repositories: converted (or its image tower), refused by name, or a size is requested.
 
-Trees of arrays at full size, names and shapes alone, are what the original classes initialise
+Trees of arrays at full size, names and shapes alone, are what the original classes initialize
 (goldens_peers/make_trees.py); families.csv lists the families.
 """
 
@@ -173,7 +173,7 @@ def test_the_page_of_families_agrees_with_the_tests():
 
 
 @pytest.mark.parametrize("tree", RIGHT)
-def test_a_full_size_tree_is_recognised_as_its_variant(tree):
+def test_a_full_size_tree_is_recognized_as_its_variant(tree):
     (width, depth, heads), others = RIGHT[tree]
     expected = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads, **others}
     config = model_of(shapes_in(tree)).config
@@ -200,7 +200,7 @@ def test_a_lit_file_may_number_its_modules_by_position(tree):
 
 @pytest.mark.parametrize("layout", ["bit_paper", "big_transfer"])
 @pytest.mark.parametrize("tree", RESNETS)
-def test_a_full_size_resnet_is_recognised_as_its_variant(tree, layout):
+def test_a_full_size_resnet_is_recognized_as_its_variant(tree, layout):
     """With the names of bit_paper.py, and with those of gs://bit_models, which have no original class."""
     shapes = shapes_in(tree)
     if layout == "big_transfer":

@@ -117,10 +117,10 @@ def test_the_kernel_is_resized_by_its_definition(new):
 def _bilinear(old: int, new: int) -> np.ndarray:
     matrix = np.zeros((new, old))
     for index in range(new):
-        centre = (index + 0.5) * old / new - 0.5
-        below = int(np.floor(centre))
-        matrix[index, np.clip(below, 0, old - 1)] += 1 - (centre - below)
-        matrix[index, np.clip(below + 1, 0, old - 1)] += centre - below
+        center = (index + 0.5) * old / new - 0.5
+        below = int(np.floor(center))
+        matrix[index, np.clip(below, 0, old - 1)] += 1 - (center - below)
+        matrix[index, np.clip(below + 1, 0, old - 1)] += center - below
     return matrix
 
 

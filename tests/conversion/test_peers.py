@@ -305,7 +305,7 @@ def test_damaged_and_foreign_files(tmp_path):
 
 
 def test_file_names_are_not_needed(tmp_path):
-    """A checkpoint is recognised by its content, under any file name."""
+    """A checkpoint is recognized by its content, under any file name."""
     for name in ("timm_plain.safetensors", "deit.pth"):
         shutil.copy(PEERS / name, tmp_path / "anything")
         assert convert(tmp_path / "anything", **GRID)[0].conversion_record["dialect"]["names"] == "timm"

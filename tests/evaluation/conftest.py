@@ -22,7 +22,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def colors(tmp_path_factory):
-    """Images of three colours: 7, 9 and 8 for training, 5 each for testing; one red test image is broken."""
+    """Images of three colors: 7, 9 and 8 for training, 5 each for testing; one red test image is broken."""
     root, rng = tmp_path_factory.mktemp("colors"), np.random.default_rng(0)
     for split, counts in (("train", (7, 9, 8)), ("test", (5, 5, 5))):
         for (name, color), count in zip(COLORS.items(), counts, strict=True):

@@ -33,7 +33,7 @@ def test_weights_equal_numpys_solver(images, l2):
 
 
 def test_five_shots_of_a_thousand_classes():
-    """5,000 features of B/16's width: the centre of their class with noise."""
+    """5,000 features of B/16's width: the center of their class with noise."""
     torch.manual_seed(0)
     centers = torch.randn(1000, 768)
     labels = torch.arange(1000).repeat(5)

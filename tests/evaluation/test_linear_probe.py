@@ -30,7 +30,7 @@ def test_the_optimum_equals_scikit_learn(l2):
     np.testing.assert_allclose(ours.weights.numpy(), theirs.coef_.T, atol=1e-4)
 
 
-def test_regularisation_is_chosen_on_held_out_images():
+def test_regularization_is_chosen_on_held_out_images():
     values, labels = clusters(200, 3, 60, noise=4)
     held_out = hold_out(200, 0.25, seed=0)
     assert held_out.sum() == 50

@@ -55,11 +55,11 @@ def test_padding_and_broken_images_do_not_count():
 def test_real_labels_follow_the_index():
     results = score(drop_padding(columns()), real_labels=[[0], [5], [1], []])
     assert results["real_accuracy"] == 1.0
-    unlabelled = drop_padding(columns(label=np.full(5, -1)))
+    unlabeled = drop_padding(columns(label=np.full(5, -1)))
     of_real = {"real_accuracy", "real_images", "samples", "skipped"}
-    assert score(unlabelled, real_labels=[[0], [5], [1], []]) == {name: results[name] for name in of_real}
+    assert score(unlabeled, real_labels=[[0], [5], [1], []]) == {name: results[name] for name in of_real}
     with pytest.raises(ValueError, match="3 of 3"):
-        score(unlabelled)
+        score(unlabeled)
 
 
 def test_several_labels_count_the_first_prediction():

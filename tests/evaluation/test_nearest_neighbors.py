@@ -1,4 +1,4 @@
-"""Nearest neighbours, compared with a vote by hand."""
+"""Nearest neighbors, compared with a vote by hand."""
 
 import math
 

@@ -25,7 +25,7 @@ from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
-COLOURS = {"<script>": (40, 180, 60), "blue": (40, 60, 190), "red": (190, 40, 50)}
+COLORS = {"<script>": (40, 180, 60), "blue": (40, 60, 190), "red": (190, 40, 50)}
 SWAPPED = {"blue/red-1.png", "red/blue-0.png", "red/blue-2.png"}
 
 
@@ -71,27 +71,27 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def colours(tmp_path_factory):
-    """Folders of one colour each; in "test" three files lie in the folder of another colour, under their own name."""
-    root, rng = tmp_path_factory.mktemp("colours"), np.random.default_rng(3)
+def colors(tmp_path_factory):
+    """Folders of one color each; in "test" three files lie in the folder of another color, under their own name."""
+    root, rng = tmp_path_factory.mktemp("colors"), np.random.default_rng(3)
     for split, count in (("train", 12), ("test", 7)):
-        for name, colour in COLOURS.items():
+        for name, color in COLORS.items():
             for number in range(count):
                 swap = {"blue": "red", "red": "blue"}.get(name)
                 is_swapped = split == "test" and f"{swap}/{name}-{number}.png" in SWAPPED
                 folder = root / split / (swap if is_swapped else name)
                 folder.mkdir(parents=True, exist_ok=True)
-                pixels = np.clip(np.array(colour) + rng.integers(-60, 60, (20, 36, 3)), 0, 255).astype(np.uint8)
+                pixels = np.clip(np.array(color) + rng.integers(-60, 60, (20, 36, 3)), 0, 255).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / f"{name.strip('<>')}-{number}.png")
     return root
 
 
 @pytest.fixture(scope="module")
-def run(colours, tmp_path_factory):
-    """A model fine-tuned on the colours: its folder and its metrics."""
+def run(colors, tmp_path_factory):
+    """A model fine-tuned on the colors: its folder and its metrics."""
     output = tmp_path_factory.mktemp("runs") / "out"
     model = save_tiny(tmp_path_factory.mktemp("pretrained") / "tiny")
-    settings = {"model": model, "dataset": colours, "eval_split": "test", "output_dir": output, "steps": 40}
+    settings = {"model": model, "dataset": colors, "eval_split": "test", "output_dir": output, "steps": 40}
     settings |= {"batch_size": 9, "learning_rate": 0.02, "crop_area": "0.8,1", "num_workers": 0, "report_to": "none"}
     return output, finetune(arguments(**settings))
 
@@ -127,7 +127,7 @@ def test_numbers_are_those_of_scikit_learn(run):
     output, metrics = run
     rows, page = read_predictions(output), Page((output / "report.html").read_text(encoding="utf-8"))
     labels, predicted = ([row[name] for row in rows] for name in ("label", "prediction"))
-    names = sorted(COLOURS)
+    names = sorted(COLORS)
     matrix = confusion_matrix(labels, predicted, labels=names)
     shown = page.table("", *names)
     assert [[int(cell.replace("·", "0")) for cell in row[1:]] for row in shown] == matrix.tolist()
@@ -148,9 +148,9 @@ def test_numbers_are_those_of_scikit_learn(run):
     assert sum(int(row[1]) for row in page.table("probability", "images")) == len(rows) == metrics["samples"]
 
 
-def test_evaluation_writes_the_same_page(run, colours, tmp_path):
+def test_evaluation_writes_the_same_page(run, colors, tmp_path):
     output, metrics = run
-    settings = {"model": output, "dataset": colours, "num_workers": 0, "eval_batch_size": 5}
+    settings = {"model": output, "dataset": colors, "num_workers": 0, "eval_batch_size": 5}
     again = evaluate(arguments(**settings, split="test", output_dir=tmp_path / "results"))
     assert again["accuracy"] == metrics["accuracy"]
     for mine, theirs in zip(read_predictions(tmp_path / "results"), read_predictions(output), strict=True):
@@ -162,16 +162,16 @@ def test_evaluation_writes_the_same_page(run, colours, tmp_path):
     assert sheets[0][0] == sheets[1][0]
 
 
-def test_many_classes_and_two_of_one_name(colours, tmp_path, monkeypatch):
+def test_many_classes_and_two_of_one_name(colors, tmp_path, monkeypatch):
     monkeypatch.setattr(result_page, "_LISTED_CLASSES", 2)
-    split = open_split(load_split(str(colours), "test"))
+    split = open_split(load_split(str(colors), "test"))
     names = ["crane", "crane", *map(str, range(2, 16))]
     ranked = np.arange(16)[:, None].repeat(2, 1)
     labels = np.where(np.arange(16) < 3, -1, ranked[:, 0])
     labels[5] = 0
     found = {"ranked": ranked, "probabilities": np.full((16, 2), 0.5), "label": labels}
     found |= {"index": np.arange(16), "skipped": 1}
-    write_results(tmp_path, HeldOut(found, split, names, colours), "many", {}, "")
+    write_results(tmp_path, HeldOut(found, split, names, colors), "many", {}, "")
     page = Page((tmp_path / "report.html").read_text())
     assert page.table("label", "predicted as") == [["crane (0)", "5", "1"]]
     assert [row[0] for row in page.table("class")] == ["crane (0)", "3"]
@@ -181,7 +181,7 @@ def test_many_classes_and_two_of_one_name(colours, tmp_path, monkeypatch):
     assert [row["label"] for row in read_predictions(tmp_path)][:4] == ["", "", "", "3"]
 
 
-def test_the_curve_beside_the_page_has_its_colours(tmp_path, monkeypatch):
+def test_the_curve_beside_the_page_has_its_colors(tmp_path, monkeypatch):
     """Judged by the style sheet."""
     figures = pytest.importorskip("matplotlib.figure")
     drawn, save = [], figures.Figure.savefig
@@ -209,7 +209,7 @@ def test_what_a_run_leaves_for_its_card(run, tmp_path, monkeypatch):
         with Image.open(output / name) as picture:
             assert picture.format == "PNG"
         assert (output / name).stat().st_size < 200_000
-    names, rows = sorted(COLOURS), read_predictions(output)
+    names, rows = sorted(COLORS), read_predictions(output)
     labels, predicted = (np.array([names.index(row[name]) for row in rows]) for name in ("label", "prediction"))
     matrix = confusion_matrix(labels, predicted)
 

@@ -31,7 +31,7 @@ def disc(row: float, column: float, radius: float) -> np.ndarray:
 
 
 def drop(row: float, column: float, angle: float, radius: float) -> np.ndarray:
-    """Draw a drop that is thin towards `angle`: white on black, (SIDE, SIDE) from 0 to 255."""
+    """Draw a drop that is thin toward `angle`: white on black, (SIDE, SIDE) from 0 to 255."""
     along = np.linspace(0, 1, 4)
     rows, columns = row - 1.6 * radius * along * math.sin(angle), column + 1.6 * radius * along * math.cos(angle)
     discs = [disc(*center, radius * (1 - 0.7 * t)) for *center, t in zip(rows, columns, along, strict=True)]
@@ -53,7 +53,7 @@ def dsprites_orientation(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def clevr(rng: np.random.Generator) -> dict[str, Any]:
-    """Draw three to ten balls on a grey plane; a ball further from the camera is smaller and higher up."""
+    """Draw three to ten balls on a gray plane; a ball further from the camera is smaller and higher up."""
     distances = rng.uniform(7.75, 10.25) + np.append(0, rng.uniform(0.2, 3, rng.integers(2, 10)))
     pixels = rng.normal(110, 4, (SIDE, SIDE, 1)).repeat(3, axis=-1)
     for distance in sorted(distances, reverse=True):
@@ -64,7 +64,7 @@ def clevr(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def smallnorb(rng: np.random.Generator) -> dict[str, Any]:
-    """Draw a grey toy (a plate, three balls, a mast) from one of 18 azimuths and 9 elevations, in any light."""
+    """Draw a gray toy (a plate, three balls, a mast) from one of 18 azimuths and 9 elevations, in any light."""
     turn, tilt = int(rng.integers(18)), int(rng.integers(9))
     azimuth, elevation = math.radians(20 * turn), math.radians(30 + 5 * tilt)
     (row, column), light, size = rng.uniform(15, 17, 2), rng.uniform(0.7, 1), rng.uniform(0.75, 1.1)
@@ -79,7 +79,7 @@ def smallnorb(rng: np.random.Generator) -> dict[str, Any]:
     return {"image": pixels, "azimuth": 2 * turn, "elevation": tilt}
 
 
-GENERATED = {  # task: its images, how many of which split, optimiser steps, and the accuracy that is asked for
+GENERATED = {  # task: its images, how many of which split, optimizer steps, and the accuracy that is asked for
     "dSpr-Loc": (dsprites_position, {"train": 2000}, 200, 0.6),  # measured 0.86; with inception crop and flip 0.16
     "dSpr-Ori": (dsprites_orientation, {"train": 2000}, 400, 0.5),  # 0.75; 0.17
     "Clevr-Count": (clevr, {"train": 2000, "validation": 300}, 300, 0.33),  # 0.43; 0.26

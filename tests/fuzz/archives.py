@@ -189,7 +189,7 @@ def rewrite_pth(data: bytes, random: Random) -> tuple[bytes, str]:
 
 
 def odd_pth(weights: dict[str, torch.Tensor], random: Random) -> tuple[bytes, str]:
-    """What `torch.save` writes of weights of which one is odd, or among odd neighbours."""
+    """What `torch.save` writes of weights of which one is odd, or among odd neighbors."""
     content: dict[Any, Any] = dict(weights)
     name = random.choice(list(content))
     tensor = content[name]

@@ -241,7 +241,7 @@ class Arrays(FolderConversion):
         return self.case_of_files(name, files, ", ".join(steps), expected)
 
     def _mutate(self, files: Files, random: Random) -> tuple[str, bool]:
-        """Mutate one file, in place; whether nothing but the same arrays may be read afterwards."""
+        """Mutate one file, in place; whether nothing but the same arrays may be read afterward."""
         metadata = [name for name in files if name.endswith(("/.zarray", "/zarr.json", "/_METADATA"))]
         step = random.choice(("metadata", "metadata", "metadata", "bytes", "bytes", "remove", "rename", "copy", "add"))
         if not files:

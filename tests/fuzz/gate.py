@@ -54,7 +54,7 @@ class Kind(ABC):
     name: str
 
     def prepare(self, folder: Path) -> None:  # noqa: B027 - most need none
-        """Make what all cases share, once, in a folder that stays; workers are forked afterwards."""
+        """Make what all cases share, once, in a folder that stays; workers are forked afterward."""
 
     @abstractmethod
     def make(self, random: Random) -> Case:

@@ -50,27 +50,27 @@ class Pictures(Kind):
     name = "image"
 
     def prepare(self, folder: Path) -> None:
-        colour, alpha = Image.fromarray(_PIXELS[..., :3]), Image.fromarray(_PIXELS)
-        grey, deep = colour.convert("L"), Image.fromarray(_PIXELS[..., 0].astype(np.uint16) * 257)
-        palette = colour.quantize(16)
-        frames = {"save_all": True, "append_images": [colour.rotate(9), colour.rotate(99)]}
+        color, alpha = Image.fromarray(_PIXELS[..., :3]), Image.fromarray(_PIXELS)
+        gray, deep = color.convert("L"), Image.fromarray(_PIXELS[..., 0].astype(np.uint16) * 257)
+        palette = color.quantize(16)
+        frames = {"save_all": True, "append_images": [color.rotate(9), color.rotate(99)]}
         self.originals = {
-            "jpeg": _write(colour, "JPEG", exif=_exif(6), icc_profile=b"x" * 300), "progressive": _write(colour,
+            "jpeg": _write(color, "JPEG", exif=_exif(6), icc_profile=b"x" * 300), "progressive": _write(color,
             "JPEG", progressive=True),
-            "grey.jpeg": _write(grey, "JPEG"), "cmyk.jpeg": _write(colour.convert("CMYK"), "JPEG"),
-            "png": _write(colour, "PNG"),
+            "gray.jpeg": _write(gray, "JPEG"), "cmyk.jpeg": _write(color.convert("CMYK"), "JPEG"),
+            "png": _write(color, "PNG"),
             "alpha.png": _write(alpha, "PNG", exif=_exif(3)), "palette.png": _write(palette, "PNG", transparency=3),
             "deep.png": _write(deep, "PNG"),
-            "bit.png": _write(colour.convert("1"), "PNG"), "apng": _write(colour, "PNG", **frames),
-            "webp": _write(colour, "WEBP"),
-            "lossless.webp": _write(alpha, "WEBP", lossless=True, exif=_exif(8)), "frames.webp": _write(colour,
+            "bit.png": _write(color.convert("1"), "PNG"), "apng": _write(color, "PNG", **frames),
+            "webp": _write(color, "WEBP"),
+            "lossless.webp": _write(alpha, "WEBP", lossless=True, exif=_exif(8)), "frames.webp": _write(color,
             "WEBP", **frames),
-            "gif": _write(palette, "GIF"), "frames.gif": _write(colour, "GIF", **frames),
-            "bmp": _write(colour, "BMP"),
-            "tiff": _write(colour, "TIFF"), "lzw.tiff": _write(deep, "TIFF", compression="tiff_lzw"),
-            "jpeg.tiff": _write(colour, "TIFF", compression="jpeg"),
-            "ppm": _write(colour, "PPM"), "jp2": _write(colour, "JPEG2000"), "avif": _write(colour, "AVIF"),
-            "mpo": _write(colour, "MPO", **frames),
+            "gif": _write(palette, "GIF"), "frames.gif": _write(color, "GIF", **frames),
+            "bmp": _write(color, "BMP"),
+            "tiff": _write(color, "TIFF"), "lzw.tiff": _write(deep, "TIFF", compression="tiff_lzw"),
+            "jpeg.tiff": _write(color, "TIFF", compression="jpeg"),
+            "ppm": _write(color, "PPM"), "jp2": _write(color, "JPEG2000"), "avif": _write(color, "AVIF"),
+            "mpo": _write(color, "MPO", **frames),
             "float.tiff": _write(Image.fromarray(_PIXELS[..., 0] / np.float32(255)), "TIFF"),
         }  # fmt: skip
         self.processors = [
@@ -332,13 +332,13 @@ def _pillow(random: Random) -> Any:
         )
     )
     size = random.choice(((9, 7), (9, 7), (9, 7), (0, 0), (0, 5), (1, 1), (1, 4_000), (4_000, 1), (300, 200)))
-    colour = (
+    color = (
         random.choice((0, 0, 1, 255, 65_535, 70_000, -5, float("nan"), float("inf"), 0.5)) if mode in ("I", "F") else 0
     )
     image = Image.new(
         mode,
         size,
-        int(colour) if mode == "I" and colour == colour and abs(colour) < 1e9 else colour if mode == "F" else 0,
+        int(color) if mode == "I" and color == color and abs(color) < 1e9 else color if mode == "F" else 0,
     )
     step = random.choice(("", "", "", "transparency", "exif", "closed", "palette", "icc", "filename", "subclass"))
     if step == "transparency":

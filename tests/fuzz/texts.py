@@ -257,7 +257,7 @@ class Index(Kind):
 
 
 class Labels(Kind):
-    """A file with names of classes, which a model gets; the result is what its config.json says afterwards."""
+    """A file with names of classes, which a model gets; the result is what its config.json says afterward."""
 
     name = "labels"
 

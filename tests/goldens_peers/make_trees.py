@@ -1,4 +1,4 @@
-"""Makes trees.json: names and shapes of every family's arrays at full size, as the original classes initialise them.
+"""Makes trees.json: names and shapes of every family's arrays at full size, as the original classes initialize them.
 
     pip install jax==0.10.2 flax==0.12.8 einops ml_collections distrax
     git clone https://github.com/google-research/big_vision           # 0127fb6

@@ -1,4 +1,4 @@
-"""Quantisation by torchao: logits are close to float32's, and equal after saving and loading."""
+"""Quantization by torchao: logits are close to float32's, and equal after saving and loading."""
 
 import pytest
 import torch
@@ -24,18 +24,18 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "name", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "Float8WeightOnlyConfig"]
 )
-def test_torchao_quantised_models_are_saved_and_loaded(folder, tmp_path, name):
+def test_torchao_quantized_models_are_saved_and_loaded(folder, tmp_path, name):
     from torchao import quantization
 
     how = transformers.TorchAoConfig(getattr(quantization, name)())
-    quantised = HfViTForImageClassification.from_pretrained(folder, quantization_config=how)
-    assert type(quantised.vit.layers[0].mlp.fc1.weight).__name__ in ("Int8Tensor", "Float8Tensor")
-    quantised.save_pretrained(tmp_path)
+    quantized = HfViTForImageClassification.from_pretrained(folder, quantization_config=how)
+    assert type(quantized.vit.layers[0].mlp.fc1.weight).__name__ in ("Int8Tensor", "Float8Tensor")
+    quantized.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").stat().st_size < 0.5 * (folder / "model.safetensors").stat().st_size
     again = HfViTForImageClassification.from_pretrained(tmp_path)
     plain = HfViTForImageClassification.from_pretrained(folder)
     pixel_values = torch.randn(3, 3, 20, 20)
     with torch.no_grad():
-        logits, reloaded, exact = (model.eval()(pixel_values).logits for model in (quantised, again, plain))
+        logits, reloaded, exact = (model.eval()(pixel_values).logits for model in (quantized, again, plain))
     assert torch.equal(reloaded, logits)
     assert 0 < (logits - exact).abs().max() < 0.1 * exact.abs().max()

@@ -53,7 +53,7 @@ HYBRID = {**TINY, "patch_size": 1, "stem_depths": [1, 1], "stem_width": 32}
 
 @pytest.fixture(autouse=True)
 def ours_are_known(monkeypatch):
-    """Register our classes, because the common tests recognise models with labels by class names."""
+    """Register our classes, because the common tests recognize models with labels by class names."""
     for model_type, prefix in (("hf_vit", "HfViT"), ("hf_vit_hybrid", "HfViTHybrid"), ("hf_bit", "HfBiT")):
         for table, kind in (
             (modeling.MODEL_MAPPING_NAMES, "Model"),

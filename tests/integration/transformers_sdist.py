@@ -14,7 +14,7 @@ from filelock import FileLock
 from huggingface_hub import cached_assets_path
 
 PACKAGE = "transformers_tests"  # there they are called `tests`, as ours are
-# Neighbours of the common tests that the distribution leaves out: tests of text generation and of another exporter,
+# Neighbors of the common tests that the distribution leaves out: tests of text generation and of another exporter,
 # and what every configuration takes, for which any values do that are not the defaults.
 LEFT_OUT = {
     "exporters.test_export": {"ExportTesterMixin": object},

@@ -197,7 +197,7 @@ def test_frozen_position_embeddings_stay_frozen_at_another_size(positions, train
         lambda table: table.detach().numpy().fill(0.5),
         lambda table: torch.optim.SGD([table], lr=1.0, fused=True).step(),
     ],
-    ids=[".data", "numpy", "fused optimiser"],
+    ids=[".data", "numpy", "fused optimizer"],
 )
 def test_resampled_positions_follow_changes_without_a_version_counter(change):
     model = tiny().eval()

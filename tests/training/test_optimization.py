@@ -46,7 +46,7 @@ def test_only_kernels_decay(model):
     assert {name for name in others if not name.endswith(".bias") and "layernorm" not in name} == tokens
 
 
-def test_standardised_convolutions_of_the_stem_are_kernels_and_their_norms_are_not():
+def test_standardized_convolutions_of_the_stem_are_kernels_and_their_norms_are_not():
     config = HfViTHybridConfig(**{**TINY, "patch_size": 1, "image_size": 32}, stem_depths=[1], stem_width=32)
     kernels = kernel_names(HfViTHybridForImageClassification(config))
     stem = {name for name in kernels if ".stem." in name}

@@ -85,7 +85,7 @@ def run(tmp_path_factory) -> tuple[Path, dict]:
 
 
 def test_nothing_is_compiled_after_the_third_step(run):
-    """With all that a run does: it was evaluated and saved within the first three steps, and often afterwards."""
+    """With all that a run does: it was evaluated and saved within the first three steps, and often afterward."""
     output, counts = run
     assert compiled_after_step_3(counts) == 0
     assert counts["rows"][3]["compiled"] > 0

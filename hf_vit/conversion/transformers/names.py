@@ -258,7 +258,7 @@ def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Translate a preprocessor_config.json of transformers' own models into arguments of `HfViTImageProcessor`."""
     own = surplus_of(stored)
     if own and all(stored.get(name) == value for name, value in nearest_processor(own).items()):
-        return own  # else somebody has changed transformers' settings since
+        return own  # else transformers' settings were changed later
     if "Hybrid" in str(stored.get("image_processor_type") or stored.get("feature_extractor_type")):
         # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
         stored = {"resample": 3, "do_center_crop": True, "crop_size": 224, **stored}

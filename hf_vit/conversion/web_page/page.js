@@ -204,7 +204,7 @@ function showClasses({ article, answer: { scores, order } }) {
     if (model.scores !== "none") {
       const bar = document.createElement("progress");
       bar.value = scores[index];
-      bar.setAttribute("aria-hidden", "true"); // the number beside it says the same
+      bar.setAttribute("aria-hidden", "true"); // the number next to it is read instead
       item.append(bar);
     }
     list.append(item);
