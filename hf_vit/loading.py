@@ -51,7 +51,7 @@ def load(
     """Load a model and its image processor, which makes images of the model's size.
 
     If the stored sizes of the two differ, the processor takes the model's, with a warning; a processor with the preset
-    "native" makes images of many sizes and is not changed. A missing processor is made from what is known of the
+    "native" makes images of different sizes and is not changed. A missing processor is made from what is known of the
     weights, with a warning.
 
     Args:
@@ -141,7 +141,7 @@ def local_model(name: str | os.PathLike) -> str | os.PathLike:
             return name
         if model_type in _MODEL_TYPES:
             return name
-        from .conversion.transformers.names import THEIR_MODELS  # takes long to import
+        from .conversion.transformers.names import THEIR_MODELS  # slow to import
 
         if model_type not in (None, "timm_wrapper", *THEIR_MODELS):  # transformers' name of any folder of timm
             return name
@@ -175,7 +175,7 @@ def _settings_of_ours(name: str | os.PathLike, where: Mapping[str, Any]) -> dict
 
 def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVisionPreTrainedModel, Any]:
     """Convert a model of another library in memory; `settings` are arguments of `from_pretrained`."""
-    from .conversion.converting import convert_request  # takes long to import
+    from .conversion.converting import convert_request  # slow to import
     from .conversion.source import Request
 
     where = {key: settings[key] for key in WHERE if key in settings}

@@ -224,7 +224,7 @@ def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], 
     )
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
-    logging.setLoggerClass(logger_class)  # nncf puts its own there for everybody
+    logging.setLoggerClass(logger_class)  # nncf replaces it globally
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary, PROGRAM_FILES[0])
         make_openvino(model, as_pair(model.config.image_size), file, ["logits"])

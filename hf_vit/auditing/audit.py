@@ -25,7 +25,7 @@ from .image_quality import Measures, find_outliers, find_poor_images, measure_sp
 from .label_errors import find_label_errors
 from .sheets import KINDS, write_pages
 
-_ORDER = ("train", "validation", "test")  # of splits: an image that a later one has as well leaks
+_ORDER = ("train", "validation", "test")  # order of the splits: an image that is also in a later split is a leak
 
 
 @dataclass
@@ -84,9 +84,9 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
         report: the report.html of a run, to which the pages are added.
     """
     if settings.output_dir:
-        refuse_existing(Path(settings.output_dir) / "issues.csv", settings.overwrite)  # perhaps edited
+        refuse_existing(Path(settings.output_dir) / "issues.csv", settings.overwrite)  # it may have been edited by hand
     splits = open_audited(settings)
-    first = next(iter(splits.values()))  # the others have its class numbers
+    first = next(iter(splits.values()))  # the other splits are numbered like it
     classes = first.label_names or [f"class {number}" for number in range(first.num_labels)]
     shared = {one.name for one in fields(EvaluateSettings)} & {one.name for one in fields(AuditSettings)}
     extractor = Extractor(EvaluateSettings(**{name: getattr(settings, name) for name in shared}), accelerator)

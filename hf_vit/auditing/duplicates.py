@@ -1,9 +1,9 @@
 """Near duplicates: images that show the same picture after re-encoding, resizing, mirroring or cropping.
 
 Candidates are the nearest neighbors of an image by the model's features, and by small pictures of the images and of
-their mirror images. A candidate is decided by its pixels: one image is registered in the other (a window of it, perhaps
-mirrored), and then the two and their gradients must correlate. Different pictures of one kind, such as airplanes in a
-blue sky, correlate in their levels, but not in their edges.
+their mirror images. A candidate is confirmed by its pixels: one image is registered in the other (a window of it,
+perhaps mirrored), and then the two and their gradients must correlate. Different pictures of one kind, such as
+airplanes in a blue sky, correlate in their levels, but not in their edges.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _SAMPLE, _FEWEST = 400, 100  # pairs that show how well different images of this
 _LEVELS = 0.9  # correlation of the levels of duplicates, at least
 _LOWEST, _HIGHEST = 0.78, 0.97  # correlation of the gradients from which two images are duplicates
 _DEVIATIONS = 8  # it is at least so far above that of different images
-_RELATED = 0.5  # cosine of the features of duplicates, at least
+_RELATED = 0.5  # smallest cosine of the features of duplicates
 _PAIRS_AT_ONCE = 256
 _ROWS_AT_ONCE = 1024
 

@@ -13,7 +13,7 @@ from ..evaluation.linear_probe import LogisticRegression
 
 _FOLDS, _PARTITIONS = 5, 3
 _L2 = (1.0, 0.1, 0.01, 0.001)  # regularizations to choose from, by the held-out log-likelihood
-_RATIO = 0.5  # probability of the label by that of the best class, at which it counts as wrong
+_RATIO = 0.5  # largest ratio of the label's probability to the best class's at which the label counts as wrong
 
 
 def find_label_errors(features: torch.Tensor, labels: torch.Tensor, num_classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What a person looks at: a contact sheet for each kind of issue, audit.html, and the same sections in report.html."""
+"""Contact sheet for each kind of issue, audit.html, and the same sections in report.html."""
 
 import base64
 import io

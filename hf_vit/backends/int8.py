@@ -32,7 +32,7 @@ _LARGEST_WEIGHT = 63.5  # half of the range of 8 bits: see quantization.py
 
 
 class Int8Model(ProgramModel):
-    """A classifier that OpenVINO computes in int8, for images of one size; `hf_vit.load` makes it of such a folder.
+    """A classifier that OpenVINO computes in int8, for images of one size; `hf_vit.load` returns it for such a folder.
 
     Args:
         model: the float32 model of the same folder, on the CPU.

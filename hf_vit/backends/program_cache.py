@@ -47,7 +47,7 @@ def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[P
                 return loaded
         shutil.rmtree(entry, ignore_errors=True)
         made: list[_Loaded] = []
-        with suppress(OSError):  # no place to write, or another process was faster
+        with suppress(OSError):  # the cache is not writable, or another process was faster
             with new_folder(entry, marker=None) as folder:
                 make(folder)
                 made.append(load(folder))

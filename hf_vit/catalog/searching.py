@@ -239,8 +239,8 @@ def explain(name: str) -> str:
         if (what := refused(name)) is not None:
             return f"{name}\nnot converted by hf_vit: {what}"
         raise ValueError(
-            f"cannot explain {name!r}: it is no released file, no architecture (expected {', '.join(variants())}) "
-            f"and no family (expected {', '.join(families())})"
+            f"{name!r} is not a released file, an architecture ({', '.join(variants())}) "
+            f"or a family ({', '.join(families())})"
         )
     return "\n\n".join(_describe(entry) for entry in ([entry] if entry else namesakes))
 

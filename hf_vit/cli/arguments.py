@@ -72,12 +72,12 @@ ImageSize = Annotated[Size, "image size in pixels (default: the model's own)"]
 Overwrite = Annotated[bool, "replace the output"]
 SaveFor = Annotated[
     Literal["hf_vit", "transformers"] | None,
-    "readers of the folder (also --for): hf_vit, or transformers' own vit, bit and siglip_vision_model, for pipelines "
+    "format of the folder (also --for): hf_vit, or transformers' own vit, bit and siglip_vision_model, for pipelines "
     "and tools without hf_vit; hf_vit.load reads both, with the same numbers",
 ]
 Images = Annotated[
     Path | None,
-    "for transformers: images to measure on what its nearest preprocessing costs (default: two photographs of "
+    "for transformers: images on which to compare its preprocessing with the exact one (default: two photographs of "
     "scikit-learn)",
     {"metavar": "FOLDER"},
 ]

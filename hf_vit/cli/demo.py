@@ -30,9 +30,9 @@ def demo(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Show a page that classifies images in the browser, and where the model looks.
+    """Show a page that classifies images and draws the attention, in the browser.
 
-    The page needs no server but for its files: --static writes them, for any web host or a static Space of the Hub.
+    The browser computes; a server only delivers the files. --static writes them, for any web host or a static Space.
     """
     if port is not None and not 1 <= port <= 65535:
         raise ValueError(f"--port is {port}; it must be at least 1 and at most 65535")

@@ -74,7 +74,9 @@ def push(
 
 
 def verify(
-    folder: Annotated[Path, "a folder with a manifest.json, of convert, of training or downloaded with `hf download`"],
+    folder: Annotated[
+        Path, "a folder with a manifest.json, written by convert or training, or downloaded with `hf download`"
+    ],
 ) -> None:
     """Check the files of a folder against its manifest."""
     from ..files.contents import in_words

@@ -19,7 +19,7 @@ _ROW = re.compile(r"(.+?):(\w+(?:\[[^]]*\])?):(\d+)")  # name:split:row
 # Arguments of `predict` and `embed`
 Images = Annotated[
     list[str],
-    "images: files, folders (with subfolders, sorted), quoted globs, https:// addresses, or parquet files with an "
+    "images: files, folders (with subfolders, sorted), quoted globs, https:// URLs, or parquet files with an "
     "image column",
 ]
 Dataset = Annotated[str | None, "data set: a name on the Hub, or a folder", {"metavar": "NAME"}]
@@ -31,7 +31,7 @@ BatchSize = Annotated[Count, "largest number of images per forward"]
 Device = Annotated[str, "device: cpu, cuda, cuda:1, mps, ... (default auto: the accelerator if there is one, else cpu)"]
 Backend = Annotated[
     Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"] | None,
-    "what computes the forward: eager (PyTorch), torch (PyTorch, optimized), openvino, onnxruntime, int8 (the program "
+    "library of the forward: eager (PyTorch), torch (PyTorch, optimized), openvino, onnxruntime, int8 (the program "
     "of hf-vit quantize), or auto, the fastest installed of torch, openvino and onnxruntime (default: int8 if hf-vit "
     "quantize wrote the folder, else eager)",
 ]
@@ -209,7 +209,7 @@ def load_on(
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"--device {device} is not there: {reason}; `hf-vit env` lists the devices") from error
+        raise ValueError(f"--device {device} is not available: {reason}; `hf-vit env` lists the devices") from error
     if device == "cpu" and (not encoder_alone or backend in (None, "eager", "torch", "int8")):
         return load(folder, backend=backend, **options)
     model, processor = load(folder, backend=backend and "eager", **options)

@@ -44,18 +44,18 @@ def predict(
     top_k: Annotated[Count, "number of classes per image"] = 5,
     threshold: Annotated[
         float | Literal["auto"] | None,
-        "print all classes with at least this score instead; auto: with at least their own, which training chose for "
+        "print all classes with at least this score; auto: with at least their own thresholds, chosen in training for "
         "images with several labels",
         {"type": _parse_threshold, "metavar": "SCORE"},
     ] = None,
     coverage: Annotated[
         float | None,
-        "print the set of classes that holds the right one with this frequency instead, such as 0.95; of a model that "
+        "print the set of classes that contains the true class with this probability, such as 0.95; for a model that "
         "`hf-vit calibrate` wrote",
     ] = None,
     reject: Annotated[
         bool,
-        "print no class for an image that is unlike those of all classes; of a model that `hf-vit calibrate` wrote",
+        "print no class for an image that resembles none of the classes; for a model that `hf-vit calibrate` wrote",
     ] = False,
     format: Annotated[
         Literal["text", "jsonl", "csv"] | None,

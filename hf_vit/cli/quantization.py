@@ -63,7 +63,7 @@ def calibrate(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Calibrate a classifier: its probabilities, and what `hf-vit predict --coverage` and `--reject` go by."""
+    """Calibrate a classifier: probabilities, and thresholds for `hf-vit predict --coverage` and `--reject`."""
     check_output(output, overwrite, folder)
     silence_progress_bars()
     from ..evaluation.calibration import calibrate

@@ -93,7 +93,7 @@ def _identify(folder: str) -> dict[str, Any]:
 def search(
     features: Annotated[Path, ".parquet or .npz file that `hf-vit embed` wrote"],
     queries: Annotated[
-        list[str], "query images: files, folders (with subfolders, sorted), quoted globs, or https:// addresses"
+        list[str], "query images: files, folders (with subfolders, sorted), quoted globs, or https:// URLs"
     ],
     *,
     top_k: Annotated[Count, "number of images to find for each query"] = 5,

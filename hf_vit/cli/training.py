@@ -31,7 +31,7 @@ def run_script(command: str, options: list[str]) -> None:
         ] = None,
         package: Annotated[
             str | None,
-            "for --job: what installs hf_vit there, the address of a wheel or git+https://...",
+            "for --job: requirement that installs hf_vit there: the URL of a wheel, or git+https://...",
             {"metavar": "REQUIREMENT"},
         ] = None,
         timeout: Annotated[str, "for --job: longest time, such as 90m", {"metavar": "TIME"}] = "6h",
@@ -107,7 +107,7 @@ def launch_configs(action: _Action = None, name: Annotated[str | None, "name of 
     if action:
         if name and name not in files:
             hint = did_you_mean(name, files)
-            raise ValueError(f"there is no launch template {name} (there is {', '.join(files)}){hint}")
+            raise ValueError(f"unknown launch template {name}; known: {', '.join(files)}{hint}")
         _show(action, files[name] if name else None, "launch-configs")
         return
     for template, path in files.items():

@@ -3,7 +3,7 @@
 | file | content |
 | --- | --- |
 | index.html, page.js, worker.js, service-worker.js, styles.css | the page |
-| page.json | what the page knows about the models and their preprocessing |
+| page.json | labels and preprocessing of the models |
 | onnx/model.onnx | the program of `any_size`, for levels in float32 |
 | onnx/model_fp16.onnx | its weights in float16, computed in float32 |
 | onnx/model_quantized.onnx | its weights in int8 with a scale for each output, computed in float32 |

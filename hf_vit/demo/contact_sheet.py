@@ -40,7 +40,7 @@ def draw_neighbors(query: Any, found: Sequence[tuple[Any, str, float]], path: Pa
 
     Args:
         query: an input of `read_image`.
-        found: (image, name, cosine), most similar first; an unreadable image leaves an empty place.
+        found: (image, name, cosine), most similar first; an unreadable image leaves an empty tile.
         path: file to write.
     """
     shown = found[: COLUMNS * ROWS - 1]

@@ -46,8 +46,8 @@ class _PrintableOutput:
 def user_errors(program: str, *more: type[Exception]) -> Iterator[None]:
     """Print an error that the user can correct, or Ctrl+C, as one sentence on standard error, and exit.
 
-    Standard output that nobody reads any more (`hf-vit predict ... | head`) ends the program without a message. Control
-    characters are escaped.
+    A closed standard output (`hf-vit predict ... | head`) ends the program without a message. Control characters are
+    escaped.
 
     Args:
         program: beginning of the sentence.
@@ -97,7 +97,7 @@ def _is_closed_pipe() -> bool:
 
 
 def _is_about_memory(error: BaseException) -> bool:
-    """Tell whether there was too little memory; PyTorch raises RuntimeError for it."""
+    """Tell whether memory ran out; PyTorch raises RuntimeError for it."""
     signs = ("out of memory", "not enough memory", "can't allocate memory")
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
@@ -122,7 +122,7 @@ def format_error(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Write control characters as \x1b and the like; a terminal would obey those of a label or a file name."""
+    r"""Escape control characters, as \x1b, because labels and file names could control the terminal."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

@@ -49,7 +49,7 @@ def is_msgpack(path: Path) -> bool:
 class MsgpackReader:
     """Reader of a `.msgpack` file, one array at a time; a context manager.
 
-    Opening the file reads it once, with one array in memory at a time. Leaves that are no arrays (a step's number) are
+    Opening the file reads it once, with one array in memory at a time. Leaves that are not arrays (a step's number) are
     ignored.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Attention of the studies in the paper's appendix: with relative positions, and along the axes of the grid."""
+"""Attention variants of the paper's appendix: relative positions, and axial attention."""
 
 import torch
 
@@ -16,8 +16,8 @@ class HfViTRelativeAttention(HfViTAttention):
 
         logits[q, k] = (query[q] . key[k] + query[q] . embedding[p_q - p_k]) / sqrt(head_dim)
 
-    where p is the place of a patch in raster order. The paper does not say what layers and heads share. Here each layer
-    has its own embeddings and its heads share them, as in arXiv 1803.02155. For the class token see
+    where p is the index of a patch in raster order. The paper does not say which embeddings layers and heads share.
+    Here each layer has its own embeddings and its heads share them, as in arXiv 1803.02155. For the class token see
     `RelativePositions`.
     """
 

@@ -72,15 +72,15 @@ class HfBiTConfig(HfVisionConfig):
         weight_standardization_form: add that epsilon to the "variance" or to the "std".
         padding: padding of the convolutions: "fixed" (3 pixels around the image, 1 around every 3x3 convolution) or
             "same" (TensorFlow's, which depends on the size).
-        pool_padding: padding of the max-pool after the root: "zero", or "lowest" (which never wins).
+        pool_padding: padding of the max-pool after the root: "zero", or "lowest" (the dtype's lowest value).
         spatial_mixing: "convolution", or "axial_attention" in place of every 3x3 convolution (AxialResNet; needs
             "bottleneck"). The relative positions of axial attention allow images of at most `image_size`.
-        label_thresholds: score from which on each class is predicted, for images with several labels; chosen on
+        label_thresholds: lowest score at which each class is predicted (multi-label classification), chosen on
             held-out images; None: 0.5.
-        temperature: what the head's logits were divided by in a calibration (`hf_vit.calibrate`); the weights have it.
-        coverage_thresholds: coverage ("0.95") -> the probability from which on a class belongs to the predicted set.
-        rejection_thresholds: for each class the logit below which an image that resembles it most shows none of the
-            classes.
+        temperature: temperature of the calibration by `hf_vit.calibrate`; the head's weights are already divided by it.
+        coverage_thresholds: coverage ("0.95") -> lowest probability of a class in the prediction set.
+        rejection_thresholds: for each class, the lowest logit at which its prediction is accepted; below it, an
+            image shows none of the classes.
 
     Raises:
         ValueError: the fields contradict each other, or an argument is unknown.

@@ -84,7 +84,7 @@ def scores_of(logits: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
 
 
 def thresholds_of(config: PreTrainedConfig) -> list[float]:
-    """Return the score from which on each class is predicted, by a classifier with several labels per image."""
+    """Return the lowest score at which a multi-label classifier predicts each class."""
     stored, classes = getattr(config, "label_thresholds", None) or [], len(config.id2label or ())
     return stored if len(stored) == classes else [0.5] * classes
 
@@ -200,7 +200,7 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
 
 
 def saved_class(settings: dict[str, Any]) -> str | None:
-    """Return the name of the class for a config.json; a hybrid is not of the plain class that it may be saved as."""
+    """Return the name of the class for a config.json; a hybrid may be saved under the name of the plain class."""
     name = next(iter(settings.get("architectures") or ()), None)
     if name is None or settings.get("model_type") != "hf_vit_hybrid":
         return name

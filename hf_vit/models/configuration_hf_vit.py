@@ -33,8 +33,8 @@ _WIDTHS = {
     "L": (24, 1024, 4096, 16),
     "H": (32, 1280, 5120, 16),
 }
-# The two forms of a hybrid's ResNet-50 (section 3.1): with stage 4, which makes patches of 32 pixels; or with its units
-# moved to stage 3, which makes patches of 16 pixels and a sequence four times as long.
+# The two variants of a hybrid's ResNet-50 (section 3.1): with stage 4, which makes patches of 32 pixels; or with its
+# units moved to stage 3, which makes patches of 16 pixels and a sequence four times as long.
 STAGE_4, EXTENDED_STAGE_3 = (3, 4, 6, 3), (3, 4, 9)
 # name: (width, patch size on the stem's feature map, stem depths or None for no stem)
 VARIANTS = {
@@ -96,19 +96,19 @@ class HfViTConfig(HfVisionConfig):
             the next; two layers are one block of the paper's Axial-ViT. It needs an even number of layers and no class
             token, which belongs to no row.
         position_interpolation: how learned position embeddings are resampled for other image sizes: "jax" (bilinear,
-            aligned corners), "jax_exact" (the same with the original's rounding fault), "bilinear" or "bicubic"
+            aligned corners), "jax_exact" (the same with the original's rounding error), "bilinear" or "bicubic"
             (half-pixel centers, antialiased, as in timm) or "bicubic_aliased" (not antialiased, as in transformers).
         pool_patches_only: exclude the class token from "mean" and "map" pooling, as timm does.
         norm_after_pooling: apply the final LayerNorm after the pooling (timm's `fc_norm`); `last_hidden_state` is then
             not normalized.
         image_size_history: earlier image sizes of resampled position embeddings, the training size first; None if they
             were never resampled.
-        label_thresholds: score from which on each class is predicted, for images with several labels; chosen on
+        label_thresholds: lowest score at which each class is predicted (multi-label classification), chosen on
             held-out images; None: 0.5.
-        temperature: what the head's logits were divided by in a calibration (`hf_vit.calibrate`); the weights have it.
-        coverage_thresholds: coverage ("0.95") -> the probability from which on a class belongs to the predicted set.
-        rejection_thresholds: for each class the logit below which an image that resembles it most shows none of the
-            classes.
+        temperature: temperature of the calibration by `hf_vit.calibrate`; the head's weights are already divided by it.
+        coverage_thresholds: coverage ("0.95") -> lowest probability of a class in the prediction set.
+        rejection_thresholds: for each class, the lowest logit at which its prediction is accepted; below it, an
+            image shows none of the classes.
         patch_target: target of masked patch prediction: "mean_color" (3 bits per channel), "downsized" (the same for
             each cell of a 4 x 4 grid) or "pixels".
 
@@ -202,7 +202,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def output_attentions(self) -> bool:
-        """Flag: every forward returns attentions, unlike in transformers with any attention implementation."""
+        """True if every forward returns attentions, unlike in transformers with any attention implementation."""
         return bool(self._output_attentions)
 
     @output_attentions.setter
@@ -226,12 +226,12 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def adds_positions_to_input(self) -> bool:
-        """Flag: position embeddings are added to the tokens before the first layer, and only there."""
+        """True if position embeddings are added to the tokens before the first layer, and only there."""
         return self.position_embedding_placement == "input" and self.position_embedding_type not in ("relative", "none")
 
     @property
     def needs_one_grid(self) -> bool:
-        """Flag: the layers use the places of patches, so that all images of a batch must have the same shape."""
+        """True if the layers use the positions of patches, so that all images of a batch must have the same shape."""
         return (
             self.position_embedding_placement != "input"
             or self.position_embedding_type == "relative"
@@ -240,7 +240,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """(rows, columns) of patches at `image_size`; in a flexible model, which need not divide it, of whole ones."""
+        """(rows, columns) of whole patches at `image_size`; the patches of a flexible model need not divide it."""
         if not self.is_flexible:
             return self.grid_of(*as_pair(self.image_size))
         steps = (patch * self.stride for patch in as_pair(self.patch_size))
@@ -249,7 +249,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def is_flexible(self) -> bool:
-        """Flag: each forward resizes the stored kernel and position embeddings to the sizes in use."""
+        """True if each forward resizes the stored kernel and position embeddings to the sizes in use."""
         return self.stored_patch_size is not None
 
     @property

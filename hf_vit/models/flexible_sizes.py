@@ -230,7 +230,7 @@ def keep_patches(
     """
     refuse_mixed_sizes(config)
     prefix = config.num_prefix_tokens
-    places = F.pad(kept_patches.clamp(min=0) + prefix, (prefix, 0))  # a class token has the place 0
+    places = F.pad(kept_patches.clamp(min=0) + prefix, (prefix, 0))  # a class token comes first
     return tokens.take_along_dim(places.unsqueeze(-1), dim=1), (kept_patches >= 0).int()
 
 

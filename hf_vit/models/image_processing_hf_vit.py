@@ -272,13 +272,13 @@ def sync_processor_size(model: Any, processor: Any, name: str | os.PathLike, ask
     Args:
         name: folder or name on the Hub, for the message.
         asked: the caller chose the size or the preset. Otherwise a change is a warning, and a processor that makes
-            images of many sizes is not changed.
+            images of different sizes is not changed.
     """
     own, wanted = output_size(processor), as_pair(model.config.image_size)
     if not asked and own != wanted:
         if getattr(processor, "preset", None) == "native" or (own is None and not processor.do_resize):
             return
-        made = "images of many sizes" if own is None else f"{own[0]} x {own[1]}"
+        made = "images of different sizes" if own is None else f"{own[0]} x {own[1]}"
         logger.warning(
             f"The model of {name} takes images of {wanted[0]} x {wanted[1]} pixels, but its image processor makes "
             f"{made}; the processor was set to the model's size. Save both to keep this, or load another size with "

@@ -45,14 +45,14 @@ with suppress(ImportError):
 
     register_heif_opener()
     _FORMATS.append("HEIF")
-# Pillow warns above 89 million pixels, as some telephones make them; here the limit is _MAX_PIXELS.
+# Pillow warns above 89 million pixels, which some phones produce; here the limit is _MAX_PIXELS.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _NPY = b"\x93NUMPY"  # first bytes of an .npy file
 _MAX_PIXELS = 2**27  # limit on the declared size; the largest photographs have some 100 million pixels
 _MAX_NESTING = 16  # depth of nested lists of images
-_MAX_DOWNLOAD_BYTES = 2**26  # size of an image behind an address
+_MAX_DOWNLOAD_BYTES = 2**26  # of one image
 _DOWNLOAD_SECONDS = 60.0  # for the whole download
 _SILENCE_SECONDS = 15.0  # without an answer or a byte
 _EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}

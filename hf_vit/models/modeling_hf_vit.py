@@ -3,8 +3,8 @@
 "An Image is Worth 16x16 Words" (arXiv 2010.11929); the numbers are those of google-research/vision_transformer,
 vit_jax/models_vit.py. Parameters have the names of transformers' ViT.
 
-The tokens are the class token, if there is one, and the patches, row by row. What most models do not use stands beside
-this file: other position embeddings (position_embeddings.py), attention with relative positions or along the axes
+The tokens are the class token, if there is one, and the patches, row by row. Rarely used parts are in
+their own files: other position embeddings (position_embeddings.py), attention with relative positions or along the axes
 (attention_variants.py), other patch sizes and mixed image sizes (flexible_sizes.py), the ResNet stem (resnet_stem.py).
 """
 
@@ -134,7 +134,7 @@ class HfViTEmbeddings(nn.Module):
         return self.patch_embeddings(feature_map, self.config.patches_of(patch_size))
 
     def mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor) -> torch.Tensor:
-        """Put the mask token into the masked places of (batch, patches, hidden_size)."""
+        """Replace the masked patches of (batch, patches, hidden_size) by the mask token."""
         check_mask(bool_masked_pos, patches)
         if self.mask_token is None:
             raise ValueError("bool_masked_pos needs a mask token; build or load the model with use_mask_token=True")
@@ -311,7 +311,7 @@ class DropPath(nn.Module):
 
 
 class HfViTLayer(GradientCheckpointingLayer):
-    """Pre-norm encoder block, with dropout in the places of vit_jax/models_vit.py's Encoder1DBlock."""
+    """Pre-norm encoder block, with dropout at the same points as Encoder1DBlock in vit_jax/models_vit.py."""
 
     def __init__(self, config: HfViTConfig, layer_index: int):
         super().__init__()
@@ -525,7 +525,7 @@ class HfViTEncoder(HfViTPreTrainedModel):
         if attention_mask is not None:
             if kwargs["output_attentions"] or self.config._attn_implementation in ("eager", "sdpa"):
                 attention_mask = attention_mask[:, None, None, :].bool()
-            else:  # in the form of the kernel; transformers reads the mask for this, which waits for the device
+            else:  # in the layout of the kernel; transformers reads the mask, which synchronizes with the device
                 attention_mask = create_bidirectional_mask(
                     config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
                 )
@@ -593,8 +593,8 @@ class HfViTModel(HfViTEncoder):
                 position embeddings are resampled in any case.
             attention_mask: (batch, tokens), 1 for real tokens; None if there is no padding.
             pixel_attention_mask: (batch, patches), 1 for real patches; None: derived from `spatial_shapes`.
-            spatial_shapes: (batch, 2), rows and columns of patches of each image; a list or a tensor of the CPU saves
-                a wait for the device.
+            spatial_shapes: (batch, 2), rows and columns of patches of each image; a list or a CPU tensor avoids a
+                synchronization with the device.
             kept_patches: (batch, kept), indices of the patches that the layers get, -1 for padding; None: all.
             patch_size: patch size of this forward, for a flexible model, an int or (height, width); None: the
                 configuration's.

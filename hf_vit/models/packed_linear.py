@@ -44,7 +44,7 @@ def _check_inference(inputs: torch.Tensor) -> None:
         raise FrozenModelError
 
 
-# The speed path: linear layers, and the MLP, whose first product includes its GELU
+# The fast path: linear layers, and the MLP, whose first product includes its GELU
 
 
 def gains_from_packing(weight: torch.Tensor) -> bool:
@@ -134,7 +134,7 @@ class FrozenConv2d(StandardizedConv2d):
 
 
 class FrozenModel(nn.Module):
-    """Mixin of a frozen model; `eval` and a move to the present device and dtype change nothing."""
+    """Mixin of a frozen model; `eval` and a move to the current device and dtype change nothing."""
 
     state_dict = load_state_dict = save_pretrained = push_to_hub = _refuse
     requires_grad_ = set_image_size = set_patch_size = make_flexible = make_fixed = optimize_for_inference = _refuse

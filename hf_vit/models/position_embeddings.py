@@ -70,7 +70,7 @@ def resize_position_embeddings(
         old_grid, new_grid: (rows, columns) of patches.
         method: "jax": bilinear with aligned corners, as `scipy.ndimage.zoom(order=1)` in `interpolate_posembed`,
             google-research/vision_transformer, vit_jax/checkpoint.py. "jax_exact": the same with that function's
-            rounding fault, see `_linear_weights`. "bilinear", "bicubic": half-pixel centers, antialiased, as in timm.
+            rounding error, see `_linear_weights`. "bilinear", "bicubic": half-pixel centers, antialiased, as in timm.
             "bicubic_aliased": not antialiased, as in transformers.
 
     Returns:
@@ -251,7 +251,7 @@ class LearnedPositions2D(PositionTables):
 class RelativePositions(PositionTables):
     """A vector for each relative distance of two patches, for `HfViTRelativeAttention`; all heads share it.
 
-    The distance is p_query - p_key in raster order, as in the paper. The class token has no place on the grid; three
+    The distance is p_query - p_key in raster order, as in the paper. The class token has no position on the grid; three
     special vectors are for its pairs (query, key): class token and patch, patch and class token, class token and
     itself.
     """

@@ -43,7 +43,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
     """Base of the Vision Transformers, the hybrids and the ResNets."""
 
     if TYPE_CHECKING:
-        config: Any  # a subclass says which
+        config: Any  # set by subclasses
     main_input_name = "pixel_values"
     input_modalities = ["image"]  # noqa: RUF012
     supports_gradient_checkpointing = True
@@ -89,7 +89,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
 
         Raises:
             ValueError: an argument is unknown; a parameter other than the head's is missing, unused or of another
-                shape; a file is damaged, or not the one that was pushed; or the model is of another library.
+                shape; a file is damaged or does not match the manifest; or the model belongs to another library.
         """
         name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config
         verify, warns_of_int8 = kwargs.pop("verify", False), kwargs.pop("_warns_of_int8", True)
@@ -333,7 +333,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
         """Initialize a module as the original does (vit_jax/models_vit.py, models_resnet.py; else flax's defaults).
 
         A module with its own rule has a method `initialize`. transformers calls this for modules that own parameters;
-        its own rule (random weights, norms one, biases zero) comes first.
+        transformers' own initialization (random weights, norms one, biases zero) runs first.
         """
         super()._init_weights(module)
         initialize = getattr(module, "initialize", None)

@@ -22,7 +22,7 @@ class StemNumbers(NamedTuple):
     group_norm_eps: timm and transformers have 1e-5.
     standardization_eps, standardization_form: see `standardize`; timm and transformers have 1e-8 and "variance".
     padding: "same", see `_pad_same`; or "fixed", (kernel size - 1) / 2 on every side for any image.
-    pool_padding: padding of the max-pool: "lowest" (which never wins) or "zero".
+    pool_padding: padding of the max-pool: "lowest" (the dtype's lowest value) or "zero".
     """
 
     group_norm_eps: float = 1e-6
@@ -116,7 +116,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 class LastGroupNorm(GroupNorm):
-    """Last norm of a post-activation unit, initialized with zeros, so that a new unit passes on its input."""
+    """Last norm of a post-activation unit, initialized with zeros, so that a new unit starts as the identity."""
 
     def initialize(self) -> None:
         """Set the weights to zero."""

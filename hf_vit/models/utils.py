@@ -1,4 +1,4 @@
-"""Small helpers of all packages: sizes, limits, names, JSON, files of a model, addresses, and the manifest of a push.
+"""Small helpers: sizes, limits, names, JSON, model files, URLs, and the manifest of a push.
 
 This module is light: it imports neither PyTorch nor transformers at its top.
 """
@@ -46,8 +46,8 @@ def allowed(what: str) -> bool:
     """Tell whether the environment variable `HF_VIT_ALLOW`, a comma-separated list, lifts a kind of limit.
 
     Args:
-        what: "large" (files and images beyond a size limit), "http" (addresses without encryption) or "private"
-            (addresses of this machine and of private networks).
+        what: "large" (files and images beyond a size limit), "http" (URLs without encryption) or "private" (hosts on
+            this machine and in private networks).
     """
     return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
 
@@ -59,7 +59,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_unknown(what: str, choice: str, known: Iterable[str]) -> None:
-    """Raise ValueError, which lists the known names, where `choice` is none of them."""
+    """Raise ValueError, which lists the known names, if `choice` is not one of them."""
     if choice not in known:
         raise ValueError(f"unknown {what} {choice!r}; known: {', '.join(known)}")
 
@@ -233,7 +233,7 @@ def manifest_entry(content: Path | bytes) -> dict[str, Any]:
 
 
 def read_manifest(text: str) -> dict[str, dict[str, Any]] | None:
-    """Read the files that a manifest lists, as in `manifest_text`; None if it is a JSON file of another program.
+    """Read the files that a manifest lists, as in `manifest_text`; None if another program wrote it.
 
     Raises:
         ValueError: it is damaged. A damaged manifest must not look like another program's, or nothing would be checked.
@@ -259,7 +259,7 @@ def check_pushed(name: str | os.PathLike, where: Mapping[str, Any], thorough: bo
         thorough: as in `check_files`.
 
     Raises:
-        ValueError: a file is not the one that was pushed.
+        ValueError: a file does not match the manifest.
     """
     where = {option: value for option, value in where.items() if option != "force_download"}
     if (file := find_file(name, MANIFEST, where, needs_hub=False)) is not None:
@@ -318,7 +318,7 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         Names of the files that were checked.
 
     Raises:
-        ValueError: a file is not the one that was pushed, or the manifest is too large.
+        ValueError: a file does not match the manifest, or the manifest is too large.
     """
     from huggingface_hub import cached_assets_path  # not at the top, for quick commands
 
@@ -358,7 +358,7 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     return checked
 
 
-# Addresses: encrypted and public ones only.
+# URLs: https and public hosts only.
 
 
 class AddressError(ValueError):

@@ -360,7 +360,7 @@ class AuditSettings(DataSettings):
     splits: list[str] = _data(list, "splits to audit, such as train,test; by default all")
     train: str | None = _data(None, "data set of a model's training; images of dataset that it also has are leaks")
     output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets")
-    backend: Backend = _model("eager", "how the forward is computed, as in `hf-vit predict --backend`")
+    backend: Backend = _model("eager", "library that computes the forward, as in `hf-vit predict --backend`")
     overwrite: bool = _report(False, "replace issues.csv in output_dir, and ignore the cached features")
 
     def mistakes(self) -> Mistakes:
@@ -416,7 +416,7 @@ class EvaluateSettings(DataSettings):
     """Evaluation of a saved model by one of several protocols."""
 
     model: str | None = _model(None, "model to evaluate: name on the Hub, or folder")
-    protocol: Protocol = _protocol("accuracy", "way to evaluate the model")
+    protocol: Protocol = _protocol("accuracy", "evaluation protocol")
     split: str | None = _data(
         None, "split to evaluate on; by default test, else what training held out; real: validation, objectnet: train"
     )
@@ -424,7 +424,8 @@ class EvaluateSettings(DataSettings):
         None, "patch size in pixels, a number or [height, width]; by default the model's"
     )
     backend: Backend = _model(
-        "eager", "how the forward is computed, as in `hf-vit predict --backend`; int8 is written by hf-vit quantize"
+        "eager",
+        "library that computes the forward, as in `hf-vit predict --backend`; int8 is written by hf-vit quantize",
     )
     overwrite: bool = _report(False, "ignore the cached features and results in output_dir")
 
