@@ -14,13 +14,13 @@ from ..catalog import released_facts
 from ..registration import AUTO_MODELS
 from .card_sources import Sources
 
-_JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original's files
+_JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original files
 _MARKUP = re.compile(r"[\\`*\[\]<>|~$&]")
 _FIGURES = {  # figures of a training run: their alternative texts
     "confusion_matrix.png": "Confusion matrix: held-out images by label (rows) and prediction (columns)",
     "learning_curve.png": "Learning curve: loss, accuracy and learning rate by optimizer step",
 }
-# Settings of a training run that do not change its result, and those that stand elsewhere on the card.
+# Settings of a training run that do not change its result, and those in other parts of the card.
 _NOT_LISTED = ("dataset", "model", "eval_batch_size", "eval_every", "keep_checkpoints", "log_every", "num_processes")
 _NOT_LISTED += ("num_workers", "overwrite", "print_config", "profile", "report_to", "resume", "save_every")
 _NOT_LISTED += ("stall_timeout", "prefetch_factor", "augment_on")
@@ -85,7 +85,7 @@ def render_sections(sources: Sources, name: str, license: str | None, has_title:
         calibration=_calibration(sources),
         conversion=_conversion(sources, name),
         compute=_compute(sources),
-        license=_license_in_words(sources, license),
+        license=_describe_license(sources, license),
         citations=_citations(sources),
     )
 
@@ -201,7 +201,7 @@ def _limits(sources: Sources) -> list[str]:
     if sources.classifies:
         predicts = "It predicts one of its classes for every image, even if the image shows none of them. "
         if sources.config.get("problem_type") == "multi_label_classification":
-            predicts = "It scores every class by itself (sigmoid): an image may show several of them, or none. "
+            predicts = "It scores each class independently (sigmoid): an image may show several of them, or none. "
         use = f"Use it to classify images into its classes, or fine-tune it. {predicts}" + (
             "Its scores are calibrated on held-out images." if sources.calibration else _UNCALIBRATED
         )
@@ -245,7 +245,7 @@ def _preprocessing(sources: Sources) -> str:
     settings = sources.processor
     if not settings:
         return "This repository has no image processor. Scale pixel values to [-1, 1]."
-    steps = [_resize_in_words(settings)] if settings.get("do_resize", True) else []
+    steps = [_describe_resize(settings)] if settings.get("do_resize", True) else []
     if settings.get("do_center_crop") and (crop := settings.get("crop_size")):
         steps.append(f"The image is center-cropped to {crop['height']} x {crop['width']} pixels.")
     if settings.get("do_rescale", True) and settings.get("do_normalize", True):
@@ -257,7 +257,7 @@ def _preprocessing(sources: Sources) -> str:
     return " ".join(steps)
 
 
-def _resize_in_words(settings: Mapping[str, Any]) -> str:
+def _describe_resize(settings: Mapping[str, Any]) -> str:
     size = settings.get("size") or {}
     if settings.get("preset") == "native":
         count, patch_size = settings.get("max_num_patches"), settings.get("patch_size", 16)
@@ -298,7 +298,7 @@ def _reported(sources: Sources) -> list[dict[str, str]]:
 
 
 def _measured(sources: Sources) -> list[dict[str, str]]:
-    """Return the metrics of the training run; `source` is empty if the run states nothing about itself."""
+    """Return the metrics of the training run; `source` is empty if the run has no command, date or version."""
     training = sources.training
     source = "the command below" if "command" in training else " ".join(_circumstances(sources))
     data = " ".join(str(training[key]) for key in ("dataset", "eval_split") if training.get(key))
@@ -316,7 +316,7 @@ def _measured(sources: Sources) -> list[dict[str, str]]:
 
 
 def _circumstances(sources: Sources) -> list[str]:
-    """Return date and version of the training run, as far as it states them."""
+    """Return the date and the version of the training run, if recorded."""
     training = sources.training
     when = [f"on {training['date']}"] if "date" in training else []
     version = training.get("versions", {}).get("hf_vit")
@@ -383,7 +383,7 @@ def _conversion(sources: Sources, name: str) -> dict[str, Any]:
     if "dialect" in record:
         rows["format of the source"] = f"{record['dialect']['names']}, {', '.join(record.get('dtypes', ()))}"
     if record.get("left_out"):
-        rows["left out"] = "the head (all zero in the source)"
+        rows["omitted"] = "the head (all zero in the source)"
     if "difference" in record:
         rows["largest difference from the original"] = str(record["difference"])
     if "versions" in record:
@@ -414,7 +414,7 @@ def _compute(sources: Sources) -> str:
     return text
 
 
-def _license_in_words(sources: Sources, license: str | None) -> str:
+def _describe_license(sources: Sources, license: str | None) -> str:
     if license is None:
         return "The uploader did not state a license."
     return f"`{license}`" + (
