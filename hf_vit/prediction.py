@@ -47,7 +47,7 @@ def predict(
 
     Args:
         model: a folder of `save_pretrained`, a name on the Hub, or (model, processor) as of `hf_vit.load`.
-        images: paths of image files, or images in any other form that the processor takes.
+        images: paths of image files, or any other input of the processor.
         batch_size: most images of a forward.
         backend: as in `hf_vit.load`, for a folder or a name.
         threshold: instead of `top_k`, predict all classes with at least this score; "auto": with at least their own
@@ -226,7 +226,7 @@ def predict_batches(
     Args:
         model: a model in evaluation mode.
         processor: its image processor.
-        images: images in any form that the processor takes. An iterator is read ahead by at most two batches for each
+        images: any inputs of the processor. An iterator is read ahead by at most two batches for each
             worker.
         batch_size: most images of a forward.
         workers: number of processes that read and preprocess ahead, as `num_workers` of a `DataLoader`; 0: this process
@@ -256,7 +256,7 @@ def _compute(
     workers: int | None,
     skip_unreadable: bool,
 ) -> Iterator[Batch]:
-    """Implement `predict_batches`, with `forward` in place of the model; a skipped image is an empty batch."""
+    """Implement `predict_batches`, with `forward` instead of the model; a skipped image is an empty batch."""
     if workers is None:
         are_few = isinstance(images, Sized) and len(images) <= _FEW_IMAGES
         workers = 0 if are_few else min(_WORKERS, os.cpu_count() or 1)
@@ -310,7 +310,7 @@ def classify(model: Any, processor: Any, images: Any, top_k: int = 5) -> list[li
     Args:
         model: a classifier, in evaluation mode.
         processor: its image processor.
-        images: images in any form that the processor takes.
+        images: any inputs of the processor.
         top_k: number of classes to return.
 
     Returns:

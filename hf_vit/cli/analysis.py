@@ -55,14 +55,14 @@ def compute(
         Path | None, "training runs to draw, with columns name, exaflops, accuracy, family", {"metavar": "CSV"}
     ] = None,
     output: Annotated[
-        Path | None, "picture to write: accuracy against compute, of --runs or --table 6", {"metavar": "PNG"}
+        Path | None, "picture of accuracy against compute to write, for --runs or --table 6", {"metavar": "PNG"}
     ] = None,
     overwrite: Overwrite = False,
     json: Annotated[bool, "print JSON"] = False,
 ) -> None:
     """Count a model's operations, and estimate its training time."""
     if sum(source is not None for source in (model, table, runs)) != 1:
-        raise ValueError("give one of a model, --table 2, --table 6 and --runs CSV")
+        raise ValueError("give a model, --table 2, --table 6 or --runs CSV")
     of_training = {"epochs": epochs, "accelerator": accelerator, "utilization": utilization}
     without = [name for name, value in of_training.items() if value is not None and dataset_size is None]
     if without:
@@ -76,7 +76,7 @@ def compute(
     if output is not None:
         _draw_runs(runs, output, overwrite)
         return
-    from .. import registration as registration  # AutoConfig must know our types
+    from .. import registration as registration  # registers our types with AutoConfig
     from ..analysis import compute_report
     from ..analysis.training_runs import table_rows
 

@@ -72,18 +72,18 @@ ImageSize = Annotated[Size, "image size in pixels (default: the model's own)"]
 Overwrite = Annotated[bool, "replace the output"]
 SaveFor = Annotated[
     Literal["hf_vit", "transformers"] | None,
-    "format of the folder (also --for): hf_vit, or transformers' own vit, bit and siglip_vision_model, for pipelines "
-    "and tools without hf_vit; hf_vit.load reads both, with the same numbers",
+    "format of the folder (also --for): hf_vit, or transformers' own vit, bit and siglip_vision_model, which need no "
+    "hf_vit to load; hf_vit.load reads both, with the same outputs",
 ]
 Images = Annotated[
     Path | None,
-    "for transformers: images on which to compare its preprocessing with the exact one (default: two photographs of "
-    "scikit-learn)",
+    "with --for transformers: images on which to compare its preprocessing with the exact one (default: two "
+    "photographs of scikit-learn)",
     {"metavar": "FOLDER"},
 ]
 
 
-def images_at_hand(save_for: str | None, images: Path | None) -> list[Any]:
+def example_images(save_for: str | None, images: Path | None) -> list[Any]:
     """Return the images of `--images`, or else the two photographs of scikit-learn, if it is installed."""
     if save_for != "transformers":
         return []
@@ -102,5 +102,5 @@ def check_output(output: Path, overwrite: bool, *sources: str) -> None:
     for source in sources:
         folder = Path(source).resolve()
         if Path(source).is_dir() and output.resolve() in (folder, *folder.parents):
-            raise ValueError(f"cannot write {output}: it is the folder of {source}, or around it; choose another")
+            raise ValueError(f"cannot write {output}: it is {source} or contains it; choose another folder")
     refuse_existing(output, overwrite)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..files.progress import silence_progress_bars
-from .arguments import Count, Images, Model, Overwrite, SaveFor, Size, check_output, images_at_hand, parse_size
+from .arguments import Count, Images, Model, Overwrite, SaveFor, Size, check_output, example_images, parse_size
 
 
 def catalog(
@@ -107,12 +107,12 @@ def convert(
     if output is None or check:
         print(conversion.check(source, **options))
         return
-    options |= {"save_for": save_for or "hf_vit", "images": images_at_hand(save_for, images)}
+    options |= {"save_for": save_for or "hf_vit", "images": example_images(save_for, images)}
     model = conversion.convert_to_folder(source, output, overwrite=overwrite, **options)
     record = model.conversion_record or {}
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
-    identity = f" (sha256 {record['sha256'][:16]}...)" if "sha256" in record else ""
-    print(f"read as {record['dialect']['names']} from {record['source']}{identity}")
+    digest = f" (sha256 {record['sha256'][:16]}...)" if "sha256" in record else ""
+    print(f"read as {record['dialect']['names']} from {record['source']}{digest}")
     for sentence in [*left_out(record), *(f"assumed: {sentence}" for sentence in record["assumed"])]:
         print(sentence)
     if cost := describe_cost(read_json_object(output / "config.json")):
@@ -188,5 +188,5 @@ def fingerprint(source: Annotated[str, "model: a folder of hf_vit, or any source
     from ..catalog import released_with
 
     print(number := conversion.fingerprint(source))
-    if (address := released_with(number)) is not None:
-        print(f"the numbers of {address}", file=sys.stderr)
+    if (url := released_with(number)) is not None:
+        print(f"the same numbers as {url}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Feature files: names of images, their features, and the identity of the model."""
+"""Feature files: names of images, their features, and the fingerprint of the model."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ def new_features(path: Path, about: dict[str, Any], overwrite: bool) -> Iterator
 
     Args:
         path: file to write; the suffix sets its format, one of `SUFFIXES`.
-        about: identity of the model; a .csv does not store it.
+        about: name and fingerprint of the model; a .csv does not store it.
         overwrite: replace an existing file.
     """
     opener = {".parquet": _open_parquet, ".npz": _open_npz, ".csv": _open_csv}[path.suffix.lower()]
@@ -99,7 +99,7 @@ def _open_csv(path: Path, about: dict[str, Any]) -> Iterator[Write]:
 
 
 class Features:
-    """Reader of a file that `new_features` wrote: identity of the model (`about`), image `names` and `chunks`.
+    """Reader of a file of `new_features`: name and fingerprint of the model (`about`), image `names` and `chunks`.
 
     Raises:
         ValueError: it is not such a file.

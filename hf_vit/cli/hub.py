@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from ..files.output import write_text
-from .arguments import Images, SaveFor, images_at_hand
+from .arguments import Images, SaveFor, example_images
 
 _FOLDER = "a folder that convert, training or save_pretrained wrote"
 _License = Annotated[str | None, "license such as apache-2.0, if the card does not have one", {"metavar": "ID"}]
@@ -54,7 +54,7 @@ def push(
             create_pr=create_pr,
             code=code,
             save_for=save_for,
-            images=images_at_hand(save_for, images),
+            images=example_images(save_for, images),
             license=license,
             space=space,
             allow_incomplete_card=allow_incomplete_card,

@@ -1,4 +1,4 @@
-"""Images on a command line: files, folders, globs, addresses, parquet files and data sets."""
+"""Images on a command line: files, folders, globs, URLs, parquet files and data sets."""
 
 import os
 import re
@@ -13,14 +13,14 @@ from ..files.image_files import images_below
 from ..files.messages import format_error
 from .arguments import Count
 
-_ADDRESSES = ("https://", "http://")  # http:// is refused when the image is read
+_URLS = ("https://", "http://")  # http:// is refused when the image is read
 _ROW = re.compile(r"(.+?):(\w+(?:\[[^]]*\])?):(\d+)")  # name:split:row
 
 # Arguments of `predict` and `embed`
 Images = Annotated[
     list[str],
-    "images: files, folders (with subfolders, sorted), quoted globs, https:// URLs, or parquet files with an "
-    "image column",
+    "images: files, folders (with subfolders, sorted), quoted globs, https:// URLs, or parquet files with an image "
+    "column",
 ]
 Dataset = Annotated[str | None, "data set: a name on the Hub, or a folder", {"metavar": "NAME"}]
 Split = Annotated[str | None, "split of --dataset, such as test or train[:10%] (default: the only one)"]
@@ -31,9 +31,9 @@ BatchSize = Annotated[Count, "largest number of images per forward"]
 Device = Annotated[str, "device: cpu, cuda, cuda:1, mps, ... (default auto: the accelerator if there is one, else cpu)"]
 Backend = Annotated[
     Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"] | None,
-    "library of the forward: eager (PyTorch), torch (PyTorch, optimized), openvino, onnxruntime, int8 (the program "
-    "of hf-vit quantize), or auto, the fastest installed of torch, openvino and onnxruntime (default: int8 if hf-vit "
-    "quantize wrote the folder, else eager)",
+    "backend: eager (PyTorch), torch (optimized PyTorch), openvino, onnxruntime, int8 (the program of hf-vit "
+    "quantize), or auto, the fastest installed of torch, openvino and onnxruntime (default: int8 if hf-vit quantize "
+    "wrote the folder, else eager)",
 ]
 
 
@@ -44,7 +44,7 @@ class _Entry(NamedTuple):
 
 
 class ImageList(Sequence[Any]):
-    """Images in the form that an image processor takes; rows of a data set are read on access."""
+    """Inputs of an image processor; rows of a data set are read on access."""
 
     def __init__(self, entries: list[_Entry]):
         self._entries = entries
@@ -53,8 +53,8 @@ class ImageList(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __getitem__(self, place):
-        name, rows, number = self._entries[place]
+    def __getitem__(self, index):
+        name, rows, number = self._entries[index]
         if rows is None:
             return name
         (image,) = rows[number].values()
@@ -63,7 +63,7 @@ class ImageList(Sequence[Any]):
 
 
 def find_images(
-    places: Sequence[str], dataset: str | None = None, split: str | None = None, column: str | None = None
+    arguments: Sequence[str], dataset: str | None = None, split: str | None = None, column: str | None = None
 ) -> ImageList:
     """Return all images of the arguments, in their order, with the data set last.
 
@@ -74,15 +74,14 @@ def find_images(
     """
     entries: list[_Entry] = []
     missing: list[str] = []
-    for place in places:
-        if place.startswith(_ADDRESSES):
-            entries.append(_Entry(place))
+    for argument in arguments:
+        if argument.startswith(_URLS):
+            entries.append(_Entry(argument))
             continue
-        paths = [Path(os.path.expanduser(place))]
-        if not paths[0].exists():
-            paths = [Path(found) for found in sorted(glob(str(paths[0]), recursive=True))] if has_magic(place) else []
-        missing += [] if paths else [place]
-        found = [entry for path in paths for entry in _entries_at(path, column)]
+        path = os.path.expanduser(argument)
+        paths = [path] if os.path.exists(path) else sorted(glob(path, recursive=True)) if has_magic(path) else []
+        missing += [] if paths else [argument]
+        found = [entry for path in paths for entry in _entries_at(Path(path), column)]
         entries += {entry.name: entry for entry in found}.values()  # `**` finds a folder, and what is in it
     if missing:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
@@ -91,7 +90,7 @@ def find_images(
     elif split:
         raise ValueError("--split needs --dataset")
     if not entries:
-        raise ValueError("there are no images: name files, folders or addresses, or a data set with --dataset")
+        raise ValueError("there are no images: name files, folders or URLs, or a data set with --dataset")
     if column and all(entry.rows is None for entry in entries):
         raise ValueError("--image-column needs --dataset or a .parquet file")
     return ImageList(entries)
@@ -113,7 +112,7 @@ def _rows_of(name: str, split: str | None, column: str | None) -> list[_Entry]:
 
 def read_named(name: str) -> Any:
     """Return the input of an image processor for a name in `ImageList.names`: the name, or the image of a row."""
-    found = None if name.startswith(_ADDRESSES) or Path(name).exists() else _ROW.fullmatch(name)
+    found = None if name.startswith(_URLS) or Path(name).exists() else _ROW.fullmatch(name)
     if found is None:
         return name
     with suppress(ValueError, OSError, ImportError, IndexError):  # the data set may have changed
@@ -133,7 +132,7 @@ def _open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, s
         split = names[0]
     samples = load_split(name, split)
     if isinstance(samples, list):
-        raise ValueError(f"cannot read shards at an address: {name}; download them, or name a data set on the Hub")
+        raise ValueError(f"cannot read remote shards: {name}; download them, or name a data set on the Hub")
     opened = open_split(samples, image_column=column, needs_labels=False)
     return opened.samples.select_columns(opened.image_column), split
 
@@ -197,7 +196,7 @@ def load_on(
     from ..loading import find_better, load
 
     if (best := find_better(folder)) is not None:
-        print(f"{folder} has the weights of the last step; those in {best} were better", file=sys.stderr)
+        print(f"{folder} has the weights of the last step; {best} has better ones", file=sys.stderr)
     on_cpu = backend not in (None, "eager", "torch")
     if on_cpu and device not in ("auto", "cpu"):
         raise ValueError(f"--backend {backend} computes on the CPU, but --device is {device}; leave one out")

@@ -44,18 +44,16 @@ def predict(
     top_k: Annotated[Count, "number of classes per image"] = 5,
     threshold: Annotated[
         float | Literal["auto"] | None,
-        "print all classes with at least this score; auto: with at least their own thresholds, chosen in training for "
-        "images with several labels",
+        "print all classes with at least this score; auto: each class's own threshold, chosen in multi-label training",
         {"type": _parse_threshold, "metavar": "SCORE"},
     ] = None,
     coverage: Annotated[
         float | None,
-        "print the set of classes that contains the true class with this probability, such as 0.95; for a model that "
-        "`hf-vit calibrate` wrote",
+        "print the prediction set with this coverage, such as 0.95; needs a model from `hf-vit calibrate`",
     ] = None,
     reject: Annotated[
         bool,
-        "print no class for an image that resembles none of the classes; for a model that `hf-vit calibrate` wrote",
+        "print no class for an image that shows none of them; needs a model from `hf-vit calibrate`",
     ] = False,
     format: Annotated[
         Literal["text", "jsonl", "csv"] | None,

@@ -63,7 +63,7 @@ def calibrate(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Calibrate a classifier: probabilities, and thresholds for `hf-vit predict --coverage` and `--reject`."""
+    """Calibrate a classifier: its probabilities, its prediction sets (`--coverage`) and its rejection (`--reject`)."""
     check_output(output, overwrite, folder)
     silence_progress_bars()
     from ..evaluation.calibration import calibrate

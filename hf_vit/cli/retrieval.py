@@ -72,22 +72,22 @@ def embed(
         for names, features in progress.follow(batches):
             write(names, features)
             count, width = count + len(names), features.shape[1]
-    print(f"{count:,} images, {width} features of each: {output}")
+    print(f"{count:,} images, {width} features each: {output}")
     if suffix != ".csv":
         print(f"next: hf-vit search {output} QUERY.jpg")
     progress.end()
 
 
 def _identify(folder: str) -> dict[str, Any]:
-    """Identity of a model: its folder or name, and one SHA-256 of its weights and its preprocessing."""
+    """Return the folder or name of a model, and one SHA-256 of its weights and its preprocessing."""
     from transformers.utils.hub import cached_file
 
     from ..files.download import sha256_of
 
-    place = Path(folder) if Path(folder).is_dir() else Path(str(cached_file(folder, "config.json"))).parent
-    files = sorted(file for pattern in ("*.safetensors", "*.bin", _PROCESSOR) for file in place.glob(pattern))
+    path = Path(folder) if Path(folder).is_dir() else Path(str(cached_file(folder, "config.json"))).parent
+    files = sorted(file for pattern in ("*.safetensors", "*.bin", _PROCESSOR) for file in path.glob(pattern))
     digest = hashlib.sha256("".join(f"{sha256_of(file)}  {file.name}\n" for file in files).encode())
-    return {"model": str(place.resolve()) if place == Path(folder) else folder, "sha256": digest.hexdigest()}
+    return {"model": str(path.resolve()) if path == Path(folder) else folder, "sha256": digest.hexdigest()}
 
 
 def search(
@@ -133,12 +133,12 @@ def search(
     if Path(folder).is_absolute() and not Path(folder).is_dir():
         raise ValueError(f"cannot find {folder}, the model of the features; name its folder with --model")
     encoder, processor = load_on(folder, device)
-    identity = _identify(folder)
-    if stored.about["sha256"] != identity["sha256"]:
+    fingerprint = _identify(folder)
+    if stored.about["sha256"] != fingerprint["sha256"]:
         raise ValueError(
-            f"cannot search {features} with {identity['model']}: its weights or its preprocessing (sha256 "
-            f"{identity['sha256'][:8]}) are not those of the features ({stored.about['sha256'][:8]}, of "
-            f"{stored.about['model']}); run hf-vit embed again, or name the folder of that model with --model"
+            f"{features} has the features of another model, {stored.about['model']} (sha256 "
+            f"{stored.about['sha256'][:8]}, not {fingerprint['sha256'][:8]}); run hf-vit embed again, or name that "
+            "model's folder with --model"
         )
     progress, names, vectors = BatchProgress("hf-vit search", found), [], []
     batches = prediction.embed_batches(encoder, processor, found, skip_unreadable=True)

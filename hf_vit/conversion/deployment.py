@@ -5,7 +5,7 @@
 | model.onnx, or model.xml and model.bin | levels 0 to 255 (batch, 3, height, width) -> logits, with normalization |
 | labels.json | class names by number |
 | preprocessing.json | settings of the image processor |
-| thresholds.json | scores from which on a class is predicted, for `--threshold auto` and `--coverage` |
+| thresholds.json | limits for `--threshold auto`, `--coverage` and `--reject` |
 | predict.py | `python predict.py IMAGE ...`, the script |
 """
 
@@ -141,10 +141,12 @@ def _script(settings: dict[str, Any], runtime: str, config: Any, any_size: bool)
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
+    thresholds = stored_thresholds(config)
     return environment.from_string(text).render(
         runtime=runtime,
         function=score_function(config),
-        coverages=", ".join(stored_thresholds(config)["coverage"]),
+        coverages=", ".join(thresholds["coverage"]),
+        rejects=thresholds["rejection"] is not None,
         filter=how,
         edge="shortest_edge" in settings["size"],
         truncate=settings["resize_output"] == "truncated",

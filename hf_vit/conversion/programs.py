@@ -69,7 +69,7 @@ def export_onnx(
     Args:
         model: model with or without a head; on the CPU, in float32.
         path: the .onnx to write, with its weights; it appears when it is complete. Above 2 GB of weights, ONNX needs a
-            second file next to it, `path`.data.
+            second file, `path`.data.
         size: image size in pixels, an int or (height, width), by default the model's own; position embeddings are
             resampled once. "dynamic" means every size that the patches divide.
         overwrite: replace an existing file.
@@ -234,11 +234,16 @@ def _check_suffix(path: str | os.PathLike, suffix: str) -> None:
 
 
 def stored_thresholds(config: Any) -> dict[str, Any]:
-    """Return the scores from which on a class is predicted: "auto", of each class or of all, and for each coverage."""
+    """Return the limits of a model's predictions.
+
+    "auto": the lowest score of a predicted class, for each class or for all; "coverage": the same for each coverage;
+    "rejection": for each class the logit below which an image is rejected, None without `hf_vit.calibrate`.
+    """
     thresholds = thresholds_of(config)
     return {
         "auto": thresholds if len(set(thresholds)) > 1 else thresholds[0],
         "coverage": getattr(config, "coverage_thresholds", None) or {},
+        "rejection": getattr(config, "rejection_thresholds", None),
     }
 
 

@@ -3,7 +3,7 @@
 | file | content |
 | --- | --- |
 | index.html, page.js, worker.js, service-worker.js, styles.css | the page |
-| page.json | labels and preprocessing of the models |
+| page.json | the models and their preprocessing, as the page needs them |
 | onnx/model.onnx | the program of `any_size`, for levels in float32 |
 | onnx/model_fp16.onnx | its weights in float16, computed in float32 |
 | onnx/model_quantized.onnx | its weights in int8 with a scale for each output, computed in float32 |
@@ -97,8 +97,8 @@ def write_web_page(
             (draft / file).write_bytes(files("hf_vit.conversion").joinpath("web_page", file).read_bytes())
         entries = []
         for number, (name, (model, processor)) in enumerate(models.items(), start=1):
-            place = "" if number == 1 else f"model{number}/"
-            entries.append({"name": name, "folder": place, **_write_model(draft / place, model, processor)})
+            subfolder = "" if number == 1 else f"model{number}/"
+            entries.append({"name": name, "folder": subfolder, **_write_model(draft / subfolder, model, processor)})
         for example in examples:
             (draft / "examples").mkdir(exist_ok=True)
             shutil.copyfile(example, draft / "examples" / example.name)
@@ -107,7 +107,7 @@ def write_web_page(
 
 
 def _write_model(folder: Path, model: Any, processor: Any) -> dict[str, Any]:
-    """Write the programs of a model and the files of transformers.js; return what page.json says of it."""
+    """Write the programs of a model and the files of transformers.js; return its entry of page.json."""
     config = model.config
     if config.num_channels not in (1, 3):
         raise ConversionError(f"the model takes images of {config.num_channels} channels (expected 1 or 3)")

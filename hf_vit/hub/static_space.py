@@ -49,7 +49,7 @@ def full_space_name(space: str) -> str:
 
 
 def push_static_space(folder: Path, space: str, private: bool | None = None) -> str:
-    """Upload a page and its README.md in one commit, and return the Space's address.
+    """Upload a page and its README.md in one commit, and return the Space's URL.
 
     Args:
         folder: the page.

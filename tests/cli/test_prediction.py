@@ -284,7 +284,7 @@ def test_search_finds_the_same_files_as_numpy(model, photographs, tmp_path, suff
     assert run("embed", "tiny", photographs, "--output", features, "--normalize", "--batch-size", "4") == 1
     monkeypatch.chdir(tmp_path)
     output = capsys.readouterr().out
-    assert f"5 images, 9 features of each: {features}\n" in output
+    assert f"5 images, 9 features each: {features}\n" in output
     stored = Features(features)
     assert stored.names == good
     expected = np.stack([alone(model, file) for file in good]).astype(np.float64)
@@ -343,7 +343,7 @@ def test_another_model_is_refused(model, photographs, tmp_path, capsys):
     other = save_tiny(tmp_path / "other", seed=1, representation_size=9)
     assert run("embed", model, photographs, "--output", features) == 0
     assert run("search", features, query, "--model", other) == 2
-    assert str(other) in capsys.readouterr().err
+    assert str(model) in capsys.readouterr().err
     assert run("embed", other, photographs, "--output", features, "--overwrite") == 0
     other.rename(tmp_path / "moved")
     capsys.readouterr()

@@ -66,6 +66,7 @@ def model():
     classifier = tiny(num_hidden_layers=1)
     torch.nn.init.normal_(classifier.classifier.weight)
     classifier.config.coverage_thresholds = {"0.9": 0.03}
+    classifier.config.rejection_thresholds = [1.0 + index / 7 for index in range(11)]
     return classifier
 
 
@@ -100,6 +101,8 @@ def test_the_same_pixels_and_classes_for_every_preset(preset, model, program, ph
         with torch.no_grad():
             logits = model(**inputs).logits
         scores = script.predict(path)
+        (classes,) = most_likely(logits, model.config, reject=True)
+        assert script.is_rejected(script.compute_logits(path)) == (not classes), path.name
         np.testing.assert_allclose(scores, logits.softmax(-1)[0], rtol=0, atol=1e-5, err_msg=path.name)
         for given in ({"top_k": 3}, {"threshold": 0.2}, {"threshold": "auto"}, {"coverage": 0.9}):
             lowest = lowest_scores(model.config, given.get("threshold"), given.get("coverage"))

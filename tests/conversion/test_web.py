@@ -52,6 +52,7 @@ def folder(tmp_path_factory):
     model = tiny(num_hidden_layers=1)
     model.config.id2label = {index: f"kind {index} {EVIL}" for index in range(11)}
     model.config.coverage_thresholds = {"0.9": 0.01, "0.95": 1e-9}
+    model.config.rejection_thresholds = [1e3] * 11
     save_folder(folder, model, HfViTImageProcessor("augreg", size=(20, 36), background=[200, 30, 90]))
     return folder
 
@@ -76,7 +77,7 @@ def test_the_programs_agree_with_the_model(folder, package, tmp_path):
     assert json.loads((output / "config.json").read_text())["model_type"] == "vit"
     assert {file.name for file in (output / "examples").iterdir()} == {"china.jpg", "flower.jpg"}
     (entry,) = json.loads((output / "page.json").read_text())["models"]
-    assert entry["thresholds"] == {"auto": 0.5, "coverage": {"0.9": 0.01, "0.95": 1e-9}}
+    assert entry["thresholds"] == {"auto": 0.5, "coverage": {"0.9": 0.01, "0.95": 1e-9}, "rejection": [1e3] * 11}
     model, processor = hf_vit.load(folder)
     levels = torch.randint(0, 256, (5, 3, 31, 77), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -252,6 +253,10 @@ def test_thresholds_and_the_choice_of_a_model(page):
     shown = [label.split(" ")[1] for label in page.locator("article li span:first-child").all_inner_texts()]
     (expected,) = predict(page.models["kinds"], [PHOTOGRAPHS / "flower.jpg"], coverage=0.9)
     assert shown == [prediction.label.split(" ")[1] for prediction in expected]
+    page.locator("#reject").check()
+    assert page.locator("article li").all_inner_texts() == ["None of the classes."]
+    assert list(predict(page.models["kinds"], [PHOTOGRAPHS / "flower.jpg"], reject=True)) == [[]]
+    page.locator("#reject").uncheck()
 
     page.locator("#programs").select_option(index=5)  # of the second model
     page.get_by_role("status").filter(has_text="flower.jpg: LABEL_").wait_for()
@@ -284,11 +289,22 @@ def test_keyboard_and_screen_reader_reach_every_control(page, tmp_path):
     page.keyboard.press("Enter")  # shows the text with a link
     walk_with_tab(page)  # to the end, where Tab begins again
     found = walk_with_tab(page)
-    roles = ["button", "button", "button", "combobox", "combobox", "checkbox", "button", "DisclosureTriangle", "link"]
+    roles = [
+        "button",
+        "button",
+        "button",
+        "combobox",
+        "combobox",
+        "checkbox",
+        "checkbox",
+        "button",
+        "DisclosureTriangle",
+        "link",
+    ]
     assert [role for role, _ in found] == roles
     assert len(found) == page.locator(CONTROLS).count()
     assert all(name for _, name in found)
-    assert "green.png" in found[6][1]  # a button of one of several pictures
+    assert "green.png" in found[7][1]  # a button of one of several pictures
 
     page.locator("#camera").focus()
     page.keyboard.press("Enter")

@@ -54,7 +54,7 @@ async function loadModel() {
   for (const entry of shown) ask(entry);
 }
 
-// Which classes are shown: the most likely, or those whose score reaches a threshold.
+// Which classes are shown: the most likely, or those whose score reaches a threshold; none for a rejected picture.
 function showChoices() {
   const { coverage } = model.thresholds;
   const rules = find("rule");
@@ -66,13 +66,18 @@ function showChoices() {
   }
   rules.value = severalLabels ? "auto" : "top";
   find("rules").hidden = rules.length === 1;
+  find("rejects").hidden = !model.thresholds.rejection;
   find("overlays").hidden = !model.attention;
 }
-find("rule").addEventListener("change", () => {
-  for (const entry of shown) if (entry.answer) showClasses(entry);
-});
+for (const id of ["rule", "reject"]) {
+  find(id).addEventListener("change", () => {
+    for (const entry of shown) if (entry.answer) showClasses(entry);
+  });
+}
 
-function chosenClasses(scores, order) {
+function chosenClasses({ logits, scores, order }) {
+  const { rejection } = model.thresholds;
+  if (rejection && find("reject").checked && logits[order[0]] < Math.fround(rejection[order[0]])) return [];
   const rule = find("rule").value;
   if (rule === "top") return order.slice(0, TOP);
   const { auto, coverage } = model.thresholds;
@@ -172,9 +177,9 @@ find("credits").hidden = !page.credits;
 
 function showAnswer(entry, answer) {
   const { article, name } = entry;
-  const { scores, attention, milliseconds, width, height, thumbnail } = answer;
+  const { logits, scores, attention, milliseconds, width, height, thumbnail } = answer;
   const order = Array.from(scores.keys()).sort((a, b) => scores[b] - scores[a]);
-  entry.answer = { scores, order };
+  entry.answer = { logits, scores, order };
   article.classList.remove("waiting");
   const { decoding, model } = milliseconds;
   article.querySelector("p").textContent =
@@ -189,9 +194,10 @@ function showAnswer(entry, answer) {
 }
 
 // Show the classes of a picture; return a text with the first one.
-function showClasses({ article, answer: { scores, order } }) {
+function showClasses({ article, answer }) {
+  const { scores } = answer;
   const list = article.querySelector("ol");
-  const classes = chosenClasses(scores, order);
+  const classes = chosenClasses(answer);
   const names = labels.get(model.folder);
   list.replaceChildren();
   for (const index of classes) {
@@ -211,9 +217,9 @@ function showClasses({ article, answer: { scores, order } }) {
   }
   if (classes.length) return `${names[classes[0]]}, ${show(scores[classes[0]])}`;
   const none = document.createElement("li");
-  none.textContent = "No class reaches its threshold.";
+  none.textContent = "None of the classes.";
   list.append(none);
-  return "no class reaches its threshold";
+  return "none of the classes";
 }
 
 function show(score) {
