@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -198,6 +199,43 @@ class Launches(TorchDispatchMode):
         if func.namespace == "aten" and not func.is_view and func.overloadpacket.__name__ not in self.free:
             self.counts[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
+
+
+class CopiedBytes(TorchDispatchMode):
+    """Count the bytes of CPU tensors that this thread computes; "set_" maps a worker's memory without a copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and func.overloadpacket.__name__ not in {*Launches.free, "set_", "empty"}:
+            tensors = result if isinstance(result, list | tuple) else [result]
+            self.total += sum(
+                one.nbytes for one in tensors if isinstance(one, torch.Tensor) and one.device.type == "cpu"
+            )
+        return result
+
+
+@pytest.mark.parametrize("augment_on", ["cpu", "device"])
+def test_the_training_thread_copies_no_images(tmp_path, monkeypatch, augment_on):
+    """Workers and their threads join and pin a batch; only the order of RandAugment's operations is left to sort."""
+    monkeypatch.delenv("ACCELERATE_USE_CPU")
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
+    shares, next_batch = [], trainer.Trainer.next_batch
+
+    def counted(self):
+        with CopiedBytes() as copied:
+            batch = next_batch(self)
+        shares.append(copied.total / sum(tensor.nbytes for tensor in batch.values()))
+        return batch
+
+    monkeypatch.setattr(trainer.Trainer, "next_batch", counted)
+    settings = {"config": {**MODEL, "image_size": 64}, "num_workers": 1, "randaugment_layers": 2, "eval_split": None}
+    train_steps(tmp_path / "out", monkeypatch, augment_on=augment_on, **settings)
+    assert len(shares) == 3
+    assert max(shares) < 0.1  # 8.7 to 11.2 if it joins, pins and casts them itself
 
 
 @pytest.mark.slow
