@@ -40,11 +40,13 @@ with suppress(ImportError):
     from PIL import AvifImagePlugin  # noqa: F401 - since Pillow 11.3
 
     _FORMATS.append("AVIF")
-with suppress(ImportError):
+try:  # not `suppress`: transformers requires every import of code on the Hub, except those in a `try`
     from pillow_heif import register_heif_opener  # pyright: ignore[reportMissingImports] - optional
 
     register_heif_opener()
     _FORMATS.append("HEIF")
+except ImportError:
+    pass
 # Pillow warns above 89 million pixels, which some phones produce; here the limit is _MAX_PIXELS.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
