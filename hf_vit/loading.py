@@ -275,7 +275,8 @@ def rewrite_for_transformers(folder: str | os.PathLike, images: Sequence[Any] = 
     Returns:
         What the nearest preprocessing of transformers costs, in words.
     """
-    from .conversion.transformers.writing import describe_cost, save_for_transformers
+    from .conversion.transformers.names import describe_cost
+    from .conversion.transformers.source import save_for_transformers
 
     model, processor = load(folder, backend="eager")
     shutil.rmtree(Path(folder, "1_Pooling"), ignore_errors=True)  # of an earlier end of the run; a file is replaced

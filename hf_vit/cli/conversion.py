@@ -95,7 +95,7 @@ def convert(
     from .. import conversion
     from ..catalog import address_of
     from ..conversion.checking import left_out
-    from ..conversion.transformers.writing import describe_cost
+    from ..conversion.transformers.names import describe_cost
     from ..files.reading import read_json_object
 
     source = address_of(source, index)

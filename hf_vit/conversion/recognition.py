@@ -9,13 +9,12 @@ from .source import Naming, Request, Source
 from .tables import ConversionError
 from .timm import Timm, TimmBit
 from .torchvision import Torchvision
-from .transformers.source import FlaxTransformers, Transformers
+from .transformers.source import Transformers
 
 SOURCES: tuple[Source, ...] = (
     Jax(),
     *map(JaxBiT, ("big_transfer", "bit_paper", "bit")),
     Transformers(),
-    FlaxTransformers(),
     Timm(),
     TimmBit(),
     Torchvision(),

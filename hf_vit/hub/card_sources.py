@@ -6,12 +6,12 @@ from typing import Any
 from ..catalog import Released, find_released
 from ..conversion.source import build_config
 from ..conversion.transformers.names import (
+    describe_cost,
     is_of_transformers,
     model_class_for,
     translate_processor,
     translate_settings,
 )
-from ..conversion.transformers.writing import describe_cost
 from ..files.reading import parse_json
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..registration import AUTO_MODELS

@@ -222,10 +222,10 @@ def test_the_bit_of_transformers_loads_by_its_name_too(tmp_path):
     ("changes", "message"),
     [
         ({"global_padding": "VALID"}, "global_padding"),
-        ({"layer_type": "bottleneck"}, "layer_type"),
+        ({"layer_type": "bottleneck"}, "global_padding"),
         ({"output_stride": 8}, "output_stride"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"width_factor": 2}, "embedding_size"),
+        ({"width_factor": 2}, "width_factor"),
     ],
 )
 def test_bits_of_transformers_that_we_do_not_support(tmp_path, changes, message):

@@ -56,6 +56,10 @@ NO_POOLER = {"pooler_act": "linear"}
 _FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
 _HIDDEN_SIZES = [256, 512, 1024, 2048]
 BIT_NUMBERS: dict[str, Any] = {**TIMM_NUMBERS, "pool_padding": "zero"}  # BitMaxPool2d of modeling_bit.py
+_PADDINGS: dict[str, dict[str, Any]] = {  # by our `padding`
+    "same": {"global_padding": "SAME", "embedding_dynamic_padding": True},
+    "fixed": {"global_padding": "NONE", "embedding_dynamic_padding": False},
+}
 # BitConfig of a hybrid: the values with which its backbone equals the original's stem.
 _STEM_SETTINGS = {"layer_type": "bottleneck", "num_groups": 32, "width_factor": 1, "output_stride": 32}
 _STEM_DEFAULTS = {"layer_type": "preactivation", "embedding_size": 64, "depths": [3, 4, 6, 3]}
@@ -183,13 +187,26 @@ def surplus_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return surplus
 
 
+def describe_cost(settings: Mapping[str, Any]) -> str:
+    """Describe what the image processor of a folder for transformers costs, from its config.json; "" if it has none."""
+    surplus = surplus_of(settings)
+    if "preprocessing" not in surplus:
+        return ""
+    cost = surplus["preprocessing"]
+    if not cost:
+        return "how far its preprocessing for transformers is from the exact one was not measured"
+    text = (
+        f"its preprocessing for transformers differs from the exact one by {cost['mean_levels']:.2f} of 255 levels on "
+        f"average and {cost['max_levels']:.0f} at most, on {cost['images']} image{'s' * (cost['images'] != 1)}"
+    )
+    if "changed_predictions" in cost:
+        return f"{text}; {cost['changed_predictions']} of {cost['images']} predictions change"
+    return f"{text}; the lowest cosine similarity of the embeddings is {cost['min_similarity']:.4f}"
+
+
 def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
     bit = {**_STEM_DEFAULTS, **bit}
-    _refuse_others(bit, _STEM_SETTINGS)
-    if _padding_of(bit) != ("SAME", True):
-        raise ValueError(
-            f"cannot read this hybrid: its stem has the padding {_padding_of(bit)} (expected 'SAME', True)"
-        )
+    _refuse_others({**bit, **_padding_of(bit)}, {**_STEM_SETTINGS, **_PADDINGS["same"]})
     stages = [f"stage{number}" for number in range(1, len(bit["depths"]) + 1)]
     last = (bit.get("out_features") or stages[-1:])[-1]
     return {
@@ -200,25 +217,19 @@ def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
 
 
 def _translate_bit(settings: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    sizes = [4 * ours["embedding_size"] * 2**stage for stage in range(len(ours["depths"]))]
+    stated = _padding_of(settings)
+    is_fixed = stated["global_padding"] == "NONE" and ours["layer_type"] == "preactivation"
+    padding = "fixed" if is_fixed else "same"
     widened = [size * settings.get("width_factor", 1) for size in settings.get("hidden_sizes", _HIDDEN_SIZES)]
-    if widened != sizes:
-        raise ValueError(
-            f"cannot read this BiT: its hidden_sizes times width_factor are {widened} (expected {sizes} for "
-            f"embedding_size {ours['embedding_size']})"
-        )
-    _refuse_others(settings, _FIXED_SETTINGS)
-    known = {("SAME", True): "same"} | ({("NONE", False): "fixed"} if ours["layer_type"] == "preactivation" else {})
-    if (padding := _padding_of(settings)) not in known:
-        raise ValueError(
-            f"cannot read this BiT: global_padding and embedding_dynamic_padding are {padding} with layer_type "
-            f"{ours['layer_type']!r} (expected {', '.join(map(str, known))})"
-        )
-    return {"padding": known[padding]}
+    sizes = [4 * ours["embedding_size"] * 2**stage for stage in range(len(ours["depths"]))]
+    stated = {**settings, **stated, "hidden_sizes * width_factor": widened}
+    _refuse_others(stated, {**_FIXED_SETTINGS, **_PADDINGS[padding], "hidden_sizes * width_factor": sizes})
+    return {"padding": padding}
 
 
-def _padding_of(bit: Mapping[str, Any]) -> tuple[str, bool]:
-    return str(bit.get("global_padding")).upper(), bool(bit.get("embedding_dynamic_padding"))
+def _padding_of(bit: Mapping[str, Any]) -> dict[str, Any]:
+    padding, is_dynamic = str(bit.get("global_padding")).upper(), bool(bit.get("embedding_dynamic_padding"))
+    return {"global_padding": padding, "embedding_dynamic_padding": is_dynamic}
 
 
 def _refuse_others(settings: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
