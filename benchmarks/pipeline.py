@@ -143,9 +143,9 @@ def time_line(options: argparse.Namespace) -> dict:
 def _our_model(folder: Path, dtype: str) -> Any:
     import torch
 
-    from hf_vit.loading import load_model
+    from hf_vit.loading import load
 
-    return load_model(folder / "hf_vit", dtype=getattr(torch, dtype))
+    return load(folder / "hf_vit", dtype=getattr(torch, dtype))[0]
 
 
 def _ours(options: argparse.Namespace, files: list[str], dtype: str, backend: str = "torch") -> _Contestant:

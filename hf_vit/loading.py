@@ -88,20 +88,16 @@ def load(
     if str(name).startswith(_RELEASED):
         name = local_model(name)
     try:
-        stored = _settings_of_ours(name, where)
+        model, processor = _load_or_convert(name, settings)
     except OSError:  # the folder of an adapter has no config.json
         if (adapter := find_adapter(name, **where)) is None:
             raise
         model, processor = _load_adapted(name, adapter, where, settings)
-    else:
-        if stored is None:
-            model, processor = _convert(name, settings)
-        else:
-            model = _class_for(stored, name).from_pretrained(name, _warns_of_int8=False, **settings)
-            trusted = settings.get("trust_remote_code", False)
-            processor = load_processor(name, trusted, **where) or _make_processor(name, model.config, where)
-            if backend is None and find_file(name, QUANTIZATION_RECORD, where) is not None:
-                backend = "int8"
+    if processor is None:
+        trusted = settings.get("trust_remote_code", False)
+        processor = load_processor(name, trusted, **where) or _make_processor(name, model.config, where)
+        if backend is None and find_file(name, QUANTIZATION_RECORD, where) is not None:
+            backend = "int8"
     if patch_size is not None:
         model.set_patch_size(patch_size, image_size, processor_follows=True)
         model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
@@ -131,24 +127,19 @@ def local_model(name: str | os.PathLike) -> str | os.PathLike:
         ValueError, OSError: as in `hf_vit.conversion.convert`.
     """
     location = address_of(str(name))
-    is_released = location.startswith("gs://")
-    path = Path(location).expanduser()
-    files = [path / file for file in ("config.json", "adapter_config.json")]
-    if "://" not in location and (not path.exists() or any(map(Path.exists, files))):
-        try:
-            model_type = read_settings(location).get("model_type")
-        except OSError:  # an adapter, or not found
-            return name
-        if model_type in _MODEL_TYPES:
-            return name
-        from .conversion.transformers.names import THEIR_MODELS  # slow to import
+    try:
+        model_type = _stored_settings(location, {}).get("model_type")
+    except OSError:  # an adapter, or not found
+        return name
+    from .conversion.transformers.names import THEIR_MODELS  # slow to import
 
-        if model_type not in (None, "timm_wrapper", *THEIR_MODELS):  # transformers' name of any folder of timm
-            return name
+    if model_type not in (None, "timm_wrapper", *THEIR_MODELS):  # transformers' name of any folder of timm
+        return name
     from .conversion.checkpoint import fetch_any
     from .conversion.converting import convert_to_folder
 
-    content = "" if is_released else sha256_at(fetch_any(location).path)
+    content = "" if location.startswith("gs://") else sha256_at(fetch_any(location).path)
+    path = Path(location).expanduser()
     origin = path.resolve() if path.exists() else location
     key = hashlib.sha256(f"{origin} {content} {versions_of(('hf_vit',))}".encode()).hexdigest()
     folder = cached_assets_path("hf_vit", "converted", key) / PurePosixPath(location.rstrip("/")).name
@@ -158,19 +149,33 @@ def local_model(name: str | os.PathLike) -> str | os.PathLike:
     return folder
 
 
-def _settings_of_ours(name: str | os.PathLike, where: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the config.json of a model of hf_vit; None for anything else, which may be converted.
+def _stored_settings(name: str | os.PathLike, where: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config.json of a folder or of a name on the Hub; empty for a file, an address, or other folders.
 
     Raises:
         OSError: it does not exist, or cannot be downloaded.
         ValueError: the config.json is damaged.
     """
-    path = Path(name, where.get("subfolder") or "")
-    is_name = not path.exists() and "://" not in str(name) and not str(name).startswith("augreg:")
-    if not is_name and not any((path / file).exists() for file in ("config.json", "adapter_config.json")):
-        return None
-    stored = read_settings(name, **where)
-    return stored if stored.get("model_type") in _MODEL_TYPES else None
+    path = Path(name, where.get("subfolder") or "").expanduser()
+    has_config = any((path / file).exists() for file in ("config.json", "adapter_config.json"))
+    is_other = path.exists() or "://" in str(name) or str(name).startswith("augreg:")
+    return {} if is_other and not has_config else read_settings(name, **where)
+
+
+def _load_or_convert(name: str | os.PathLike, settings: Mapping[str, Any], model_class: Any = None) -> tuple[Any, Any]:
+    """Load a model of hf_vit, without a processor, or convert one of another library, with its processor.
+
+    Args:
+        settings: arguments of `from_pretrained`.
+        model_class: None: the class that the model was saved as, which an Auto class cannot choose.
+    """
+    stored = _stored_settings(name, {key: settings[key] for key in WHERE if key in settings})
+    if stored.get("model_type") not in _MODEL_TYPES:
+        return _convert(name, settings)
+    saved = saved_class(stored)
+    if saved not in _CLASSES:
+        raise ValueError(f"cannot load {name}: it holds {saved or 'nothing'}, which is not a model of hf_vit")
+    return (model_class or _CLASSES[saved]).from_pretrained(name, _warns_of_int8=False, **settings), None
 
 
 def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVisionPreTrainedModel, Any]:
@@ -229,17 +234,11 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     import peft
 
     settings = {key: value for key, value in settings.items() if key not in ("revision", "subfolder")}
+    model_class = _CLASSES.get(str(made_for.get("base_model_class"))) if isinstance(made_for, dict) else None
     try:
-        stored = _settings_of_ours(base, {key: settings[key] for key in WHERE if key in settings})
+        model, base_processor = _load_or_convert(base, settings, model_class)
     except OSError as error:
         raise OSError(f"cannot load the base model of {name}, an adapter of PEFT: {error}") from error
-    model: Any
-    base_processor: Any = None
-    if stored is None:
-        model, base_processor = _convert(base, settings)
-    else:
-        model_class = _CLASSES.get(str(made_for.get("base_model_class"))) if isinstance(made_for, dict) else None
-        model = (model_class or _class_for(stored, base)).from_pretrained(base, **settings)
     try:
         weights = peft.load_peft_weights(str(name), device="cpu", **where)
         head = next((weight for key, weight in weights.items() if key.endswith(".classifier.weight")), None)
@@ -314,50 +313,12 @@ def copy_for(folder: str | os.PathLike, output: str | os.PathLike, readers: str,
 def find_better(folder: str | os.PathLike) -> Path | None:
     """Return the folder best/ of a training run, if its model was better than that of the last step; None otherwise."""
     best, file = Path(folder, "best"), Path(folder, "metrics.json")
-    if not file.is_file() or not (best / "config.json").is_file():
-        return None
-    metrics = read_json_object(file)
+    metrics = read_json_object(file) if file.is_file() and (best / "config.json").is_file() else {}
     name = str(metrics.get("best_metric"))
     reached, last = metrics.get("best"), metrics.get(name)
     if not isinstance(reached, float) or not isinstance(last, float):
         return None
     return best if (reached < last if name == "loss" else reached > last) else None
-
-
-def load_model(
-    folder: str | os.PathLike, *, image_size: Size | None = None, **settings: Any
-) -> HfVisionPreTrainedModel:
-    """Load a model as the class that it was saved as, which an Auto class cannot choose.
-
-    Args:
-        folder, settings: as `name` and `settings` in `load`.
-        image_size: as in `from_pretrained`, an int or (height, width) in pixels.
-
-    Raises:
-        ValueError: the folder holds a model of an unknown architecture.
-    """
-    if str(folder).startswith(_RELEASED):
-        folder = local_model(folder)
-    stored = _settings_of_ours(folder, {key: settings[key] for key in WHERE if key in settings})
-    size = {} if image_size is None else {"image_size": image_size}
-    if stored is not None:
-        return _class_for(stored, folder).from_pretrained(folder, _warns_of_int8=False, **size, **settings)
-    model, _ = _convert(folder, settings)
-    if image_size is not None:
-        model.set_image_size(image_size)
-    return model
-
-
-def _class_for(stored: dict[str, Any], folder: str | os.PathLike) -> type[HfVisionPreTrainedModel]:
-    """Return the class for the weights of a folder with this config.json.
-
-    Raises:
-        ValueError: it is a model of another package.
-    """
-    name = saved_class(stored)
-    if name not in _CLASSES:
-        raise ValueError(f"cannot load {folder}: it holds {name or 'nothing'}, which is not a model of hf_vit")
-    return _CLASSES[name]
 
 
 def load_processor(folder: str | os.PathLike, trust_remote_code: bool = False, **where: Any) -> Any:

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 import hf_vit
 from hf_vit.conversion import convert, export_jax, export_timm, export_transformers
-from hf_vit.loading import load, load_model, load_processor, local_model
+from hf_vit.loading import load, load_processor, local_model
 from hf_vit.prediction import Prediction, classify, most_likely, predict
 
-from .tiny_models import tiny
+from .tiny_models import load_model, tiny
 
 
 def test_load_returns_model_and_processor(folder):

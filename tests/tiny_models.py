@@ -18,7 +18,7 @@ from hf_vit import (
     HfViTImageProcessor,
     quantize,
 )
-from hf_vit.loading import save_folder
+from hf_vit.loading import load, save_folder
 
 SIZES = {"hidden_size": 14, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 22}
 TINY = {**SIZES, "image_size": (20, 36), "patch_size": (4, 6), "num_labels": 11}
@@ -45,6 +45,11 @@ VARIANTS = {  # arguments of `tiny`, by name
     "hybrid": {"hybrid": True},
     "stem alone": {"hybrid": True, "stem_depths": [], "pooling": "mean"},
 }
+
+
+def load_model(name, **settings):
+    """The model of a folder, without its image processor."""
+    return load(name, **settings)[0]
 
 
 def tiny(hybrid: bool = False, seed: int = 0, **fields) -> HfViTForImageClassification:

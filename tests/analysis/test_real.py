@@ -8,7 +8,8 @@ from transformers import AutoImageProcessor
 
 from hf_vit import analysis
 from hf_vit.conversion import convert_to_folder
-from hf_vit.loading import load_model
+
+from ..tiny_models import load_model
 
 
 @pytest.fixture(scope="module")

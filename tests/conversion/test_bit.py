@@ -20,11 +20,10 @@ from hf_vit.conversion import (
     export_transformers,
     timm,
 )
-from hf_vit.loading import load_model
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 
 from ..references import resnet
-from ..tiny_models import BIT_PIXELS, tiny_bit
+from ..tiny_models import BIT_PIXELS, load_model, tiny_bit
 
 PIXELS_64 = BIT_PIXELS.double()
 

@@ -12,9 +12,9 @@ import torch
 
 from hf_vit.conversion import ConversionError, convert, convert_to_folder
 from hf_vit.files.containers import open_arrays
-from hf_vit.loading import load_model
 
 from ..paths import MORE, PEERS, golden_runs
+from ..tiny_models import load_model
 
 (RUN,) = golden_runs("container", folder=MORE)
 CONTAINERS = [*RUN["containers"], "tensorstore_folder-LAST"]

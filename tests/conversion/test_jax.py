@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
-from hf_vit.loading import load_model, save_folder
+from hf_vit.loading import save_folder
 
 from ..paths import golden_runs
+from ..tiny_models import load_model
 
 CHECKPOINTS = {run["checkpoint"]: run for run in golden_runs("vit") if "@" not in run["id"]}
 

@@ -7,9 +7,10 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModel, pipeline
 
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
-from hf_vit.loading import load_model, save_folder
+from hf_vit.loading import save_folder
 
 from ..paths import MORE, golden_runs
+from ..tiny_models import load_model
 from .test_way_back import stored
 
 (RUN,) = golden_runs("naflex", folder=MORE)

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridConfig, HfViTHybridForImageClassification
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export_jax, export_timm
-from hf_vit.loading import load_model, save_folder
+from hf_vit.loading import save_folder
 
 from ..paths import PEERS
-from ..tiny_models import SIZES
+from ..tiny_models import SIZES, load_model
 
 CHECKPOINTS = json.loads((PEERS / "index.json").read_text())
 GRID = {"num_attention_heads": 2, "position_grid": (5, 9)}

@@ -20,9 +20,10 @@ from hf_vit.conversion import (
     export_transformers,
 )
 from hf_vit.files.npz import NpzReader
-from hf_vit.loading import load_model, save_folder
+from hf_vit.loading import save_folder
 
 from ..paths import MORE, golden_runs
+from ..tiny_models import load_model
 from .test_way_back import stored
 
 RUNS = {run["id"]: run for run in golden_runs("siglip", "siglip2", "clippo", "lit", "paligemma", folder=MORE)}

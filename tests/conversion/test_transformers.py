@@ -24,10 +24,10 @@ from hf_vit import (
 )
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export, export_jax, export_transformers
-from hf_vit.loading import load_model, save_folder
+from hf_vit.loading import save_folder
 from hf_vit.models.modeling_masked_patch_prediction import Corruption, HfViTForMaskedPatchPrediction, patch_targets
 
-from ..tiny_models import SIZES, TINY, randomize, tiny
+from ..tiny_models import SIZES, TINY, load_model, randomize, tiny
 
 SQUARE = {**SIZES, "num_hidden_layers": 2, "image_size": 20, "patch_size": 4, "num_labels": 11, "encoder_stride": 4}
 

@@ -7,9 +7,10 @@ import pytest
 
 from hf_vit.conversion import convert, export_jax
 from hf_vit.files.npz import NpzReader
-from hf_vit.loading import load_model, save_folder
+from hf_vit.loading import save_folder
 
 from ..paths import golden_runs
+from ..tiny_models import load_model
 
 RUNS = {run["checkpoint"]: run for run in golden_runs("vit", "bit", "bit_paper") if "@" not in run["id"]}
 GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/(scale|bias)$")

@@ -13,11 +13,11 @@ from transformers import AutoModelForMaskedImageModeling
 import hf_vit
 from hf_vit import add_code
 from hf_vit.hub.remote_code import code_of
-from hf_vit.loading import load_model, save_folder
+from hf_vit.loading import save_folder
 from hf_vit.prediction import predict
 
 from ..processes import ForkServer, finish, start
-from ..tiny_models import TINY, UNKNOWN_FIELDS, add_fields, save_tiny, tiny, tiny_bit
+from ..tiny_models import TINY, UNKNOWN_FIELDS, add_fields, load_model, save_tiny, tiny, tiny_bit
 
 LOAD = """
     import torch

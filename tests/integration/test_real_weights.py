@@ -8,7 +8,9 @@ import pytest
 from transformers import pipeline
 
 from hf_vit.conversion import convert, export_jax
-from hf_vit.loading import load_model, save_folder
+from hf_vit.loading import save_folder
+
+from ..tiny_models import load_model
 
 CHECKPOINT = "weights/Ti_16-imagenet2012-res_224.npz"
 

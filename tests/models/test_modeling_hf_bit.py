@@ -10,12 +10,12 @@ from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageC
 import hf_vit
 from hf_vit import HfBiTBackbone, HfBiTConfig, HfBiTForImageClassification, HfBiTModel
 from hf_vit.conversion import convert
-from hf_vit.loading import load_model, save_folder
+from hf_vit.loading import save_folder
 from hf_vit.models.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
 
 from ..paths import golden_runs
 from ..references import BIT_PARAMETERS, resnet
-from ..tiny_models import BIT_PIXELS, TINY_BIT, tiny_bit
+from ..tiny_models import BIT_PIXELS, TINY_BIT, load_model, tiny_bit
 
 RUNS = {run["id"]: run for run in golden_runs("bit", "bit_paper")}
 

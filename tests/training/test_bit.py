@@ -9,13 +9,13 @@ from PIL import Image
 from transformers import pipeline
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTImageProcessor
-from hf_vit.loading import load_model
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
 
 from ..paths import RECIPES
 from ..processes import arguments
+from ..tiny_models import load_model
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 

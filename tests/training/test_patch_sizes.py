@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from hf_vit.loading import load_model
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import FinetuneSettings
@@ -14,7 +13,7 @@ from hf_vit.training.models import prepare_patch_sizes
 from hf_vit.training.objectives import draw_sizes
 
 from ..processes import DIGITS, MODEL, arguments
-from ..tiny_models import tiny
+from ..tiny_models import load_model, tiny
 
 # `choice(v, p, mkrng(-1, -1, step))` of big_vision's trainers/proj/flexi/common.py at 0127fb6, for steps 1 to 24:
 # v=(5, 6, 8, 10, 12, 15, 16, 20, 24, 30) with p all 1, which its configurations have; and v=(5, 8, 10), p=(1, 2, 5).
