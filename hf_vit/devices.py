@@ -136,7 +136,7 @@ def choose_trackers(report_to: str) -> list[str]:
 
 
 def is_xla(accelerator: Accelerator) -> bool:
-    """Tell whether tensors are on an XLA device."""
+    """Return whether tensors are on an XLA device."""
     return accelerator.device.type == "xla"
 
 
@@ -176,12 +176,12 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def can_compile(accelerator: Accelerator) -> bool:
-    """Tell whether torch.compile pays on this device, with these wrappers."""
+    """Return whether torch.compile pays on this device, with these wrappers."""
     return accelerator.device.type == "cuda" and not is_sharded(accelerator) and find_spec("triton") is not None
 
 
 def has_fused_optimizers(accelerator: Accelerator) -> bool:
-    """Tell whether torch updates all parameters in one kernel; some of these kernels take no DTensors."""
+    """Return whether torch updates all parameters in one kernel; some of these kernels take no DTensors."""
     return accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)
 
 
@@ -206,7 +206,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
-    """Tell whether the accelerator shards parameters, as DTensors."""
+    """Return whether the accelerator shards parameters, as DTensors."""
     return accelerator.distributed_type == DistributedType.FSDP
 
 

@@ -71,7 +71,7 @@ def _limit() -> float:
 
 
 def _is_whole(entry: Path) -> bool:
-    """Tell whether an entry has exactly the files that were written."""
+    """Return whether an entry has exactly the files that were written."""
     try:
         sums = json.loads((entry / _ENTRY).read_text(encoding="utf-8"))
         names = {file.name for file in entry.iterdir()} - {_ENTRY}

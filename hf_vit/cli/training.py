@@ -67,7 +67,7 @@ def run_script(command: str, options: list[str]) -> None:
 
 def plan(
     dataset: Annotated[str, "data set: a folder of images, or any other --dataset of finetune"],
-    model: Annotated[str | None, "model to fine-tune (default: the largest of AugReg's that has the time)"] = None,
+    model: Annotated[str | None, "model to fine-tune (default: AugReg's largest that can finish in the time)"] = None,
     *,
     minutes: Annotated[float, "longest time of the run on this machine"] = 30,
     image_size: Annotated[int | None, "image size to keep", {"metavar": "PIXELS"}] = None,

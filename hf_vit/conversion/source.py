@@ -344,7 +344,7 @@ def empty_model(config: Any, has_head: bool) -> HfVisionPreTrainedModel:
 
 
 def has_head(model: HfVisionPreTrainedModel) -> bool:
-    """Tell whether a model is more than the bare encoder."""
+    """Return whether a model is more than the bare encoder."""
     return model.base_model is not model
 
 
@@ -508,7 +508,7 @@ def with_class_row(
 
 
 def _fits(num_patches: int, grid: tuple[int, int] | None) -> bool:
-    """Tell whether a table of positions has the given grid, or a square grid if none is given."""
+    """Return whether a table of positions has the given grid, or a square grid if none is given."""
     return num_patches == (grid[0] * grid[1] if grid else math.isqrt(num_patches) ** 2)
 
 

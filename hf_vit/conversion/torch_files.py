@@ -22,7 +22,7 @@ _CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", 
 
 
 def is_torch_file(path: Path) -> bool:
-    """Tell whether a file is PyTorch's, by its first bytes; a damaged file, by its name."""
+    """Return whether a file is PyTorch's, by its first bytes; a damaged file, by its name."""
     with open(path, "rb") as file:
         start = file.read(16)
     if start[:2] == b"PK":

@@ -252,7 +252,7 @@ class BlockBatchSampler:
         self.readers = next(readers for readers in range(1, workers + 1) if self._is_balanced(blocks * readers))
 
     def _is_balanced(self, shares: int) -> bool:
-        """Tell whether workers have nearly the same number of this many equal shares."""
+        """Return whether workers have nearly the same number of this many equal shares."""
         return -(-shares // self.workers) * self.workers <= _IMBALANCE * shares
 
     def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:

@@ -63,7 +63,7 @@ class ShardIndex:
 
     @property
     def is_tar(self) -> bool:
-        """Tell whether the shards are tars, whose units are images."""
+        """Return whether the shards are tars, whose units are images."""
         return self.files[0].endswith(".tar")
 
 

@@ -71,7 +71,7 @@ class ShardedDataset:
 
     @property
     def uses_event_loop(self) -> bool:
-        """Tell whether the file system of the shards has an event loop, like those of http and s3."""
+        """Return whether the file system of the shards has an event loop, like those of http and s3."""
         return not self.is_local and filesystem_of(self.index.files[0])[0].async_impl
 
     def __len__(self) -> int:

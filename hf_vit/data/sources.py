@@ -315,12 +315,12 @@ def read_idx(file: Path) -> np.ndarray:
 
 
 def is_image(feature: Any) -> bool:
-    """Tell whether a column has images."""
+    """Return whether a column has images."""
     return isinstance(feature, datasets.Image)
 
 
 def is_list_of(feature: Any, kind: type) -> bool:
-    """Tell whether a column has lists of `kind`."""
+    """Return whether a column has lists of `kind`."""
     return isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind)
 
 

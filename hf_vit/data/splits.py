@@ -53,7 +53,7 @@ class Split:
 
     @property
     def is_sharded(self) -> bool:
-        """Tell whether the images are in shards, whose labels are not read in advance."""
+        """Return whether the images are in shards, whose labels are not read in advance."""
         return isinstance(self.samples, ShardedDataset)
 
     def image(self, sample: dict, row: int) -> dict[str, Any]:

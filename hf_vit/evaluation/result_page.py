@@ -56,7 +56,7 @@ class HeldOut:
 
     @property
     def is_single_label(self) -> bool:
-        """Tell whether each image has one label or none, as the page requires."""
+        """Return whether each image has one label or none, as the page requires."""
         return self.predictions["label"].ndim == 1
 
     def labeled(self, name: str) -> np.ndarray:

@@ -24,7 +24,7 @@ _OPTIMIZER = re.compile(r"opt(_state)?[~./]")  # beginning of the names of files
 
 
 def is_folder_address(location: str) -> bool:
-    """Tell whether an address names a folder: it ends with a slash, or is big_vision's NAME-LAST."""
+    """Return whether an address names a folder: it ends with a slash, or is big_vision's NAME-LAST."""
     return location.startswith("gs://") and location.endswith(("/", _LATEST))
 
 

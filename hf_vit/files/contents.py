@@ -29,7 +29,7 @@ PUSHED = (
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Tell whether a name, or a path with slashes, matches one of the patterns."""
+    """Return whether a name, or a path with slashes, matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -92,12 +92,12 @@ def _discard_output() -> None:
 
 
 def _is_closed_pipe() -> bool:
-    """Tell whether standard output was a pipe whose reader has ended."""
+    """Return whether standard output was a pipe whose reader has ended."""
     return sys.stdout is not None and not sys.stdout.isatty()
 
 
 def _is_about_memory(error: BaseException) -> bool:
-    """Tell whether memory ran out; PyTorch raises RuntimeError for it."""
+    """Return whether memory ran out; PyTorch raises RuntimeError for it."""
     signs = ("out of memory", "not enough memory", "can't allocate memory")
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

@@ -41,7 +41,7 @@ class _Array(NamedTuple):
 
 
 def is_msgpack(path: Path) -> bool:
-    """Tell whether a file begins with a map that has a name, or is called `.msgpack` (it may be damaged)."""
+    """Return whether a file begins with a map that has a name, or is called `.msgpack` (it may be damaged)."""
     with open(path, "rb") as file:
         return _BEGINNING.match(file.read(16)) is not None or path.suffix == ".msgpack"
 

@@ -215,7 +215,7 @@ def _clear_leftovers(path: Path) -> None:
 
 
 def _is_about_writing(error: Exception, temporary: Path) -> bool:
-    """Tell whether an error comes from writing (full disk, no permission): an OSError, or safetensors' own class."""
+    """Return whether an error comes from writing (full disk, no permission): an OSError, or safetensors' own class."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS) or str(temporary) in str(error)
     return "os error" in str(error).lower()

@@ -37,6 +37,6 @@ def render_readme(model_type: str, class_name: str) -> str:
 
 
 def is_ours_alone(readme: Path) -> bool:
-    """Tell whether a README.md holds our part only: no front matter, no text above or below."""
+    """Return whether a README.md holds our part only: no front matter, no text above or below."""
     text = readme.read_text(encoding="utf-8", errors="replace").strip()
     return text.startswith(BEGIN) and text.endswith(END) and text.count(END) == 1

@@ -41,7 +41,7 @@ def render_metadata(
 
 
 def _on_hub(name: str) -> bool:
-    """Tell whether a name can be a name on the Hub: it has the form owner/name, and is not a local folder."""
+    """Return whether a name can be a name on the Hub: it has the form owner/name, and is not a local folder."""
     return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 

@@ -241,7 +241,7 @@ def _with_owner(api: HfApi, repo_id: str) -> str:
 
 
 def _check_repository(api: HfApi, target: _Target) -> bool:
-    """Tell whether the repository exists; raise ValueError if it has another visibility than requested."""
+    """Return whether the repository exists; raise ValueError if it has another visibility than requested."""
     try:
         is_private = bool(api.model_info(target.repo_id).private)
     except RepositoryNotFoundError:

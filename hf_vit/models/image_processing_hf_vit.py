@@ -337,7 +337,7 @@ def _sizing_of(processor: Any) -> dict[str, Any]:
 
 
 def _follows_preset(processor: HfViTImageProcessor) -> bool:
-    """Tell whether the sizes before and after the crop, or the number of patches, are the preset's."""
+    """Return whether the sizes before and after the crop, or the number of patches, are the preset's."""
     if processor.preset == "native":
         return True
     settings = processor.settings()
@@ -416,7 +416,7 @@ def _crop_window(size: tuple[int, int], settings: SimpleNamespace) -> Window:
 
 
 def _follows_torchvision(settings: SimpleNamespace) -> bool:
-    """Tell whether sizes and offsets are rounded like in torchvision (with Pillow's resize), not like in TensorFlow."""
+    """Return whether sizes and offsets are rounded as in torchvision (and Pillow), not as in TensorFlow."""
     return settings.resize_output == "rounded"
 
 

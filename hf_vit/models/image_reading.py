@@ -93,7 +93,7 @@ def count_images(images: list[Any]) -> int:
 
 
 def _can_stack(images: list[Any]) -> bool:
-    """Tell whether the images are tensors of equal shape and dtype on one accelerator."""
+    """Return whether the images are tensors of equal shape and dtype on one accelerator."""
     tensors = (isinstance(image, torch.Tensor) and image.ndim == 3 and _is_dense(image) for image in images)
     if len(images) < 2 or not all(tensors):
         return False
@@ -292,7 +292,7 @@ def _download(url: str) -> bytes:
                 raise ValueError(f"it has {limit}; set HF_VIT_ALLOW=large to download more")
             body.write(chunk)
             if time.monotonic() > end:
-                raise ValueError(f"it did not come within {_DOWNLOAD_SECONDS:g} seconds")
+                raise ValueError(f"it was not received within {_DOWNLOAD_SECONDS:g} seconds")
     return body.getvalue()
 
 
@@ -318,7 +318,7 @@ def _pixels_of_pillow(image: Image.Image, name: str) -> np.ndarray:
 
 
 def is_npy(image: Any) -> bool:
-    """Tell whether an image is the content of an .npy file, or the path of one."""
+    """Return whether an image is the content of an .npy file, or the path of one."""
     if isinstance(image, dict):
         image = image.get("path") if image.get("bytes") is None else image["bytes"]
     if isinstance(image, bytes):
@@ -384,7 +384,7 @@ def _levels_of_array(
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is an ordinary one: not sparse, nested, quantized or meta."""
+    """Return whether a tensor is an ordinary one: not sparse, nested, quantized or meta."""
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 

@@ -48,7 +48,7 @@ def _check_inference(inputs: torch.Tensor) -> None:
 
 
 def gains_from_packing(weight: torch.Tensor) -> bool:
-    """Tell whether products with packed weights are faster than torch's; a fixed rule, not a benchmark.
+    """Return whether products with packed weights are faster than torch's; a fixed rule, not a benchmark.
 
     They are with AVX-512, by 1.2 to 1.5 times for a whole forward, and in bfloat16 with products in bfloat16. With AVX2
     they are not; other CPUs were not measured.

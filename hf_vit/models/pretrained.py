@@ -346,7 +346,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
 
 
 def is_recorded() -> bool:
-    """Tell whether torch records the computation for other inputs: torch.compile, torch.export, torch.jit.trace."""
+    """Return whether torch records the computation for other inputs: torch.compile, torch.export, torch.jit.trace."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
 
 

@@ -38,12 +38,12 @@ def as_pair(size: Size | tuple[int, ...]) -> tuple[int, int]:
 
 
 def is_same_grid(grid: Sequence[int], other: Sequence[int]) -> bool:
-    """Tell whether two grids are equal; False for the symbolic sizes of an export, which stand for any size."""
+    """Return whether two grids are equal; False for the symbolic sizes of an export, which stand for any size."""
     return all(isinstance(size, int) for size in (*grid, *other)) and tuple(grid) == tuple(other)
 
 
 def allowed(what: str) -> bool:
-    """Tell whether the environment variable `HF_VIT_ALLOW`, a comma-separated list, lifts a kind of limit.
+    """Return whether the environment variable `HF_VIT_ALLOW`, a comma-separated list, lifts a kind of limit.
 
     Args:
         what: "large" (files and images beyond a size limit), "http" (URLs without encryption) or "private" (hosts on
@@ -274,13 +274,13 @@ def drop_manifest(folder: str | os.PathLike) -> None:
 
 
 def is_our_manifest(file: Path) -> bool:
-    """Tell whether a manifest.json, whole or damaged, is ours: its first line names the format."""
+    """Return whether a manifest.json, whole or damaged, is ours: its first line names the format."""
     with open(file, "rb") as content:
         return b"hf_vit manifest" in content.read(100)
 
 
 class OutdatesManifest:
-    """Mixin: what transformers saves or pushes outdates the manifest of an earlier `hf_vit.push`, which is deleted."""
+    """Mixin that deletes the manifest of an earlier `hf_vit.push` when transformers saves or pushes a model."""
 
     if not TYPE_CHECKING:  # otherwise a type checker would see these instead of the methods of transformers
 
@@ -305,7 +305,7 @@ class OutdatesManifest:
 
 
 def check_files(manifest: Path, thorough: bool = False) -> list[str]:
-    """Check the files beside a manifest against it; missing files are allowed.
+    """Check the files next to a manifest against it; missing files are allowed.
 
     Small files are hashed at every load. Weights are hashed at the first load, since hashing takes longer than loading,
     and again when their size, date or inode has changed. The record of hashed weights is in the assets cache of Hugging
@@ -325,7 +325,7 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     try:
         listed = read_manifest(read_text(manifest)) or {}
     except ValueError as error:
-        raise ValueError(f"cannot check the files beside {manifest}: {error}; repeat the download") from None
+        raise ValueError(f"cannot check the files next to {manifest}: {error}; repeat the download") from None
     record, hashed = None, {}
     with suppress(OSError, ValueError, TypeError):
         folder_hash = hashlib.sha256(os.fsencode(manifest.absolute())).hexdigest()[:32]
@@ -346,7 +346,7 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
             raise ValueError(
                 f"{file} is not the file that was written ({status.st_size} bytes, expected {expected['size']}, and "
                 f"sha256 {expected['sha256'][:16]}...); download it again with force_download=True, or delete "
-                f"{MANIFEST} beside it if you changed it yourself"
+                f"{MANIFEST} next to it if you changed it yourself"
             )
         if status.st_size > _SMALL:
             hashed[name] = state

@@ -118,7 +118,7 @@ class TrainingSettings(DataSettings):
     prefetch_factor: int = _data(4, "batches that each data worker loads ahead in training", above=0)
     steps: int | None = _length(None, "length of the run in optimizer steps; set this or epochs", above=0)
     epochs: float | None = _length(None, "length in passes over the training images; set this or steps", above=0)
-    batch_size: int = _length(512, "images per optimizer step, over all processes and accumulated forwards", above=0)
+    batch_size: int = _length(512, "images per optimizer step, over all processes and accumulation steps", above=0)
     per_device_batch_size: int | None = _length(
         None, "images per forward and process; by default batch_size / processes", above=0
     )

@@ -195,7 +195,7 @@ def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
     precision = {"no": "float32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision} autocast")
     yield "device", f"{describe_device(accelerator.device)}, {precision}{processes}"
     where = "on the device" if trainer.augmentation else "in the workers"
-    yield "data", f"{count_workers(settings.num_workers)} data workers, augmentation {where}"
+    yield "data", f"data workers: {count_workers(settings.num_workers)}; augmentation {where}"
     yield "result", str(settings.output_dir)
 
 

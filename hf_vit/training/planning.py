@@ -1,4 +1,4 @@
-"""`hf_vit.plan`: settings for fine-tuning, from a look at the data and the measured speed of this machine."""
+"""`hf_vit.plan`: settings for fine-tuning, from the data and the measured speed of this machine."""
 
 import hashlib
 import os
@@ -84,11 +84,11 @@ def plan(
     """Propose model, image size, batch size and length of a fine-tuning run, as `hf-vit plan` does.
 
     The speed is that of two training steps of each model and image size that is considered. Of more than 5,000 images,
-    5,000 are looked at; of shards none.
+    5,000 are examined; of shards, none.
 
     Args:
         dataset: as in `finetune`.
-        model: the model to fine-tune; None: the largest of AugReg's Ti/16, S/16, B/16 and L/16 that has the time.
+        model: the model to fine-tune; None: the largest of AugReg's Ti/16, S/16, B/16 and L/16 that can finish.
         minutes: longest time of the run on this machine.
         settings: other fields of `FinetuneSettings`, such as `image_size=384`, which the plan keeps.
 
@@ -132,8 +132,8 @@ def plan(
     found: Any = [_fit_into_time(run, given, split, accelerator, forwards, minutes * 60, shorter_side)]
     network, size, result.seconds = broadcast_object_list(found)[0]  # processes measure different times
     is_long = result.seconds > minutes * 60
-    device = describe_device(accelerator.device)
-    choose("model", network, "the smallest" if is_long else f"the largest that has {minutes:g} minutes on {device}")
+    fits = f"the largest that can finish in {minutes:g} minutes on {describe_device(accelerator.device)}"
+    choose("model", network, "the smallest" if is_long else fits)
     choose("image_size", size, f"as the time allows; the images' median shorter side is {shorter_side} pixels")
     if is_long:
         result.notes.append(f"longer than {minutes:g} minutes; fewer --epochs or --linear-probe are faster")

@@ -369,7 +369,7 @@ class Trainer:
 
     @property
     def is_stale(self) -> bool:
-        """Tell whether the last `early_stopping` evaluations were no better than an earlier one."""
+        """Return whether the last `early_stopping` evaluations were no better than an earlier one."""
         patience = self.settings.early_stopping
         return patience is not None and self.state.no_better >= patience
 
@@ -451,7 +451,7 @@ class Trainer:
             per_device //= 2
 
     def _fits(self, model: Any, layout: BatchLayout) -> bool:
-        """Tell whether a forward and a backward fit into this process's memory, next to the optimizer's state.
+        """Return whether a forward and a backward fit into this process's memory, next to the optimizer's state.
 
         Nothing is exchanged with other processes, which would wait for one that lacks memory.
         """

@@ -71,7 +71,7 @@ def _choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
 
 
 def takes_presets(model: str) -> bool:
-    """Tell whether the image processor of a model is an `HfViTImageProcessor`, which has presets."""
+    """Return whether the image processor of a model is an `HfViTImageProcessor`, which has presets."""
     return isinstance(AutoImageProcessor.from_pretrained(model, trust_remote_code=False), HfViTImageProcessor)
 
 

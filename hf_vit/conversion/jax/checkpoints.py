@@ -418,7 +418,7 @@ def _flexible_fields(
 
 
 def _has_patch_vectors(shapes: Shapes) -> bool:
-    """Tell whether patches are vectors (SigLIP 2 NaFlex): the patch embedding is a matrix, positions are 3-D."""
+    """Return whether patches are vectors (SigLIP 2 NaFlex): the patch embedding is a matrix, positions are 3-D."""
     prefix = _prefix_of(shapes)
     return prefix is not None and len(shapes[prefix + _KERNEL]) == 2
 

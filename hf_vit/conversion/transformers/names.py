@@ -130,7 +130,7 @@ _HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "Bi
 
 
 def is_of_transformers(settings: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json belongs to one of transformers' models that hf_vit reads."""
+    """Return whether a config.json belongs to one of transformers' models that hf_vit reads."""
     return settings.get("model_type") in THEIR_MODELS
 
 
