@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import pad
 
 from ..models.configuration_hf_vit import HfViTConfig
-from .observing import Images, batches, encoder_of, finite, observe, patch_pixels
+from .attention_hooks import Images, batches, check_finite, collect_attentions, encoder_of, patch_pixels
 
 
 def attention_distance(
@@ -51,9 +50,9 @@ def attention_distance(
     encoder, total, count = encoder_of(model), 0.0, 0
     for images in batches(encoder, pixel_values, batch_size, progress):
         between = MeanDistance(encoder.config, images, renormalize)
-        total = total + np.stack([sums.cpu().numpy() for sums in observe(encoder, images, between)[0]])
+        total = total + np.stack([sums.cpu().numpy() for sums in collect_attentions(encoder, images, between)[0]])
         count += len(images)
-    return finite(model, np.asarray(total / count))
+    return check_finite(model, np.asarray(total / count))
 
 
 class MeanDistance:
@@ -117,10 +116,12 @@ def attention_maps(
             queries = slice(token, token + 1)
         else:
             raise ValueError(f"query is {tuple(query)}, but the image has {grid[0]} x {grid[1]} patches")
-        maps, _ = observe(encoder, images, lambda attentions, queries=queries: attentions[:, :, queries].mean(dim=2))
+        maps, _ = collect_attentions(
+            encoder, images, lambda attentions, queries=queries: attentions[:, :, queries].mean(dim=2)
+        )
         stacked = torch.stack(maps, dim=1)[..., prefix:]  # (images, layers, heads, patches)
         found.append(stacked.unflatten(-1, grid).cpu().numpy())
-    return finite(model, join(found))
+    return check_finite(model, join(found))
 
 
 def attention_rollout(
@@ -163,7 +164,7 @@ def attention_rollout(
             shares = shares @ layer
         patches = shares[:, 0, -grid[0] * grid[1] :]
         found.append((patches / patches.sum(dim=1, keepdim=True)).unflatten(1, grid).cpu().numpy())
-    return finite(model, join(found))
+    return check_finite(model, join(found))
 
 
 def layer_mixing(
@@ -177,7 +178,9 @@ def layer_mixing(
     """
     encoder = encoder_of(model)
     for images in batches(encoder, pixel_values, batch_size, progress):
-        mixing, last_hidden_state = observe(encoder, images, lambda attentions: mix_heads(attentions, identity))
+        mixing, last_hidden_state = collect_attentions(
+            encoder, images, lambda attentions: mix_heads(attentions, identity)
+        )
         weights = pooling_weights(encoder, mixing[0], last_hidden_state)
         yield mixing, weights, encoder.config.grid_of(*images.shape[-2:])
 
@@ -199,27 +202,20 @@ def pooling_weights(encoder: Any, like: torch.Tensor, last_hidden_state: Any) ->
     """
     images, tokens, _ = like.shape
     config, pooler = encoder.config, getattr(encoder, "pooler", None)
-    if config.pooling == "map" and pooler is not None:
-        seen = last_hidden_state[:, pooler.first_token :]
-        return pad(_probe_attention(pooler.map, seen), (pooler.first_token, 0)).to(like.dtype)
     weights = like.new_zeros(images, tokens)
     if config.pooling == "cls":
         weights[:, 0] = 1
-    else:
-        first = config.num_prefix_tokens if pooler is None or config.pooling == "none" else pooler.first_token
-        weights[:, first:] = 1 / (tokens - first)
+    elif pooler is None or config.pooling == "none":
+        weights[:, config.num_prefix_tokens :] = 1 / (tokens - config.num_prefix_tokens)
+    elif pooler.map is None:
+        weights[:, pooler.first_token :] = 1 / (tokens - pooler.first_token)
+    else:  # the attention of the probe, mean over the heads
+        pool, pooled = pooler.map, last_hidden_state[:, pooler.first_token :]
+        query = pool.split_heads(pool.q_proj(pool.probe)).to(like.dtype)  # (1, heads, 1, head_dim)
+        key = pool.split_heads(pool.k_proj(pooled)).to(like.dtype)  # (images, heads, tokens, head_dim)
+        scores = (query @ key.mT)[:, :, 0] * key.shape[-1] ** -0.5
+        weights[:, pooler.first_token :] = scores.softmax(dim=-1).mean(dim=1)
     return weights
-
-
-def _probe_attention(pooling: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Attention of MAP pooling's probe, mean over heads: (images, tokens, hidden_size) -> (images, tokens)"""
-    wide = torch.promote_types(hidden_states.dtype, torch.float32)
-    query, key = (
-        projection(states).unflatten(2, (pooling.num_heads, -1)).transpose(1, 2).to(wide)
-        for projection, states in ((pooling.q_proj, pooling.probe), (pooling.k_proj, hidden_states))
-    )  # (1, heads, 1, head_dim) and (images, heads, tokens, head_dim)
-    scores = (query @ key.transpose(2, 3))[:, :, 0] * key.shape[-1] ** -0.5
-    return scores.softmax(dim=-1).mean(dim=1)
 
 
 def join(found: list[np.ndarray]) -> np.ndarray:

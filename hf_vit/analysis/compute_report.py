@@ -17,7 +17,7 @@ no padding: without the products with padding, which the paper seems to omit.
 R50+L/16 is printed as 859 for 7 epochs and as 1668 for 14; half of the latter is 834."""
 
 
-def account(
+def estimate(
     model: str,
     image_size: Size | None = None,
     epochs: float = 1.0,
@@ -44,29 +44,26 @@ def account(
     compute = count_compute(load_config(model), image_size)
     result = {
         "model": model,
-        "image_size": list(compute.image_size),
+        **compute._asdict(),
         "parts": [part._asdict() for part in compute.parts],
         "parameters": compute.parameters,
         "multiply_adds": compute.multiply_adds,
-        "logits_multiply_adds": compute.logits_multiply_adds,
-        "activation_bytes": compute.activation_bytes,
     }
     if dataset_size is not None:
         exaflops = training_exaflops(compute.multiply_adds, epochs, dataset_size)
-        days = accelerator_days(exaflops, accelerator, utilization)
         result["training"] = {
             "epochs": epochs,
             "dataset_size": dataset_size,
             "exaflops": exaflops,
             "accelerator": accelerator,
             "utilization": utilization,
-            "accelerator_days": days,
+            "accelerator_days": accelerator_days(exaflops, accelerator, utilization),
         }
     return result
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """Format the result of `account` for reading."""
+    """Format the result of `estimate` for reading."""
     parts = [[part["name"], f"{part['parameters']:,}", _millions(part["multiply_adds"])] for part in result["parts"]]
     total = ["all", f"{result['parameters']:,}", _millions(result["multiply_adds"])]
     size = " x ".join(map(str, result["image_size"]))

@@ -92,13 +92,9 @@ def plot_attention_distance(distances: np.ndarray, images: int | None = None) ->
     axes.plot(depth, distances.mean(axis=1), color=_MEAN, lw=1.5, label="mean of the heads")
     axes.set_xticks(depth if layers <= 16 else depth[1::2])
     axes.set_ylim(0, distances.max() * 1.08)
-    axes.set_xlabel("layer")
-    axes.set_ylabel("mean attention distance [pixels]")
-    axes.set_title(
-        "How far the heads look" + (f" (mean over {_count(images, 'image')})" if images else ""), fontsize=11
-    )
     axes.legend(frameon=False, loc="lower right")
-    _plain(axes)
+    title = "How far the heads look" + (f" (mean over {_count(images, 'image')})" if images else "")
+    _describe(axes, "layer", "mean attention distance [pixels]", title)
     return figure
 
 
@@ -175,11 +171,8 @@ def plot_compute_accuracy(runs: Sequence[Run], accuracy: str = "accuracy [%]") -
         axes.plot(compute, score, marker=marker, color=color, lw=0, ms=6, label=family)
     _logarithmic_x(axes, [run.exaflops for run in runs])
     axes.margins(x=0.12, y=0.1)
-    axes.set_xlabel(f"training compute [{unit}]")
-    axes.set_ylabel(accuracy)
     axes.legend(frameon=False, loc="lower right")
-    axes.set_title("Accuracy against the compute of training", fontsize=11)
-    _plain(axes)
+    _describe(axes, f"training compute [{unit}]", accuracy, "Accuracy against training compute")
     _name_points(figure, axes, runs)
     return figure
 
@@ -203,12 +196,9 @@ def plot_lines(
     if "y" in logarithmic:
         axes.set_yscale("log")
         _name_ticks(axes.yaxis, [y for points in lines.values() for _, y in points])
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.set_title(title, fontsize=11)
     columns = len(lines) if max(map(len, lines)) <= _SHORT_NAME else 2
     figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)  # below the axes
-    _plain(axes)
+    _describe(axes, x_label, y_label, title)
     return figure
 
 
@@ -226,10 +216,8 @@ def plot_levels(levels: Mapping[str, Sequence[float]], label: str, title: str) -
         axes.plot(np.mean(values), row, "|", color=_MEAN, ms=16, mew=2.2, label=None if row else "mean")
     axes.set_yticks(range(len(levels)), list(levels))
     axes.set_ylim(len(levels) - 0.4, -0.6)
-    axes.set_xlabel(label)
-    axes.set_title(title, fontsize=11)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    _plain(axes)
+    _describe(axes, label, "", title)
     return figure
 
 
@@ -315,7 +303,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _plain(axes) -> None:
+def _describe(axes, x_label: str, y_label: str, title: str) -> None:
+    """Set the texts of a plot, and the style of all our plots."""
+    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.set_title(title, fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color="#e6e8eb", lw=0.7)
     axes.set_axisbelow(True)

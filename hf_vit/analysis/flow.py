@@ -7,7 +7,7 @@ from torch import nn
 from tqdm import tqdm
 
 from .attention import join, layer_mixing
-from .observing import Images, finite
+from .attention_hooks import Images, check_finite
 
 _UNIT = 2**24  # integer capacity that stands for an attention of 1, since the solver takes integers
 _MOST_WORK = 3e9  # layers x tokens ** 2 x patches of an image: minutes
@@ -50,7 +50,7 @@ def attention_flow(
                 "attention_rollout"
             )
         for image in range(len(weights)):
-            layers = [finite(model, layer[image].cpu().numpy()) for layer in mixing]
+            layers = [check_finite(model, layer[image].cpu().numpy()) for layer in mixing]
             bar = tqdm(range(patches), desc="flow", unit="patch", disable=not progress, leave=False)
             flows = flows_to(weights[image].cpu().numpy(), layers, bar)
             found.append((flows / flows.sum()).reshape(1, *grid))

@@ -1,17 +1,22 @@
-"""Report of `hf-vit inspect` on a model's weights, and on its attention and predictions for some images."""
+"""Report of `hf-vit inspect`: one HTML file about a model's weights, and its attention and predictions for images."""
 
+import base64
+import io
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from tqdm import tqdm
 
 from ..files.contents import check_no_model
 from ..files.output import new_folder
+from ..files.pages import render_page
 from ..files.predictions import Prediction, most_likely
 from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
@@ -20,10 +25,9 @@ from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from . import figures
 from .attention import attention_distance, attention_maps, attention_rollout
+from .attention_hooks import UnsupportedModel, as_images, check_finite, check_weights, encoder_of
 from .compute import Compute, count_compute
 from .flow import attention_flow
-from .observing import as_images, check_weights, encoder_of, finite
-from .report import Report
 from .weights import embedding_filters, position_similarity
 
 if TYPE_CHECKING:
@@ -31,20 +35,20 @@ if TYPE_CHECKING:
 
 _TOP_K = 5
 _COMPONENTS = 28  # filters, as in the paper
-_CAPTIONS = {
-    "rollout": "Attention rollout: the share of each patch in the head's input, through all layers.",
-    "flow": "Attention flow: the maximum flow through the layers from the head to each patch.",
-    "heads": "Last layer: attention of {query}, for each head.",
-    "distance": "Distance between a patch and the patches it attends to, weighted by attention; a point for each head.",
-    "positions": "Each map compares the position embedding of one patch, marked +, with those of all patches.",
-    "filters": "Principal components of {kernels}, in the order of explained variance; gray is zero.",
-}
 # Figures of the whole model, by the heading of their section.
-_WHOLE = {
+_SECTIONS = {
     "Attention distance": "attention_distance.png",
     "Position embeddings": "position_similarity.png",
     "Filters": "filters.png",
 }
+
+
+class _Picture(NamedTuple):
+    """A figure as data: URIs, for the light and the dark color scheme."""
+
+    caption: str
+    data: str
+    dark: str
 
 
 class _ImageFindings(NamedTuple):
@@ -88,71 +92,111 @@ def inspect(
         raise ValueError(f"cannot inspect {title}: it has no image processor of hf_vit; save one next to the model")
     check_no_model(output)
     with new_folder(output, overwrite) as temporary:
-        report = Report(temporary)
+        report = _Report(temporary)
         compute = None
         with report.attempt("compute"):
             compute = count_compute(model)
-        _look_at_weights(report, model)
-        findings = _look_at_images(report, model, processor, images, flow, progress)
-        report.write(
+        _draw_weights(report, model)
+        findings = _analyze_images(report, model, processor, images, flow, progress)
+        html = render_page(
+            "hf_vit.analysis",
+            "report.html.jinja",
             title=title,
             subtitle=f"{type(model).__name__}, {model.num_parameters():,} parameters",
             about=_about(model, processor, compute),
             compute=compute,
             images=findings,
             in_percent=score_function(model.config) != "none",
-            weights=_WHOLE,
+            sections=_SECTIONS,
+            pictures=report.pictures,
+            missing=report.missing,
+            problems=report.problems,
             footer=f"hf_vit {versions_of(['hf_vit'])['hf_vit']}; attention of images of {_size(model.config)} pixels",
         )
+        (temporary / "report.html").write_text(html, encoding="utf-8")
     return report.problems
 
 
-def _look_at_weights(report: Report, model: Any) -> None:
-    kernels = "the root convolution's kernels" if model.config.stride > 1 else "the patch embeddings' kernels"
+class _Report:
+    """Pictures and problems of a report; a part that fails does not stop the others."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.pictures: dict[str, _Picture] = {}  # by their files
+        self.missing: list[str] = []  # parts that the model does not have
+        self.problems: list[str] = []
+
+    @contextmanager
+    def attempt(self, what: str = "") -> Iterator[None]:
+        """Turn an error of the block into a sentence of the report, which begins with `what`."""
+        try:
+            yield
+        except UnsupportedModel as error:
+            self.missing.append(str(error))
+        except (ValueError, OSError) as error:
+            sentence = " ".join(str(error).split())
+            self.problems.append(sentence if what in sentence else f"{what}: {sentence}")
+
+    def add(self, file: str, figure: "Figure", caption: str) -> None:
+        """Save a figure as a file, and keep it for the page."""
+        dark = io.BytesIO()
+        figure.savefig(self.folder / file)
+        figures.darken(figure)
+        figure.savefig(dark, format="png")
+        self.pictures[file] = _Picture(caption, _as_uri(self.folder / file), _as_uri(dark))
+
+
+def _as_uri(file: Path | io.BytesIO) -> str:
+    """Return a picture as a data: URI, compressed."""
+    small = io.BytesIO()
+    with Image.open(file, formats=["PNG"]) as picture:
+        picture.convert("RGB").save(small, "webp", quality=90)
+    return "data:image/webp;base64," + base64.b64encode(small.getvalue()).decode()
+
+
+def _draw_weights(report: _Report, model: Any) -> None:
     with report.attempt("filters"):
         weight = next(module.weight for module in model.modules() if isinstance(module, torch.nn.Conv2d))
         filters = embedding_filters(model, min(_COMPONENTS, len(weight), weight[0].numel()))
-        caption = _CAPTIONS["filters"].format(kernels=kernels)
-        report.draw(_WHOLE["Filters"], caption, lambda: figures.plot_embedding_filters(filters))
+        kernels = "the root convolution's kernels" if model.config.stride > 1 else "the patch embeddings' kernels"
+        caption = f"Principal components of {kernels}, in the order of explained variance; gray is zero."
+        report.add(_SECTIONS["Filters"], figures.plot_embedding_filters(filters), caption)
     with report.attempt("position similarity"):
-        similarity = position_similarity(model)
-        report.draw(
-            _WHOLE["Position embeddings"], _CAPTIONS["positions"], lambda: figures.plot_position_similarity(similarity)
-        )
+        figure = figures.plot_position_similarity(position_similarity(model))
+        caption = "Each map compares the position embedding of one patch, marked +, with those of all patches."
+        report.add(_SECTIONS["Position embeddings"], figure, caption)
 
 
-def _look_at_images(
-    report: Report, model: Any, processor: Any, images: Sequence, flow: bool, progress: bool
+def _analyze_images(
+    report: _Report, model: Any, processor: Any, images: Sequence, flow: bool, progress: bool
 ) -> list[_ImageFindings]:
     """Analyze each image separately; the attention distance is the mean over the readable ones."""
     findings, distances = [], []
-    sound = has_attention = False
-    with report.attempt():
-        check_weights(model)
-        sound = True
+    has_attention = False
     with report.attempt():
         has_attention = encoder_of(model) is not None
-    bar = tqdm(images if sound else (), unit="image", disable=None if progress else True, leave=False)
-    for number, path in enumerate(bar, start=1):
-        with report.attempt(str(path)):
-            pixel_values = as_images(processor([str(path)], return_tensors="pt"), model.config)
-            findings.append(_ImageFindings(Path(path).name, _predict(model, pixel_values), []))
-            if has_attention:
-                distances.append(attention_distance(model, pixel_values))
-                name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem)[:40]
-                _draw_image(report, findings[-1], model, processor, pixel_values, f"{number:02d}-{name}", flow)
+    with report.attempt():
+        check_weights(model)
+        bar = tqdm(images, unit="image", disable=None if progress else True, leave=False)
+        for number, path in enumerate(bar, start=1):
+            with report.attempt(str(path)):
+                pixel_values = as_images(processor([str(path)], return_tensors="pt"), model.config)
+                findings.append(_ImageFindings(Path(path).name, _predict(model, pixel_values), []))
+                if has_attention:
+                    distances.append(attention_distance(model, pixel_values))
+                    name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem)[:40]
+                    _draw_image(report, findings[-1], model, processor, pixel_values, f"{number:02d}-{name}", flow)
     if distances:
-        mean = np.mean(distances, axis=0)
-        report.draw(
-            _WHOLE["Attention distance"],
-            _CAPTIONS["distance"],
-            lambda: figures.plot_attention_distance(mean, len(distances)),
+        figure = figures.plot_attention_distance(np.mean(distances, axis=0), len(distances))
+        caption = (
+            "Distance between a patch and the patches it attends to, weighted by attention; a point for each head."
         )
+        report.add(_SECTIONS["Attention distance"], figure, caption)
     return findings
 
 
 def _draw_image(
-    report: Report,
+    report: _Report,
     findings: _ImageFindings,
     model: Any,
     processor: Any,
@@ -160,26 +204,27 @@ def _draw_image(
     stem: str,
     flow: bool,
 ) -> None:
-    """Draw the figures of one image, in files whose names begin with `stem`, and list them in its findings."""
+    """Draw the figures of one image, in files with names that begin with `stem`, and list them in its findings."""
     visible = visible_image(pixel_values[0], processor)
 
-    def draw(kind: str, caption: str, plot: Callable[[], "Figure"]) -> None:
-        with report.attempt(findings.name):
-            report.draw(f"{stem}.{kind}.png", caption, plot)
-            findings.files.append(f"{stem}.{kind}.png")
+    def add(kind: str, figure: "Figure", caption: str) -> None:
+        report.add(f"{stem}.{kind}.png", figure, caption)
+        findings.files.append(f"{stem}.{kind}.png")
 
-    def overlay(function: Callable[..., np.ndarray], name: str) -> "Figure":
-        return figures.plot_attention_rollout(visible, function(model, pixel_values)[0], name)
-
-    def heads() -> "Figure":
-        maps = attention_maps(model, pixel_values)[0, -1]
-        return figures.plot_attention_maps(visible, maps, "Attention of the last layer")
-
-    draw("rollout", _CAPTIONS["rollout"], lambda: overlay(attention_rollout, "Attention rollout"))
+    with report.attempt(findings.name):
+        (rollout,) = attention_rollout(model, pixel_values)
+        caption = "Attention rollout: the share of each patch in the head's input, through all layers."
+        add("rollout", figures.plot_attention_rollout(visible, rollout), caption)
     if flow:
-        draw("flow", _CAPTIONS["flow"], lambda: overlay(attention_flow, "Attention flow"))
-    query = "the class token" if model.config.num_prefix_tokens else "the mean of all patches"
-    draw("heads", _CAPTIONS["heads"].format(query=query), heads)
+        with report.attempt(findings.name):
+            (flows,) = attention_flow(model, pixel_values)
+            caption = "Attention flow: the maximum flow through the layers from the head to each patch."
+            add("flow", figures.plot_attention_rollout(visible, flows, "Attention flow"), caption)
+    with report.attempt(findings.name):
+        last_layer = attention_maps(model, pixel_values)[0, -1]
+        query = "the class token" if model.config.num_prefix_tokens else "the mean of all patches"
+        figure = figures.plot_attention_maps(visible, last_layer, "Attention of the last layer")
+        add("heads", figure, f"Last layer: attention of {query}, for each head.")
 
 
 @torch.inference_mode()
@@ -188,7 +233,7 @@ def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
     if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
         return []
     logits = model(pixel_values.to(model.device), interpolate_pos_encoding=True).logits.float()
-    finite(model, logits.cpu().numpy())
+    check_finite(model, logits.cpu().numpy())
     return most_likely(logits, model.config, _TOP_K)[0]
 
 

@@ -1,6 +1,7 @@
 """Compute of training runs: by formula, as printed in the paper, and from tables of runs."""
 
 import csv
+import math
 import os
 from collections.abc import Mapping
 from functools import cache
@@ -18,6 +19,7 @@ _FORWARDS_PER_STEP = 3
 # Mean share of the peak in the paper's Table 2: 32, 43 and 39 % for its three ViTs, from their TPUv3-core-days.
 UTILIZATION = 0.38
 _SECONDS_PER_DAY = 86_400
+_COLUMNS = "expected columns name, exaflops, accuracy and, optionally, family"
 
 
 class Run(NamedTuple):
@@ -134,27 +136,24 @@ def read_runs(path: str | os.PathLike) -> list[Run]:
     """Read runs from a CSV file with the columns `name`, `exaflops`, `accuracy` (percent) and, optionally, `family`.
 
     Raises:
-        ValueError: a column is missing, or a value is not a number above 0; the message names the line.
+        ValueError: there is no run, a column is missing, or a value is not a number above 0.
     """
+    runs = []
     with Path(path).open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        if missing := {"name", "exaflops", "accuracy"} - set(reader.fieldnames or []):
-            raise ValueError(
-                f"{path} has no column {', '.join(sorted(missing))}; it has {', '.join(reader.fieldnames or [])}"
-            )
-        runs = [_read_run(row, f"{path}, line {reader.line_num}") for row in reader]
+        for row in reader:
+            try:
+                run = Run(
+                    row["name"],
+                    row.get("family") or _family_of(row["name"]),
+                    float(row["exaflops"]),
+                    float(row["accuracy"]),
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"cannot read {path}, line {reader.line_num}: {error}; {_COLUMNS}") from error
+            if not (0 < run.exaflops < math.inf and 0 < run.accuracy < math.inf):
+                raise ValueError(f"{path}, line {reader.line_num}: a number is not above 0; {_COLUMNS}")
+            runs.append(run)
     if not runs:
-        raise ValueError(f"{path} has no runs")
+        raise ValueError(f"{path} has no runs; {_COLUMNS}")
     return runs
-
-
-def _read_run(row: Mapping[str, str], place: str) -> Run:
-    numbers = {}
-    for column in ("exaflops", "accuracy"):
-        try:
-            numbers[column] = float(row[column])
-        except (TypeError, ValueError):
-            raise ValueError(f"{place}: {column} is {row[column]!r}, not a number") from None
-        if not 0 < numbers[column] < float("inf"):
-            raise ValueError(f"{place}: {column} is {row[column]}; it must be above 0")
-    return Run(row["name"], row.get("family") or _family_of(row["name"]), **numbers)

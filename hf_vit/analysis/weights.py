@@ -9,7 +9,7 @@ from torch import nn
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.flexible_sizes import resize_patch_kernel
 from ..models.resnet_stem import standardize
-from .observing import NotInThisModel, finite
+from .attention_hooks import UnsupportedModel, check_finite
 
 
 def embedding_filters(model: nn.Module, components: int = 28) -> np.ndarray:
@@ -41,7 +41,7 @@ def embedding_filters(model: nn.Module, components: int = 28) -> np.ndarray:
     if not 1 <= components <= min(samples.shape):
         raise ValueError(f"components is {components}; {samples.shape[0]} kernels of {samples.shape[1]} values have "
                          f"from 1 to {min(samples.shape)}")  # fmt: skip
-    finite(model, samples)
+    check_finite(model, samples)
     axes = np.linalg.svd(samples - samples.mean(axis=0), full_matrices=False)[2][:components]
     largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=1, keepdims=True), axis=1)
     return (axes * np.sign(largest)).reshape(components, *kernels.shape[1:])
@@ -51,7 +51,7 @@ def _first_kernels(model: nn.Module) -> np.ndarray:
     """Return the kernels of the first convolution as its forward uses them: (kernels, channels, height, width)."""
     convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if convolution is None:
-        raise NotInThisModel(f"{type(model).__name__} has no convolution")
+        raise UnsupportedModel(f"{type(model).__name__} has no convolution")
     weight = convolution.weight.detach().double()
     config: Any = model.config
     if getattr(config, "is_flexible", False) and not hasattr(convolution, "numbers"):  # not the root of a stem
@@ -87,11 +87,11 @@ def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.
     kind = encoders[0].config.position_embedding_type if encoders else "none"
     if kind in ("none", "relative"):
         absent = "no position embeddings" if kind == "none" else "relative position embeddings, none for a patch"
-        raise NotInThisModel(f"{type(model).__name__} has {absent}")
+        raise UnsupportedModel(f"{type(model).__name__} has {absent}")
     encoder, config = encoders[0], encoders[0].config
     grid = config.grid_of(*as_pair(config.image_size if image_size is None else image_size))
     tables = encoder.layer_position_embeddings  # None if they are added at the input
     positions = encoder.embeddings.positions_on(grid, next(model.parameters())) if tables is None else tables(grid)
     patches = positions[:, config.num_prefix_tokens :].double()
     directions = nn.functional.normalize(patches, dim=2)
-    return finite(model, (directions @ directions.mT).mean(dim=0).cpu().numpy()).reshape(*grid, *grid)
+    return check_finite(model, (directions @ directions.mT).mean(dim=0).cpu().numpy()).reshape(*grid, *grid)

@@ -85,7 +85,7 @@ def compute(
         print(json_format.dumps(rows, indent=2) if json else compute_report.table_as_text(table, rows))
         return
     training = {name: value for name, value in of_training.items() if value is not None}
-    result = compute_report.account(str(model), image_size, dataset_size=dataset_size, **training)  # pyright: ignore[reportArgumentType]
+    result = compute_report.estimate(str(model), image_size, dataset_size=dataset_size, **training)  # pyright: ignore[reportArgumentType]
     print(json_format.dumps(result, indent=2) if json else compute_report.as_text(result))
 
 

@@ -54,7 +54,16 @@ def make_any_size_onnx(
     Raises:
         ConversionError: the model or the preprocessing is not supported.
     """
-    if (problem := _unsupported(model, processor)) or processor is None:
+    processor = check_classifier(model, processor)
+    settings, channels = processor.settings(), model.config.num_channels
+    problem = unsupported_sizes(settings)
+    if not hasattr(model, "classifier"):
+        problem = f"{type(model).__name__} is a program already"
+    elif channels != settings["num_channels"]:
+        problem = f"the image processor makes {settings['num_channels']} channels (expected {channels})"
+    elif settings["resample"] not in (BILINEAR, BICUBIC, AREA):
+        problem = f"resample={settings['resample']} (expected {BILINEAR}, {BICUBIC} or {AREA!r})"
+    if problem:
         raise ConversionError(f"cannot export a program for images of any size: {problem}")
     module = AnySizeClassifier(model, processor).eval()
     example = torch.zeros(2, model.config.num_channels, 37, 53, dtype=dtype)
@@ -79,18 +88,17 @@ def to_onnx(module: nn.Module, example: torch.Tensor, output_names: list[str]) -
     return program
 
 
-def _unsupported(model: Any, processor: Any) -> str | None:
-    """Return why a model cannot be exported; None if it can."""
+def check_classifier(model: Any, processor: Any) -> HfViTImageProcessor:
+    """Return the image processor; raise ConversionError if it is another package's, or the model does not classify."""
+    is_classifier = hasattr(model, "classifier") or getattr(model, "is_classifier", False)  # the latter of an Int8Model
+    if not is_classifier or getattr(model.config, "pooling", None) == "none":
+        raise ConversionError(f"{type(model).__name__} does not classify images (expected a classifier that pools)")
     if not isinstance(processor, HfViTImageProcessor):
-        return f"the image processor is {type(processor).__name__} (expected HfViTImageProcessor)"
-    if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
-        return f"{type(model).__name__} does not classify images (expected a classifier that pools)"
-    settings, channels = processor.settings(), model.config.num_channels
-    if channels != settings["num_channels"]:
-        return f"the image processor makes {settings['num_channels']} channels (expected {channels})"
-    if settings["resample"] not in (BILINEAR, BICUBIC, AREA):
-        return f"resample={settings['resample']} (expected {BILINEAR}, {BICUBIC} or {AREA!r})"
-    return unsupported_sizes(settings)
+        raise ConversionError(
+            f"the image processor is {type(processor).__name__} (expected HfViTImageProcessor, which "
+            "`hf_vit.load(..., preset=...)` makes)"
+        )
+    return processor
 
 
 def unsupported_sizes(settings: dict[str, Any]) -> str | None:

@@ -25,7 +25,7 @@ from ..models.image_presets import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.image_resizing import AREA, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
-from .any_size import ANY_SIZE, make_any_size_onnx, scaling_of, unsupported_sizes
+from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, scaling_of, unsupported_sizes
 from .programs import make_onnx, make_openvino, require, stored_thresholds
 from .tables import ConversionError
 
@@ -64,7 +64,7 @@ def export_deployment(
     refuse_existing(folder, overwrite)
     check_no_model(folder)
     any_size = size == ANY_SIZE
-    processor = _checked(model, processor, None if any_size else size)
+    processor = _processor_for_size(check_classifier(model, processor), None if any_size else size)
     require(*(("onnx", "onnxscript") if to == "onnx" else ("openvino",)), extra="export" if to == "onnx" else to)
     if model.dtype != torch.float32:
         model = copy.deepcopy(model).float()
@@ -86,27 +86,21 @@ def export_deployment(
         write_text(draft / "predict.py", _script(settings, RUNTIMES[to], model.config, any_size))
 
 
-def _checked(model: Any, processor: Any, size: Size | str | None) -> HfViTImageProcessor:
+def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None) -> HfViTImageProcessor:
     """Return the processor for images of `size`; raise ConversionError if the script does not support it."""
-    is_classifier = hasattr(model, "classifier") or getattr(model, "is_classifier", False)
-    if not is_classifier or getattr(model.config, "pooling", None) == "none":
-        raise ConversionError(f"{type(model).__name__} does not classify images (expected a classifier that pools)")
-    if not isinstance(processor, HfViTImageProcessor):
-        raise ConversionError(
-            f"the image processor is {type(processor).__name__} (expected HfViTImageProcessor, which "
-            "`hf_vit.load(..., preset=...)` makes)"
-        )
     if isinstance(size, str):
         raise ConversionError(f"the size of a deployment folder is {size!r} (expected pixels); state N or HxW")
     if size is not None:
         height, width = as_pair(size)
         processor = copy.deepcopy(processor)
         processor.update(size={"height": height, "width": width})
-    if problem := _unsupported(processor.settings()):
+    settings = processor.settings()
+    if problem := _unsupported(settings):
         raise ConversionError(f"predict.py does not support the preprocessing: {problem}")
-    result = _resulting_size(processor.settings())
-    if size is not None and result != as_pair(size):
-        raise ConversionError(f"the processor's crop makes images of {result} (expected {as_pair(size)}); change it")
+    if size is not None and _resulting_size(settings) != as_pair(size):
+        raise ConversionError(
+            f"the processor's crop makes images of {_resulting_size(settings)} (expected {as_pair(size)}); change it"
+        )
     return processor
 
 

@@ -194,15 +194,13 @@ def _copy_runtime(package: Path, folder: Path) -> None:
     """Copy the runtime's files from an npm package, a folder or a .tgz."""
     folder.mkdir()
     try:
-        if package.is_dir():
-            for name in _RUNTIME_FILES:
+        for name in _RUNTIME_FILES:
+            if package.is_dir():
                 shutil.copyfile(package / "dist" / name, folder / name)
-            return
-        with tarfile.open(package) as archive:
-            for name in _RUNTIME_FILES:
+                continue
+            with tarfile.open(package) as archive:
                 member: Any = archive.extractfile(f"package/dist/{name}")
-                with member, open(folder / name, "wb") as file:
-                    shutil.copyfileobj(member, file)
+                (folder / name).write_bytes(member.read())
     except (OSError, KeyError, tarfile.TarError) as error:
         raise ConversionError(f"{package} is not the npm package onnxruntime-web: {error}") from error
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hf_vit import analysis
 from hf_vit.analysis.attention import MeanDistance, layer_mixing, mix_heads, pooling_weights
-from hf_vit.analysis.observing import LAYER_BYTES, batches, encoder_of, observe, patch_pixels
+from hf_vit.analysis.attention_hooks import LAYER_BYTES, batches, collect_attentions, encoder_of, patch_pixels
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.image_processing_hf_vit import patchify
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTModel
@@ -228,7 +228,7 @@ def test_the_model_is_unchanged_afterwards():
     assert not attention._forward_hooks
     assert not attention._forward_pre_hooks
     with pytest.raises(RuntimeError, match="stop here"):
-        observe(model.vit, images(model), stop)
+        collect_attentions(model.vit, images(model), stop)
     assert [module.training for module in model.modules()] == modes
     assert not attention._forward_hooks
 

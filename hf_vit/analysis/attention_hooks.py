@@ -19,7 +19,7 @@ LAYER_BYTES = 32 * 2**20
 _MOST_IMAGES = 32  # of a batch, if attentions are small
 
 
-class NotInThisModel(ValueError):
+class UnsupportedModel(ValueError):
     """Model without the part to analyze, such as attention or position embeddings."""
 
 
@@ -27,13 +27,13 @@ def encoder_of(model: nn.Module) -> Any:
     """Find the encoder (embeddings and layers) inside a classifier, LoRA or a compiled model.
 
     Raises:
-        NotInThisModel: there is no encoder.
+        UnsupportedModel: there is no encoder.
     """
     for module in model.modules():
         layers = getattr(module, "layers", None)
         if hasattr(module, "embeddings") and isinstance(layers, nn.ModuleList) and hasattr(layers[0], "attention"):
             return module
-    raise NotInThisModel(f"{type(model).__name__} has no layers with attention")
+    raise UnsupportedModel(f"{type(model).__name__} has no layers with attention")
 
 
 def batches(
@@ -73,7 +73,7 @@ def as_images(source: Any, config: HfViTConfig) -> torch.Tensor:
         ValueError: it has another shape.
     """
     if isinstance(source, Mapping):
-        source = _put_together(source, config) if "spatial_shapes" in source else source["pixel_values"]
+        source = _unpatchify(source, config) if "spatial_shapes" in source else source["pixel_values"]
     elif isinstance(source, list | tuple):  # images and labels
         source = source[0]
     images = torch.as_tensor(source)
@@ -84,7 +84,7 @@ def as_images(source: Any, config: HfViTConfig) -> torch.Tensor:
     return images
 
 
-def _put_together(source: Mapping, config: HfViTConfig) -> torch.Tensor:
+def _unpatchify(source: Mapping, config: HfViTConfig) -> torch.Tensor:
     """Reassemble images of one shape from their patches, without padding."""
     shapes = torch.as_tensor(source["spatial_shapes"]).unique(dim=0).tolist()
     if len(shapes) > 1:
@@ -96,7 +96,7 @@ def _put_together(source: Mapping, config: HfViTConfig) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def observe(
+def collect_attentions(
     encoder: Any, images: torch.Tensor, reduce: Callable[[torch.Tensor], Reduced]
 ) -> tuple[list[Reduced], torch.Tensor | None]:
     """Run the encoder without dropout, and reduce the attentions of each layer as soon as they are computed.
@@ -118,7 +118,7 @@ def observe(
     def answer(attention: nn.Module, _: tuple, output: tuple) -> None:
         attentions = output[1]
         if attentions is None:
-            raise NotInThisModel(f"{type(attention).__name__} of layer {len(reduced)} returns no attentions")
+            raise UnsupportedModel(f"{type(attention).__name__} of layer {len(reduced)} returns no attentions")
         reduced.append(reduce(attentions.to(torch.promote_types(attentions.dtype, torch.float32))))
 
     modes = {module: module.training for module in encoder.modules()}
@@ -143,7 +143,7 @@ def patch_pixels(config: HfViTConfig) -> tuple[int, int]:
     return height * config.stride, width * config.stride
 
 
-def finite(model: nn.Module, values: np.ndarray) -> np.ndarray:
+def check_finite(model: nn.Module, values: np.ndarray) -> np.ndarray:
     """Return the values if they are finite.
 
     Raises:
