@@ -1,6 +1,7 @@
 """Reader of PyTorch checkpoints: .safetensors, and .pth, .pt or .bin without running any code."""
 
 import argparse
+import mmap
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -88,8 +89,10 @@ def _read_pickle(path: Path) -> Any:
     if is_archive:
         with zipfile.ZipFile(path) as archive:
             check_archive(archive, path.stat().st_size, path.name)
-    with torch.serialization.safe_globals([argparse.Namespace]):  # DINO's settings; contains no code
-        contents = torch.load(path, map_location="cpu", weights_only=True)
+    with open(path, "rb") as file, torch.serialization.safe_globals([argparse.Namespace]):  # DINO's settings, no code
+        # From a file, a length in a damaged pickle takes up to 4 GB of memory; from a map, only what the file has.
+        source: Any = path if is_archive else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        contents = torch.load(source, map_location="cpu", weights_only=True)
     # An expanded tensor declares more numbers than the file has, and a copy allocates them.
     declared = sum(tensor.numel() * tensor.element_size() for tensor in _tensors_in(contents))
     size = path.stat().st_size

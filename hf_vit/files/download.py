@@ -72,8 +72,8 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
     """Find a checkpoint; download it if it is not in the cache yet.
 
     A download goes to `hf_vit/downloads/<sha256 of the address>/` in the Hugging Face assets cache (`HF_ASSETS_CACHE`,
-    by default `HF_HOME/assets`). An interrupted download is resumed. Address, ETag, size and sha256 are kept beside the
-    file in `<file name>.json`; a cached file with another sha256 is downloaded again.
+    by default `HF_HOME/assets`). An interrupted download is resumed. Address, ETag, size and sha256 are kept in
+    `<file name>.json` next to the file; a cached file with another sha256 is downloaded again.
 
     Args:
         location: a local file or folder, `https://...`, `gs://bucket/path` (read through its public https address), or
@@ -128,11 +128,11 @@ def _find_local(location: str) -> Path:
 def https_address(location: str) -> str:
     scheme, rest = location.split("://", 1)
     scheme = scheme.lower()
-    if scheme == "gs":
+    if scheme == "gs" and "@" not in rest.split("/")[0]:  # a bucket has no user name
         return f"{BUCKETS}/{quote(rest)}"
     if scheme in ("https", "http"):
         return location
-    raise SourceError(f"{location.rpartition('@')[2]} begins with {scheme}:// (expected a path, https:// or gs://)")
+    raise SourceError(f"cannot read {without_secrets(location)} (expected a path, https:// or gs://bucket/name)")
 
 
 def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) -> tuple[Path, str]:
@@ -201,7 +201,7 @@ class _Download:
     huggingface_hub's `http_get` does not check where redirects lead, nor that the rest is of the same version as the
     first part.
 
-    The record beside the file has its url, etag (else the date of change: the version that the first part belongs to),
+    The record next to the file has its url, etag (else the date of change: the version that the first part belongs to),
     size if the server tells, and the sha256 once it is complete.
     """
 

@@ -39,7 +39,7 @@ def parse_yaml(text: str, name: str) -> Any:
         raise ValueError(f"{name} is not YAML: {reason}") from None
 
 
-MAX_NODES = 200_000  # values, lists and mappings of a YAML file; 21,843 class names with their numbers are 43,687
+MAX_NODES = 100_000  # values, lists and mappings of a YAML file; 21,843 class names with their numbers are 43,687
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from .configuration_hf_vision import HfVisionConfig, read_settings
 from .packed_linear import freeze
-from .utils import WHERE, OutdatesManifest, Size, allowed, as_pair, check_pushed, find_file
+from .utils import WHERE, OutdatesManifest, Size, allowed, as_pair, check_pushed, find_file, read_json_object
 
 logger = logging.get_logger(__name__)
 
@@ -103,6 +103,8 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
             config_class.check_model_type(settings, str(name))
             if not kwargs.get("force_download"):
                 check_pushed(name, where, thorough=verify)
+            for index in Path(name).glob("*.index.json"):  # transformers reads it without limits
+                read_json_object(index)
             of_loading = {key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs}
             fields = kwargs if config is None else {}
             try:

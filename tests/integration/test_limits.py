@@ -153,6 +153,13 @@ def test_a_config_json_without_weights_creates_no_model(tmp_path):
     is_refused(lambda: AutoModelForImageClassification.from_pretrained(tmp_path), "no file named", OSError)
 
 
+def test_an_index_of_weights_with_millions_of_lists_is_refused(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": [{"[]," * 2_000_000}[]]}}')
+    is_refused(lambda: HfViTForImageClassification.from_pretrained(tmp_path), "1,048,576")
+
+
 def test_a_head_may_be_larger_than_the_file(tmp_path):
     tiny().save_pretrained(tmp_path)
     model = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=20_000)
