@@ -18,15 +18,12 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from filelock import FileLock
+
 from ..models.utils import MANIFEST
 from .contents import MARK, check_overwritable, write_marker
 
-try:
-    import fcntl
-except ImportError:  # Windows: leftovers of a killed process stay
-    fcntl = None
-
-_REPLACED = "replaced"  # name of the old folder inside a temporary
+_LOCK, _REPLACED = ".lock", "replaced"  # in a temporary folder: the file that its process locks, the old folder
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
@@ -146,72 +143,34 @@ def _refuse_to_replace(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`, on the same disk; it is deleted afterward, also after Ctrl+C."""
+    """Yield a temporary folder next to `path`, on the same disk; it is deleted afterward, also after Ctrl+C."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)
     temporary = path.with_name(f".{token_hex(4)}.incomplete.{path.name}")
-    lock = None
+    lock = FileLock(temporary / _LOCK)
     try:
-        lock = _make_locked(temporary)
+        while not lock.is_locked:
+            temporary.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):  # another process has deleted it as a leftover
+                lock.acquire()
         yield temporary
     except Exception as error:
         if _is_about_writing(error, temporary):
             raise OSError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
         raise
     finally:
+        lock.release()
         shutil.rmtree(temporary, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _make_locked(temporary: Path) -> int | None:
-    """Make a folder and lock it, so that other processes delete it only after this process has ended.
-
-    Returns:
-        A file descriptor to close at the end; None where the system or the disk has no such locks.
-    """
-    while True:
-        temporary.mkdir(exist_ok=True)
-        try:
-            lock = _lock(temporary)
-        except (BlockingIOError, FileNotFoundError):  # another process is deleting it as a leftover
-            continue
-        if lock is None or temporary.exists():
-            return lock
-        os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """Lock a folder until the process ends; return the file descriptor, or None where there are no locks.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-        FileNotFoundError: the folder does not exist.
-    """
-    if fcntl is None:
-        return None
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            raise
-        return None
-    return descriptor
 
 
 def _clear_leftovers(path: Path) -> None:
     """Delete temporary folders of dead processes that wrote to `path`, except the only copy of an old folder."""
     pattern = re.compile(r"\.[0-9a-f]{8}\.incomplete\." + re.escape(path.name))
     for leftover in filter(lambda entry: pattern.fullmatch(entry.name), path.parent.iterdir()):
-        with suppress(OSError):  # its process is alive
-            if leftover.is_symlink() or ((leftover / _REPLACED).is_dir() and not os.path.lexists(path)):
-                continue
-            if (lock := _lock(leftover)) is None:
-                continue
-            shutil.rmtree(leftover, ignore_errors=True)
-            os.close(lock)
+        is_only_copy = (leftover / _REPLACED).is_dir() and not os.path.lexists(path)
+        if not leftover.is_symlink() and not is_only_copy:
+            with suppress(OSError), FileLock(leftover / _LOCK, timeout=0):  # TimeoutError: its process is alive
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _is_about_writing(error: Exception, temporary: Path) -> bool:
@@ -251,8 +210,8 @@ def exchange_folders(folder: Path, other: Path) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28, musl 1.2.4
-    places = (_AT_FDCWD, os.fsencode(folder), _AT_FDCWD, os.fsencode(other))
-    return renameat2 is not None and renameat2(*places, _RENAME_EXCHANGE) == 0
+    paths = (_AT_FDCWD, os.fsencode(folder), _AT_FDCWD, os.fsencode(other))
+    return renameat2 is not None and renameat2(*paths, _RENAME_EXCHANGE) == 0
 
 
 def flush_to_disk(path: Path) -> None:
