@@ -1,7 +1,6 @@
 """Check of a model card: missing license, numbers without a source, unknown data sets."""
 
 import re
-from typing import Any
 
 from ..catalog import released_facts
 from ..files.readme import BEGIN, END
@@ -27,29 +26,23 @@ def check_card(card: str) -> list[str]:
         )
     if _PLACEHOLDER.search(card):
         problems.append("it says 'More Information Needed'; write that information, or delete the line")
-    problems += _unknown_data_sets(metadata)
-    problems += _unsourced_results(metadata)
-    if BEGIN in card:
-        problems += _unsourced_numbers(card.split(BEGIN, 1)[1].split(END, 1)[0])
-    return problems
-
-
-def _unknown_data_sets(metadata: dict[str, Any]) -> list[str]:
     named = metadata.get("datasets") or []
-    named = [named] if isinstance(named, str) else named
     known = {entry["hub"] for entry in released_facts()["datasets"].values()}
-    unknown = [name for name in named if name not in known and not HUB_NAME.fullmatch(name)]
-    return [f"its data set {name!r} is not a name on the Hub (expected owner/name)" for name in unknown]
-
-
-def _unsourced_results(metadata: dict[str, Any]) -> list[str]:
-    return [
+    problems += [
+        f"its data set {name!r} is not a name on the Hub (expected owner/name)"
+        for name in ([named] if isinstance(named, str) else named)
+        if name not in known and not HUB_NAME.fullmatch(name)
+    ]
+    problems += [
         f"in model-index, {metric.get('type')} {metric.get('value')} has no source; add `source:` with its url"
         for model in metadata.get("model-index") or []
         for result in model.get("results") or []
         if not (result.get("source") or {}).get("url")
         for metric in result.get("metrics") or []
     ]
+    if BEGIN in card:
+        problems += _unsourced_numbers(card.split(BEGIN, 1)[1].split(END, 1)[0])
+    return problems
 
 
 def _unsourced_numbers(part: str) -> list[str]:

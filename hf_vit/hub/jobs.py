@@ -25,7 +25,7 @@ def run_job(
 ) -> None:
     """Run `hf-vit COMMAND OPTIONS` as a job; print its log, and where its result is.
 
-    A job sees the Hub only. So data, model and result are checked before the job starts, which costs money.
+    A job can read only the Hub, and costs money, so data, model and result are checked before it starts.
 
     Args:
         command: finetune, pretrain or evaluate.
@@ -34,7 +34,7 @@ def run_job(
         flavor: hardware, such as "a10g-small".
         package: requirement of pip that installs hf_vit, an address for a version that is on no index.
         result: repository on the Hub for the result, OWNER/NAME or a NAME of your own.
-        timeout: longest time, such as "6h".
+        timeout: time limit, such as "6h".
         dry_run: check everything, print the job, and start nothing.
 
     Raises:

@@ -24,14 +24,9 @@ def write_published_cards(folder: str | Path) -> list[Path]:
     written = []
     for entry in with_cards():
         path = Path(folder) / entry.family / f"{folder_name(entry)}.md"
-        write_text(path, _published_card(entry))
+        write_text(path, render_card(_folder_texts(entry), folder_name(entry)))
         written.append(path)
     return written
-
-
-def _published_card(entry: Released) -> str:
-    """Render the card of one published checkpoint."""
-    return render_card(_folder_texts(entry), folder_name(entry))
 
 
 def folder_name(entry: Released) -> str:

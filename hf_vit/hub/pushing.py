@@ -7,9 +7,10 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,11 +43,10 @@ _NOT_REPORTED = (MARK, MANIFEST, ".eval_results", "1_Pooling", ".gitattributes")
 _NOT_LISTED = ("README.md", ".eval_results/*")  # not in the manifest, since people edit them on the Hub
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 _PROCESSOR = "preprocessor_config.json"
-_ATTEMPTS = 4
-_RETRY_WAIT = 1.0  # seconds before the second attempt; doubled before each further one
+_RETRY_WAITS = (1, 2, 4)  # seconds before another attempt
+_TEMPORARY = (412, 429, 500, 502, 503, 504)  # statuses of HTTP; 412: another commit came first
 
 _Files = dict[str, Path | bytes]  # name in the repository -> file on disk, or content
-_Listed = dict[str, dict[str, Any]]  # name in the repository -> its entry in the manifest
 
 
 class PushError(OSError):
@@ -55,17 +55,6 @@ class PushError(OSError):
 
 class IncompleteCardError(PushError):
     """Push of a card with missing information, such as a license."""
-
-
-class _Target(NamedTuple):
-    """Target and options of a push; see `push`."""
-
-    repo_id: str
-    private: bool | None = None
-    revision: str | None = None
-    create_pr: bool = False
-    message: str = "Upload with hf_vit"
-    description: str | None = None
 
 
 class Pushed(NamedTuple):
@@ -83,22 +72,6 @@ class Pushed(NamedTuple):
     deleted: list[str]
     problems: list[str]
     left_out: tuple[str, ...] = ()
-
-
-class _CardRequest(NamedTuple):
-    """Additions to a card, and permission to push it with problems."""
-
-    license: str | None
-    tags: list[str]
-    may_be_incomplete: bool
-    space: str | None = None
-
-
-class _Remote(NamedTuple):
-    """Revision of the repository: its commit (None if it does not exist yet) and its files."""
-
-    sha: str | None
-    names: list[str]
 
 
 def push(
@@ -154,8 +127,6 @@ def push(
             repository has another visibility than `private`.
         PushError: the card has problems, or the Hub cannot be reached or refuses; the message has the reason.
     """
-    target = _Target(repo_id, private, revision, create_pr, message)
-    card = _CardRequest(license, tags or [], allow_incomplete_card, space)
     with tempfile.TemporaryDirectory() as temporary:
         if save_for is not None:
             copy = Path(temporary, Path(folder).resolve().name)
@@ -164,8 +135,71 @@ def push(
         files, left_out = _files_of(Path(folder))
         if left_out:
             _logger.warning(f"Not pushed (not part of a model): {in_words(left_out)}.")
-        pushed = _push_files(_with_code(files) if code else files, target, card, token=token, dry_run=dry_run)
+        pushed = _Push(
+            _with_code(files) if code else files,
+            repo_id,
+            private=private,
+            revision=revision,
+            create_pr=create_pr,
+            license=license,
+            tags=tags or [],
+            space=space,
+            allow_incomplete_card=allow_incomplete_card,
+            message=message,
+            token=token,
+        ).run(dry_run)
     return pushed._replace(left_out=tuple(left_out))
+
+
+def push_saved(
+    saved: Any,
+    repo_id: str,
+    *,
+    commit_message: str | None = None,
+    commit_description: str | None = None,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    max_shard_size: int | str = "50GB",
+    tags: list[str] | None = None,
+    code: bool = False,
+    license: str | None = None,
+) -> CommitInfo:
+    """Push a model or an image processor as `push` does, with the arguments of transformers' `push_to_hub`.
+
+    Problems of the card are warnings, so that code written for any model works.
+
+    Args:
+        saved: an object with `save_pretrained`.
+        max_shard_size: largest size of a weight file; a larger model is split.
+        repo_id, private, token, revision, create_pr, tags, code, license: as in `push`.
+        commit_message, commit_description: texts of the commit.
+
+    Returns:
+        The commit.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        saved.save_pretrained(folder, max_shard_size=max_shard_size)
+        files: _Files = {file.name: file for file in sorted(folder.iterdir())}
+        pushed = _Push(
+            _with_code(files) if code and "config.json" in files else files,
+            repo_id,
+            private=private,
+            revision=revision,
+            create_pr=create_pr,
+            license=license,
+            tags=tags or [],
+            allow_incomplete_card=True,
+            message=commit_message or f"Upload {type(saved).__name__}",
+            description=commit_description,
+            token=token,
+        ).run()
+    for problem in pushed.problems:
+        _logger.warning(f"The card of {repo_id}: {problem}")
+    assert pushed.commit is not None
+    return pushed.commit
 
 
 def _files_of(folder: Path) -> tuple[_Files, list[str]]:
@@ -211,112 +245,166 @@ def _with_code(files: _Files) -> _Files:
         return files | {name: (folder / name).read_bytes() for name in add_code(folder)}
 
 
-def _push_files(
-    files: _Files, target: _Target, card: _CardRequest, *, token: str | bool | None = None, dry_run: bool = False
-) -> Pushed:
-    """Commit files and their card; retry if the Hub fails, or another commit came in between."""
-    packages = versions_of(("hf_vit", "torch", "transformers"))
-    api = HfApi(library_name="hf_vit", library_version=packages.pop("hf_vit"), token=token, user_agent=packages)
+class _Remote(NamedTuple):
+    """Revision of the repository: its commit (None if it does not exist yet) and its files."""
 
-    listed = {name: manifest_entry(content) for name, content in files.items() if not matches(name, _NOT_LISTED)}
+    sha: str | None
+    names: list[str]
 
-    def attempt() -> Pushed:
-        full = target._replace(repo_id=_with_owner(api, target.repo_id))
-        exists = _check_repository(api, full)
+
+@dataclass
+class _Push:
+    """A push of files, with the options of `push`."""
+
+    files: _Files
+    repo_id: str
+    private: bool | None = None
+    revision: str | None = None
+    create_pr: bool = False
+    license: str | None = None
+    tags: list[str] = field(default_factory=list)
+    space: str | None = None
+    allow_incomplete_card: bool = False
+    message: str = "Upload with hf_vit"
+    description: str | None = None
+    token: str | bool | None = None
+
+    @cached_property
+    def api(self) -> HfApi:
+        packages = versions_of(("hf_vit", "torch", "transformers"))
+        own_version = packages.pop("hf_vit")
+        return HfApi(library_name="hf_vit", library_version=own_version, token=self.token, user_agent=packages)
+
+    @cached_property
+    def hashes(self) -> dict[str, dict[str, Any]]:
+        """Entries of the manifest, by name in the repository."""
+        return {name: manifest_entry(file) for name, file in self.files.items() if not matches(name, _NOT_LISTED)}
+
+    def run(self, dry_run: bool = False) -> Pushed:
+        """Commit the files and their card; try again if the Hub fails, or another commit came in between."""
+        with _failures_explained(self.api, self.repo_id):
+            for wait in _RETRY_WAITS:
+                try:
+                    return self._attempt(dry_run)
+                except (HfHubHTTPError, httpx.TransportError, ConnectionError) as error:
+                    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+                    is_final = isinstance(error, httpx.ConnectError | OfflineModeIsEnabled)
+                    if is_final or status not in (None, *_TEMPORARY) or "xet-write-token" in str(error):
+                        raise
+                    _logger.warning(f"The push failed ({status or type(error).__name__}); trying again.")
+                time.sleep(wait)
+            return self._attempt(dry_run)
+
+    def _attempt(self, dry_run: bool) -> Pushed:
+        if "/" not in self.repo_id:
+            self.repo_id = f"{self.api.whoami(cache=True)['name']}/{self.repo_id}"
+        exists = self._check_repository()
         if dry_run:
-            return _plan(api, files, listed, _look_up(api, full), full, card)[0]
-        if not exists:  # or an empty repository would stay behind
-            planned, operations = _plan(api, files, listed, _Remote(None, []), full, card)
-            _check_card(planned, full, card)
-            _let_the_hub_check(operations, full)
-        _create_repository(api, full, exists)
-        return _commit(api, files, listed, full, card)
-
-    with _failures_explained(api, target):
-        return _with_retries(attempt)
-
-
-def _with_owner(api: HfApi, repo_id: str) -> str:
-    return repo_id if "/" in repo_id else f"{api.whoami(cache=True)['name']}/{repo_id}"
-
-
-def _check_repository(api: HfApi, target: _Target) -> bool:
-    """Return whether the repository exists; raise ValueError if it has another visibility than requested."""
-    try:
-        is_private = bool(api.model_info(target.repo_id).private)
-    except RepositoryNotFoundError:
-        return False
-    if target.private is not None and target.private != is_private:
-        kinds = {True: "private", False: "public"}
-        raise ValueError(
-            f"{target.repo_id} exists and is {kinds[is_private]}, not {kinds[target.private]}: "
-            "change its visibility on the Hub first, or push without private= (--private)"
+            return self._plan(self._look_up())[0]
+        if not exists:
+            self._check_card(*self._plan(_Remote(None, [])))  # first, or an empty repository would stay behind
+            self.api.create_repo(self.repo_id, private=self.private, exist_ok=True)
+        if self.revision is not None and not self.create_pr and not self.revision.startswith("refs/pr/"):
+            self.api.create_branch(self.repo_id, branch=self.revision, exist_ok=True)
+        remote = self._look_up()
+        pushed, operations = self._plan(remote)
+        self._check_card(pushed, operations, by_hub=False)  # the Hub checks it with the commit
+        commit = self.api.create_commit(
+            self.repo_id,
+            operations,
+            commit_message=self.message,
+            commit_description=self.description,
+            revision=self.revision,
+            create_pr=self.create_pr,
+            parent_commit=None if self.create_pr else remote.sha,  # refuses to overwrite a later commit
         )
-    return True
+        return pushed._replace(commit=commit)
 
+    def _check_repository(self) -> bool:
+        """Tell whether the repository exists; raise ValueError if it has another visibility than requested."""
+        try:
+            is_private = bool(self.api.model_info(self.repo_id).private)
+        except RepositoryNotFoundError:
+            return False
+        if self.private is not None and self.private != is_private:
+            kinds = {True: "private", False: "public"}
+            raise ValueError(
+                f"{self.repo_id} exists and is {kinds[is_private]}, not {kinds[self.private]}: "
+                "change its visibility on the Hub first, or push without private= (--private)"
+            )
+        return True
 
-def _create_repository(api: HfApi, target: _Target, exists: bool) -> None:
-    """Create the repository and the branch; a pull request needs no branch, nor the right to create one."""
-    if not exists:
-        api.create_repo(target.repo_id, private=target.private, exist_ok=True)
-    if target.revision is not None and not target.create_pr and not target.revision.startswith("refs/pr/"):
-        api.create_branch(target.repo_id, branch=target.revision, exist_ok=True)
+    def _look_up(self) -> _Remote:
+        try:
+            info = self.api.model_info(self.repo_id, revision=self.revision)
+        except (RepositoryNotFoundError, RevisionNotFoundError):
+            return _Remote(None, [])
+        return _Remote(info.sha, [sibling.rfilename for sibling in info.siblings or []])
 
+    def _plan(self, remote: _Remote) -> tuple[Pushed, list[CommitOperationAdd | CommitOperationDelete]]:
+        texts = {name: text for name in CARD_SOURCES if (text := self._text(name, remote)) is not None}
+        files, problems = dict(self.files), []
+        if "config.json" in texts:
+            card = render_card(texts, self.repo_id, license=self.license, tags=self.tags, space=self.space)
+            files["README.md"], problems = card.encode(), [*_size_problems(texts), *check_card(card)]
+            if (results := eval_results_file(texts, self.repo_id, self._task_of)) is not None:
+                files = {_OUR_RESULTS: results.encode(), **files}
+        else:  # a processor was pushed before its model: no card yet
+            files.pop("README.md", None)
+        outdated = []
+        if any(_WEIGHTS.fullmatch(name) for name in files):
+            outdated = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
+        if (manifest := self._manifest(remote, outdated)) is not None:
+            files[MANIFEST] = manifest.encode()
+        operations = [CommitOperationAdd(name, content) for name, content in files.items()]
+        operations += [CommitOperationDelete(name) for name in outdated]
+        sizes = {name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()}
+        return Pushed(None, sizes, outdated, problems), operations
 
-def _look_up(api: HfApi, target: _Target) -> _Remote:
-    try:
-        info = api.model_info(target.repo_id, revision=target.revision)
-    except (RepositoryNotFoundError, RevisionNotFoundError):
-        return _Remote(None, [])
-    return _Remote(info.sha, [sibling.rfilename for sibling in info.siblings or []])
+    def _text(self, name: str, remote: _Remote) -> str | None:
+        """Return the text of a small file of the folder, else of the repository; for the README the other way round."""
+        if name in remote.names and (name == "README.md" or name not in self.files):
+            return read_source(self.api.hf_hub_download(self.repo_id, name, revision=remote.sha))
+        content = self.files.get(name)
+        return content.decode() if isinstance(content, bytes) else content and read_source(content)
 
+    def _task_of(self, name: str) -> str | None:
+        """Return the first task of a benchmark (a data set on the Hub with an eval.yaml); None for other data sets."""
+        try:
+            text = read_source(self.api.hf_hub_download(name, "eval.yaml", repo_type="dataset"))
+            return str(yaml.safe_load(text)["tasks"][0]["id"])
+        except (HfHubHTTPError, OSError, yaml.YAMLError, TypeError, KeyError, IndexError):
+            return None
 
-def _commit(api: HfApi, files: _Files, listed: _Listed, target: _Target, card: _CardRequest) -> Pushed:
-    remote = _look_up(api, target)
-    pushed, operations = _plan(api, files, listed, remote, target, card)
-    _check_card(pushed, target, card)
-    commit = api.create_commit(
-        target.repo_id,
-        operations,
-        commit_message=target.message,
-        commit_description=target.description,
-        revision=target.revision,
-        create_pr=target.create_pr,
-        parent_commit=None if target.create_pr else remote.sha,  # refuses to overwrite a later commit
-    )
-    return pushed._replace(commit=commit)
+    def _manifest(self, remote: _Remote, outdated: list[str]) -> str | None:
+        """Build the new manifest, with entries of unchanged files; None if another program's has this name."""
+        found: dict[str, dict[str, Any]] | None = {}
+        if (text := self._text(MANIFEST, remote)) is not None:
+            with suppress(ValueError):  # damaged: replaced
+                found = read_manifest(text)
+        if found is None:
+            return None
+        kept = {name: entry for name, entry in found.items() if name in remote.names and name not in outdated}
+        return manifest_text({**kept, **self.hashes})
 
-
-def _plan(
-    api: HfApi, files: _Files, listed: _Listed, remote: _Remote, target: _Target, card: _CardRequest
-) -> tuple[Pushed, list[CommitOperationAdd | CommitOperationDelete]]:
-    texts = {name: text for name in CARD_SOURCES if (text := _text(api, files, remote, target, name)) is not None}
-    problems: list[str] = []
-    if "config.json" in texts:
-        text = render_card(texts, target.repo_id, license=card.license, tags=card.tags, space=card.space)
-        files, problems = {**files, "README.md": text.encode()}, [*_size_problems(texts), *check_card(text)]
-        if (results := eval_results_file(texts, target.repo_id, partial(_task_of, api))) is not None:
-            files = {_OUR_RESULTS: results.encode(), **files}
-    else:  # a processor was pushed before its model: no card yet
-        files = {name: content for name, content in files.items() if name != "README.md"}
-    outdated = []
-    if any(_WEIGHTS.fullmatch(name) for name in files):
-        outdated = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
-    if (manifest := _manifest(api, listed, remote, target, outdated)) is not None:
-        files = {**files, MANIFEST: manifest.encode()}
-    operations = [CommitOperationAdd(name, content) for name, content in files.items()]
-    operations += [CommitOperationDelete(name) for name in outdated]
-    sizes = {name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()}
-    return Pushed(None, sizes, outdated, problems), operations
-
-
-def _task_of(api: HfApi, name: str) -> str | None:
-    """Return the first task of a benchmark, a data set on the Hub with an eval.yaml; None for any other data set."""
-    try:
-        tasks = yaml.safe_load(read_source(api.hf_hub_download(name, "eval.yaml", repo_type="dataset")))["tasks"]
-        return str(tasks[0]["id"])
-    except (HfHubHTTPError, OSError, yaml.YAMLError, TypeError, KeyError, IndexError):
-        return None
+    def _check_card(self, pushed: Pushed, operations: list[Any], by_hub: bool = True) -> None:
+        """Raise PushError if the card has problems, or the Hub refuses its front matter."""
+        if pushed.problems and not self.allow_incomplete_card:
+            raise IncompleteCardError(
+                f"{self.repo_id}: the card has problems: {'; '.join(pushed.problems)}. Nothing was pushed; "
+                "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
+            )
+        for operation in operations if by_hub else ():
+            if operation.path_in_repo == "README.md":
+                try:
+                    ModelCard(operation.path_or_fileobj.decode(), ignore_metadata_errors=True).validate()
+                except ValueError as error:
+                    reasons = str(error)
+                    with suppress(ValueError, TypeError, KeyError):
+                        reasons = "; ".join(entry["message"] for entry in json.loads(reasons)["errors"])
+                    raise PushError(
+                        f"{self.repo_id}: the Hub refuses the card: {reasons}; nothing was pushed"
+                    ) from error
 
 
 def _size_problems(texts: dict[str, str]) -> list[str]:
@@ -334,171 +422,42 @@ def _size_problems(texts: dict[str, str]) -> list[str]:
     ]
 
 
-def _manifest(api: HfApi, listed: _Listed, remote: _Remote, target: _Target, outdated: list[str]) -> str | None:
-    """Build the manifest after a push, with entries of unchanged files; None if another program's has this name."""
-    earlier: _Listed = {}
-    if (text := _text(api, {}, remote, target, MANIFEST)) is not None:
-        try:
-            found = read_manifest(text)
-        except ValueError:  # damaged: replaced
-            found = {}
-        if found is None:
-            return None
-        earlier = {name: entry for name, entry in found.items() if name in remote.names and name not in outdated}
-    return manifest_text({**earlier, **listed})
-
-
-def _check_card(pushed: Pushed, target: _Target, card: _CardRequest) -> None:
-    if pushed.problems and not card.may_be_incomplete:
-        raise IncompleteCardError(
-            f"{target.repo_id}: the card has problems: {'; '.join(pushed.problems)}. Nothing was pushed; "
-            "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
-        )
-
-
-def _let_the_hub_check(operations: list[CommitOperationAdd | CommitOperationDelete], target: _Target) -> None:
-    """Let the Hub check the front matter of the card; raise PushError if it refuses."""
-    cards = (one for one in operations if isinstance(one, CommitOperationAdd) and one.path_in_repo == "README.md")
-    for operation in cards:
-        with operation.as_file() as file:
-            card = ModelCard(file.read().decode(), ignore_metadata_errors=True)
-        try:
-            card.validate()
-        except ValueError as error:
-            reasons = str(error)
-            with suppress(ValueError, TypeError, KeyError):
-                reasons = "; ".join(entry["message"] for entry in json.loads(reasons)["errors"])
-            raise PushError(f"{target.repo_id}: the Hub refuses the card: {reasons}; nothing was pushed") from error
-
-
-def _text(api: HfApi, files: _Files, remote: _Remote, target: _Target, name: str) -> str | None:
-    """Return the text of a small file of the folder, else of the repository; for the README the other way round."""
-    here, there = name in files, name in remote.names
-    if there and (name == "README.md" or not here):
-        return read_source(api.hf_hub_download(target.repo_id, name, revision=remote.sha))
-    if not here:
-        return None
-    content = files[name]
-    return content.decode() if isinstance(content, bytes) else read_source(content)
-
-
-def _with_retries(attempt: Callable[[], Pushed]) -> Pushed:
-    for number in range(_ATTEMPTS - 1):
-        try:
-            return attempt()
-        except HfHubHTTPError as error:
-            if error.response.status_code not in (412, 429, 500, 502, 503, 504):
-                raise
-            _logger.warning(f"The Hub answered {error.response.status_code}; trying again.")
-        except (httpx.TransportError, ConnectionError) as error:
-            if isinstance(error, httpx.ConnectError | OfflineModeIsEnabled) or "xet-write-token" in str(error):
-                raise
-            _logger.warning(f"The connection broke ({type(error).__name__}); trying again.")
-        time.sleep(_RETRY_WAIT * 2**number)
-    return attempt()
-
-
 @contextmanager
-def _failures_explained(api: HfApi, target: _Target) -> Iterator[None]:
-    try:
-        with _uploads_unwrapped(target):
-            yield
-    except LocalTokenNotFoundError as error:
-        raise PushError(f"{target.repo_id}: {_no_token(api)}") from error
-    except HfHubHTTPError as error:
-        raise PushError(f"{target.repo_id}: {_explain(api, target, error)}") from error
-    except OfflineModeIsEnabled as error:
-        raise PushError(f"{target.repo_id}: HF_HUB_OFFLINE forbids pushing; unset it") from error
-    except (httpx.TransportError, ConnectionError) as error:
-        if "xet-write-token" in str(error):
-            raise PushError(f"{target.repo_id}: {_no_xet(api)}") from error
-        raise PushError(
-            f"{target.repo_id}: the connection to {api.endpoint} failed ({error or type(error).__name__}); nothing was "
-            "committed; run the same command again to upload the rest"
-        ) from error
-
-
-@contextmanager
-def _uploads_unwrapped(target: _Target) -> Iterator[None]:
-    """Unwrap errors of an upload, which huggingface_hub wraps after its own retries."""
+def _failures_explained(api: HfApi, repo_id: str) -> Iterator[None]:
+    """Raise PushError, which says what to do, for a failure of the Hub or the network."""
     try:
         yield
-    except RuntimeError as error:
-        if isinstance(error.__cause__, (HfHubHTTPError, httpx.TransportError, OSError)):
-            raise error.__cause__ from None
-        if type(error) is not RuntimeError:
-            raise
-        raise PushError(
-            f"{target.repo_id}: {' '.join(str(error).split())}; nothing was committed; run the same command "
-            "again to upload the rest"
-        ) from error
+    except (HfHubHTTPError, httpx.TransportError, LocalTokenNotFoundError, ConnectionError, RuntimeError) as error:
+        cause: Any = error
+        if isinstance(error, RuntimeError):  # huggingface_hub wraps errors of an upload after its own retries
+            if isinstance(error.__cause__, HfHubHTTPError | httpx.TransportError | OSError):
+                cause = error.__cause__
+            elif type(error) is not RuntimeError:
+                raise
+        raise PushError(f"{repo_id}: {_explain(api, cause)}") from error
 
 
-def _explain(api: HfApi, target: _Target, error: HfHubHTTPError) -> str:
-    status = error.response.status_code
-    said = error.server_message or f"HTTP {status}"
-    if status == 401 and get_token() is None and not isinstance(api.token, str):
-        return _no_token(api)
-    if status == 404 and "xet-write-token" in str(error.response.url):
-        return _no_xet(api)
+def _explain(api: HfApi, error: Exception) -> str:
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    reason = (error.server_message if isinstance(error, HfHubHTTPError) else " ".join(str(error).split())) or (
+        f"HTTP {status}" if status else type(error).__name__
+    )
+    has_token = get_token() is not None or isinstance(api.token, str)
+    if "xet-write-token" in str(error):
+        return f"{api.endpoint} has no Xet storage; set HF_HUB_DISABLE_XET=1 and run the same command again"
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE forbids pushing; unset it"
+    if isinstance(error, LocalTokenNotFoundError) or (status == 401 and not has_token):
+        return f"no token for {api.endpoint}: run `hf auth login`, or set HF_TOKEN to a token with write access"
     if isinstance(error, RepositoryNotFoundError) or status == 404:
-        return f"the repository does not exist, or this token cannot read it ({said})"
-    if status in (402, 413, 507) or re.search(r"quota|storage.*limit", said, re.IGNORECASE):
-        return f"it is too large, or the storage quota is exceeded: {said}; nothing was committed"
-    meaning = {
-        401: "the Hub does not accept the token: log in again with `hf auth login`, or set HF_TOKEN",
-        403: "this token has no write access; give create_pr=True (--create-pr) to open a pull request instead",
-        412: "others are committing at the same time; nothing was committed; try again later",
-    }.get(status, "the Hub failed; nothing was committed; run the same command again to continue")
-    return f"{meaning} ({said})"
-
-
-def _no_xet(api: HfApi) -> str:
-    return f"{api.endpoint} has no Xet storage; set HF_HUB_DISABLE_XET=1 and run the same command again"
-
-
-def _no_token(api: HfApi) -> str:
-    return f"there is no token for {api.endpoint}: run `hf auth login`, or set HF_TOKEN to a token with write access"
-
-
-def push_saved(
-    saved: Any,
-    repo_id: str,
-    *,
-    commit_message: str | None = None,
-    commit_description: str | None = None,
-    private: bool | None = None,
-    token: str | bool | None = None,
-    revision: str | None = None,
-    create_pr: bool = False,
-    max_shard_size: int | str = "50GB",
-    tags: list[str] | None = None,
-    code: bool = False,
-    license: str | None = None,
-) -> CommitInfo:
-    """Push a model or an image processor as `push` does, with the arguments of transformers' `push_to_hub`.
-
-    Problems of the card are warnings, so that code written for any model works.
-
-    Args:
-        saved: an object with `save_pretrained`.
-        max_shard_size: largest size of a weight file; a larger model is split.
-        repo_id, private, token, revision, create_pr, tags, code, license: as in `push`.
-        commit_message, commit_description: texts of the commit.
-
-    Returns:
-        The commit.
-    """
-    message = commit_message or f"Upload {type(saved).__name__}"
-    target = _Target(repo_id, private, revision, create_pr, message, commit_description)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        saved.save_pretrained(folder, max_shard_size=max_shard_size)
-        files: _Files = {file.name: file for file in sorted(folder.iterdir())}
-        if code and "config.json" in files:
-            files = _with_code(files)
-        pushed = _push_files(files, target, _CardRequest(license, tags or [], may_be_incomplete=True), token=token)
-    for problem in pushed.problems:
-        _logger.warning(f"The card of {repo_id}: {problem}")
-    assert pushed.commit is not None
-    return pushed.commit
+        meaning = "the repository does not exist, or this token cannot read it"
+    elif status in (402, 413, 507) or re.search(r"quota|storage.*limit", reason, re.IGNORECASE):
+        meaning = "it is too large, or the storage quota is exceeded"
+    else:
+        meaning = {
+            None: f"the upload to {api.endpoint} failed; run the same command again to continue",
+            401: "the Hub does not accept the token: log in again with `hf auth login`, or set HF_TOKEN",
+            403: "this token has no write access; give create_pr=True (--create-pr) to open a pull request instead",
+            412: "others are committing at the same time; try again later",
+        }.get(status, "the Hub failed; run the same command again to continue")
+    return f"{meaning} ({reason}); nothing was committed"
