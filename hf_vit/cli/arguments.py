@@ -60,7 +60,7 @@ def parse_size(text: str) -> int | tuple[int, int]:
 def parse_count(text: str) -> int:
     """Parse a number that is at least 1."""
     if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text} is no whole number (expected at least 1)")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
     return int(text)
 
 

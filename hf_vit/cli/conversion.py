@@ -28,7 +28,7 @@ def catalog(
     narrowing = {"adapted-to": adapted_to, "resolution": resolution, "index": index}
     given = [option for option, value in narrowing.items() if value is not None]
     if given and query not in variants():
-        raise ValueError(f"--{given[0]} needs an architecture such as B/16; {query} is none")
+        raise ValueError(f"--{given[0]} needs an architecture such as B/16, not {query}")
     if query in families():
         found = files_of(query)
     elif query in variants():

@@ -91,7 +91,7 @@ def verify(
         raise ValueError(f"{manifest} is not a manifest of hf_vit, or lists none of the files here")
     print(f"{len(checked)} files are unchanged: {', '.join(checked)}")
     if missing := sorted((read_manifest(read_text(manifest)) or {}).keys() - set(checked)):
-        print(f"not here: {in_words(missing)}")
+        print(f"missing: {in_words(missing)}")
 
 
 def card(

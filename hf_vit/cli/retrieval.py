@@ -98,7 +98,7 @@ def search(
     *,
     top_k: Annotated[Count, "number of images to find for each query"] = 5,
     group: Annotated[
-        bool, "list the near duplicates of a result (encoded anew, resized, mirrored, cropped) with it, as one result"
+        bool, "group each result with its near duplicates (re-encoded, resized, mirrored or cropped)"
     ] = False,
     model: Annotated[
         str | None, "the model of the features, if its folder has moved since `hf-vit embed`", {"metavar": "FOLDER"}

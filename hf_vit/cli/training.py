@@ -34,7 +34,7 @@ def run_script(command: str, options: list[str]) -> None:
             "for --job: requirement that installs hf_vit there: the URL of a wheel, or git+https://...",
             {"metavar": "REQUIREMENT"},
         ] = None,
-        timeout: Annotated[str, "for --job: longest time, such as 90m", {"metavar": "TIME"}] = "6h",
+        timeout: Annotated[str, "for --job: time limit, such as 90m", {"metavar": "TIME"}] = "6h",
         dry_run: Annotated[bool, "for --job: check settings, data and model, and start nothing"] = False,
     ) -> None:
         if job is None and push is None:
@@ -69,7 +69,7 @@ def plan(
     dataset: Annotated[str, "data set: a folder of images, or any other --dataset of finetune"],
     model: Annotated[str | None, "model to fine-tune (default: AugReg's largest that can finish in the time)"] = None,
     *,
-    minutes: Annotated[float, "longest time of the run on this machine"] = 30,
+    minutes: Annotated[float, "time limit of the run on this machine"] = 30,
     image_size: Annotated[int | None, "image size to keep", {"metavar": "PIXELS"}] = None,
     eval_split: Annotated[str, "split to evaluate on, as in finetune", {"metavar": "SPLIT"}] = "auto",
 ) -> None:

@@ -68,13 +68,13 @@ def _assemble(address: str, kept: Path, cache_dir: str | os.PathLike | None) -> 
     draft = kept.with_name(f"{kept.name}.incomplete")
     shutil.rmtree(draft, ignore_errors=True)
     for name in files:
-        place = draft / _safe(name.removeprefix(prefix), address)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target = draft / _safe(name.removeprefix(prefix), address)
+        target.parent.mkdir(parents=True, exist_ok=True)
         file = fetch(f"gs://{bucket}/{name}", cache_dir).path
         try:
-            os.link(file, place)
+            os.link(file, target)
         except OSError:  # a file system without links
-            shutil.copyfile(file, place)
+            shutil.copyfile(file, target)
     os.replace(draft, kept)
 
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ..models.utils import MANIFEST, manifest_entry, manifest_text, read_manifest, read_text
-from .readme import is_ours_alone
+from .readme import is_own_readme
 
 MARK = ".hf_vit"
 LOCK = ".lock"  # an empty file that a training run locks
@@ -58,11 +58,9 @@ def check_overwritable(folder: str | os.PathLike, known: tuple[str, ...] = (), l
     names = {name for name in _names(folder) if name != linked}
     if (folder / linked).is_symlink() and (folder / linked).is_dir():
         names |= {f"{linked}/{name}" for name in _names(folder / linked)}
-    markers = [name for name in (MARK, MANIFEST) if name in names and _is_marker(folder / name)]
-    ours = {name for marker in markers for name in _unchanged(folder, marker)}
-    ours |= {name for name in names if MARK in markers and matches(name, known)}
-    foreign = sorted(name for name in names if name not in (*ours, *markers, LOCK) and not _is_readme(folder / name))
-    if foreign:
+    ours = _unchanged(folder / MARK) | _unchanged(folder / MANIFEST) | {LOCK}
+    ours |= {name for name in names if MARK in ours and matches(name, known)}
+    if foreign := sorted(name for name in names - ours if not is_own_readme(folder / name)):
         raise FileExistsError(
             f"cannot replace {folder}: it has files that hf_vit did not write, or that were changed since: "
             f"{in_words(foreign)}. Nothing was changed; move them away, delete the folder, or choose another one"
@@ -84,31 +82,27 @@ def check_no_model(folder: str | os.PathLike) -> None:
 
 def _names(folder: Path) -> Iterator[str]:
     """Yield all entries below a folder except folders, as paths with slashes; links to folders are not followed."""
-    for place, folders, files in os.walk(folder):
-        for name in (*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))):
-            yield Path(place, name).relative_to(folder).as_posix()
+    for parent, folders, files in os.walk(folder):
+        for name in (*files, *(name for name in folders if os.path.islink(os.path.join(parent, name)))):
+            yield Path(parent, name).relative_to(folder).as_posix()
 
 
-def _is_marker(file: Path) -> bool:
+def _unchanged(marker: Path) -> set[str]:
+    """Return the name of a marker, and of the files that it lists and that are still as they were written."""
     try:
-        return not file.is_symlink() and read_manifest(read_text(file)) is not None
+        listed = None if marker.is_symlink() or not marker.is_file() else read_manifest(read_text(marker))
     except ValueError:
-        return False
-
-
-def _unchanged(folder: Path, marker: str) -> Iterator[str]:
-    """Yield the files that a marker lists and that are still as they were written."""
-    written = (folder / marker).stat().st_mtime_ns
-    for name, entry in (read_manifest(read_text(folder / marker)) or {}).items():
-        file = folder / name
+        listed = None
+    if listed is None:
+        return set()
+    found, written = {marker.name}, marker.stat().st_mtime_ns
+    for name, entry in listed.items():
+        file = marker.parent / name
         if file.is_symlink() or not file.is_file() or (status := file.stat()).st_size != entry["size"]:
             continue
         if (status.st_size > _HASHED and status.st_mtime_ns <= written) or manifest_entry(file) == entry:
-            yield name
-
-
-def _is_readme(file: Path) -> bool:
-    return file.name == "README.md" and not file.is_symlink() and is_ours_alone(file)
+            found.add(name)
+    return found
 
 
 def in_words(names: list[str], most: int = 5) -> str:

@@ -108,7 +108,7 @@ class MsgpackReader:
         return as_tensor(buffer, self.arrays[name])
 
     def _walk(self, unpacker: Any, path: tuple[str, ...] = ()) -> None:
-        """Record the kind and the place of every leaf of a map."""
+        """Record the kind and the position of every leaf of a map."""
         if len(path) > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         for _ in range(unpacker.read_map_header()):

@@ -89,7 +89,12 @@ class NpzReader:
         self.path = Path(path)
         self.arrays: dict[str, ArrayInfo] = {}
         self._members: dict[str, zipfile.ZipInfo] = {}
-        self._file = self._open_file()
+        if self.path.is_dir():
+            raise NpzError(f"{self.path} is a folder (expected an .npz file)")
+        try:
+            self._file = open(self.path, "rb")  # noqa: SIM115 - closed by `close`
+        except OSError as error:
+            raise NpzError(f"cannot open {self.path}: {error.strerror}") from error
         try:
             self._zip = self._open_zip()
             check_archive(self._zip, _file_size(self._file), str(self.path))
@@ -124,14 +129,6 @@ class NpzReader:
             array = npy_format.read_array(stream, allow_pickle=False)
             stream.read(1)  # at the end of the data, zipfile compares the checksum
             return _tensor_of(array)
-
-    def _open_file(self) -> BufferedReader:
-        if self.path.is_dir():
-            raise NpzError(f"{self.path} is a folder (expected an .npz file)")
-        try:
-            return open(self.path, "rb")
-        except OSError as error:
-            raise NpzError(f"cannot open {self.path}: {error.strerror}") from error
 
     def _open_zip(self) -> zipfile.ZipFile:
         beginning = self._file.read(6)
@@ -204,17 +201,13 @@ def _write_zip(file: IO[bytes], path: Path, arrays: Iterable[tuple[str, torch.Te
             except TypeError as error:
                 reason = f"the array {name!r} has the unsupported dtype {array.dtype}"
                 raise NpzError(f"cannot write {path}: {reason}") from error
-            _write_member(archive, name, data)
+            zip_info = zipfile.ZipInfo(f"{name}.npy")  # dated 1980-01-01, so that equal arrays make equal files
+            zip_info.create_system = 3  # Unix on every system, for the same reason
+            with archive.open(zip_info, "w", force_zip64=True) as stream:
+                npy_format.write_array(stream, data, allow_pickle=False)
             del array, data  # free the memory before the next array is made
     if not names:
         raise NpzError(f"cannot write {path}: there are no arrays")
-
-
-def _write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
-    zip_info = zipfile.ZipInfo(f"{name}.npy")  # dated 1980-01-01, so that equal arrays make equal files
-    zip_info.create_system = 3  # Unix on every system, for the same reason
-    with archive.open(zip_info, "w", force_zip64=True) as stream:
-        npy_format.write_array(stream, array, allow_pickle=False)
 
 
 def _as_array(array: torch.Tensor | np.ndarray) -> np.ndarray:

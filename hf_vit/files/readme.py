@@ -36,7 +36,9 @@ def render_readme(model_type: str, class_name: str) -> str:
     return f"{BEGIN}\n{_TEXT.format(model_type=model_type, auto_class=auto_class)}{END}\n"
 
 
-def is_ours_alone(readme: Path) -> bool:
-    """Return whether a README.md holds our part only: no front matter, no text above or below."""
-    text = readme.read_text(encoding="utf-8", errors="replace").strip()
+def is_own_readme(file: Path) -> bool:
+    """Return whether a file is a README.md that holds our part only: no front matter, no text above or below."""
+    if file.name != "README.md" or file.is_symlink():
+        return False
+    text = file.read_text(encoding="utf-8", errors="replace").strip()
     return text.startswith(BEGIN) and text.endswith(END) and text.count(END) == 1

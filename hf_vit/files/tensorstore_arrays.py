@@ -95,18 +95,23 @@ class TensorStoreReader:
 
     def _open(self, tensorstore: Any) -> None:
         tree = read_json_object(self.path / _TREE) if (self.path / _TREE).is_file() else {}
-        context, places = tensorstore.Context(), list(self._stored_arrays(tensorstore))
-        if len(places) > MAX_ARRAYS:
-            raise TensorStoreError(f"{self.path} holds {len(places):,} arrays; at most {MAX_ARRAYS:,} are read")
+        context, stored = tensorstore.Context(), list(self._stored_arrays(tensorstore))
+        if len(stored) > MAX_ARRAYS:
+            raise TensorStoreError(f"{self.path} holds {len(stored):,} arrays; at most {MAX_ARRAYS:,} are read")
         opening = []
-        for name, metadata, store in places:
+        for name, metadata, store in stored:
             spec = {"driver": _DRIVERS[metadata], "kvstore": {**store, "path": f"{store['path']}{name}/"}}
             opening.append(tensorstore.open(spec, read=True, open=True, context=context))
         names = _names_in(tree) if tree else {}
-        separator = "~" if any("~" in name for name, *_ in places) else "."
-        for (name, *_), future in zip(places, opening, strict=True):
+        separator = "~" if any("~" in name for name, *_ in stored) else "."
+        for (name, *_), future in zip(stored, opening, strict=True):
             self._add(names.get(name, name.replace(separator, "/")), future.result(), tensorstore, tree)
-        self._check_sizes()
+        size = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+        declared, most = sum(array.nbytes for array in self.arrays.values()), most_bytes(size)
+        if declared > most and not allowed("large"):  # before any chunk is read
+            raise TensorStoreError(
+                f"{self.path} declares {declared:,} bytes of arrays in {size:,}; at most {most:,} {HOW_TO_ALLOW}"
+            )
 
     def _stored_arrays(self, tensorstore: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield (stored name, name of its metadata file, key-value store) for every array."""
@@ -134,16 +139,6 @@ class TensorStoreReader:
         whole = (math.ceil(size / part) * part if part else size for size, part in zip(store.shape, chunk, strict=True))
         self.arrays[name] = ArrayInfo(name, tuple(store.shape), dtype, math.prod(whole) * dtype.itemsize)
         self._stores[name] = store
-
-    def _check_sizes(self) -> None:
-        """Refuse implausibly large arrays before any chunk is read."""
-        size = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
-        declared = sum(array.nbytes for array in self.arrays.values())
-        most = most_bytes(size)
-        if declared > most and not allowed("large"):
-            raise TensorStoreError(
-                f"{self.path} declares {declared:,} bytes of arrays in {size:,}; at most {most:,} {HOW_TO_ALLOW}"
-            )
 
 
 def _names_in(tree: dict[str, Any]) -> dict[str, str]:

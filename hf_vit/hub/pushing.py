@@ -321,7 +321,7 @@ class _Push:
         return pushed._replace(commit=commit)
 
     def _check_repository(self) -> bool:
-        """Tell whether the repository exists; raise ValueError if it has another visibility than requested."""
+        """Return whether the repository exists; raise ValueError if it has another visibility than requested."""
         try:
             is_private = bool(self.api.model_info(self.repo_id).private)
         except RepositoryNotFoundError:
