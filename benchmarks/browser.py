@@ -1,4 +1,4 @@
-"""The page of `hf-vit demo` in headless Chromium: its classes beside Python's, and the time to the first one.
+"""The page of `hf-vit demo` in headless Chromium: its classes compared with Python's, and the time to the first one.
 
     python benchmarks/browser.py FOLDER IMAGES [--rounds 5] [--runtime PACKAGE]
 

@@ -85,7 +85,7 @@ def _measure_loop(message: dict, settings: dict[str, Any]) -> dict:
 
 
 def finetune_cifar10(message: dict, report: Report) -> dict:
-    """Fine-tune on CIFAR-10 at 384 pixels, or continue an interrupted run, in a folder beside the results.
+    """Fine-tune on CIFAR-10 at 384 pixels, or continue an interrupted run, in a folder next to the results.
 
     At toy size, the model and the digits of the demo are used.
     """

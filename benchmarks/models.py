@@ -22,7 +22,7 @@ from common import HERE, Failed, report_progress
 
 _PAGE, _TABLE, _KEPT = HERE / "models.md", HERE / "models.csv", HERE / "results" / "models.json"
 _README, _PICTURE = HERE.parent / "README.md", HERE.parent / "docs" / "models.svg"
-_PLACES = [  # of a label beside its point: offset in points, alignment
+_PLACES = [  # of a label next to its point: offset in points, alignment
     ((6, 4), ("left", "bottom")),
     ((6, -4), ("left", "top")),
     ((-6, 4), ("right", "bottom")),
@@ -282,7 +282,7 @@ def draw(rows: list[dict[str, str]]) -> None:
 
 
 def write_labels(axes: Any, points: dict[str, tuple[float, float]]) -> None:
-    """Write the names of points beside them, where they cover no marker and no other name."""
+    """Write the names of points next to them, where they cover no marker and no other name."""
     from matplotlib.transforms import Bbox
 
     axes.figure.draw_without_rendering()

@@ -9,7 +9,7 @@
     python benchmarks/studies.py heads --output_dir out         # Figure 9: class token and mean pooling
     python benchmarks/studies.py axial_resnet --output_dir out  # Figure 13: axial attention in a ViT and in a ResNet
     python benchmarks/studies.py speed --output_dir out         # Figure 12: images per second and largest batch
-    python benchmarks/studies.py axial --output_dir out         # multiply-adds of Axial-ViT beside ViT
+    python benchmarks/studies.py axial --output_dir out         # multiply-adds of Axial-ViT and ViT
 
 The images are the digits of scikit-learn. Other data: `--dataset mnist --data FOLDER` (t10k-*.gz, split into 8,000 and
 2,000) and `--dataset cifar10 --data FOLDER` (train.parquet, test.parquet). The same command continues a stopped study.

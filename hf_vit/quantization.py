@@ -156,13 +156,12 @@ def _load(folder: str | os.PathLike) -> tuple[Any, Any]:
     if load_processor(folder) is None:
         raise ValueError(
             f"cannot quantize {folder}: it has no image processor, and calibration needs the one that the model was "
-            "trained with; save it beside the model"
+            "trained with; save it next to the model"
         )
     model: Any
     model, processor = load(folder, backend="eager")  # the folder may be quantized already
     if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
-        name, pooling = type(model).__name__, getattr(model.config, "pooling", None)
-        raise ValueError(f"cannot quantize {folder}: it holds {name} with pooling {pooling!r} (expected a classifier)")
+        raise ValueError(f"cannot quantize {folder}: it holds {type(model).__name__} (expected a ViT classifier)")
     return model.float(), processor
 
 

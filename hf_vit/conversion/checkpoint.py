@@ -201,7 +201,10 @@ def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
     if len(candidates) != 1:
         found = ", ".join(sorted(candidate.name for candidate in candidates)) or "none"
         kinds = f"{', '.join(_SUFFIXES)}, an Orbax or TensorStore folder"
-        raise ConversionError(f"{folder} must hold one checkpoint ({kinds}); it holds {found}")
+        raise ConversionError(
+            f"{folder} must hold one checkpoint ({kinds}); it holds {found}. A folder of `hf-vit export` is run by its "
+            "own predict.py"
+        )
     return candidates.pop()
 
 

@@ -41,9 +41,12 @@ class Sources:
             self.processor = (
                 HfViTImageProcessor(**translate_processor(self.processor)).to_dict() if self.processor else {}
             )
-        named = (self.config.get("architectures") or ["nothing"])[0]
+        named = (self.config.get("architectures") or ["no model"])[0]
         if named not in [model.__name__ for _, model in AUTO_MODELS]:
-            raise ValueError(f"cannot write a card: config.json names {named} (expected a model of hf_vit)")
+            raise ValueError(
+                f"cannot write a card: config.json names {named} (expected a model of hf_vit); convert it first with "
+                "hf-vit convert"
+            )
         self.readme = texts.get("README.md", "")
         source = self.conversion.get("source")
         self.released: Released | None = None if source is None else find_released(source)

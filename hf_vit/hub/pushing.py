@@ -210,7 +210,7 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
         ValueError: it holds no weights, or symbolic links.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; give one that save_pretrained, convert or training wrote")
+        raise ValueError(f"{folder} is not a folder; `hf-vit convert {folder} FOLDER` writes one")
     entries = sorted(folder.iterdir())
     code = code_of(folder)
     chosen = [entry for entry in entries if matches(entry.name, PUSHED) or entry in code]
