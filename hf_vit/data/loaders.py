@@ -110,11 +110,17 @@ class BlockDataset(TrainDataset):
 
 
 class EvalDataset(Dataset):
-    """Evaluation samples by index, prepared by the image processor; `valid` is False for an unreadable image."""
+    """Evaluation samples by index, prepared by the image processor; `valid` is False for an unreadable image.
+
+    If the processor rounds its resize (`has_levels`), images are uint8 and not yet normalized.
+    """
 
     def __init__(self, split: Split, processor: Any, size: tuple[int, int], channels: int = 3):
         self.split, self.processor, self.size, self.channels = split, processor, size, channels
         self._reads_files = isinstance(processor, HfViTImageProcessor)  # transformers' take decoded images only
+        settings: dict[str, Any] = processor.settings() if self._reads_files else {}
+        steps = all(settings.get(step) for step in ("do_resize", "do_rescale", "do_normalize"))
+        self.has_levels = steps and settings["resize_output"] != "float" and settings["preset"] != "native"
 
     def __len__(self) -> int:
         return len(self.split)
@@ -134,9 +140,12 @@ class EvalDataset(Dataset):
         if not self._reads_files:
             image = to_mode(load_image(image, name=name), "RGB" if self.channels == 3 else "L", name=name)
         is_native = getattr(self.processor, "preset", None) == "native"
-        options = {"padding": "max_num_patches"} if is_native else {}  # all samples have one shape
+        options: dict[str, Any] = {"padding": "max_num_patches"} if is_native else {}  # all samples have one shape
+        if self.has_levels:
+            options = {"rescale_factor": 1.0, "do_normalize": False}
         entries = {name: values[0] for name, values in self.processor(image, return_tensors="np", **options).items()}
-        return {"image": entries.pop("pixel_values"), **entries}
+        pixels = entries.pop("pixel_values")
+        return {"image": pixels.astype(np.uint8) if self.has_levels else pixels, **entries}
 
     def padding(self) -> dict[str, Any]:
         """Return a padding sample, with index -1."""
@@ -325,6 +334,7 @@ def eval_loader(dataset: EvalDataset, batch_size: int, processes: int, rank: int
     """
     num_workers = count_workers(num_workers)
     options = {**_worker_options(dataset.split, num_workers), "persistent_workers": num_workers > 0}
+    options["pin_memory"] = torch.cuda.is_available()
     if dataset.split.is_sharded:
         batches = consecutive_batches(len(dataset), processes, rank, max(num_workers, 1), batch_size)
         return DataLoader(dataset, batch_sampler=batches, collate_fn=collate_fn, **options)

@@ -25,7 +25,7 @@ from ..settings.fields import EvaluateSettings
 from ..settings.recipes import build_settings
 from .classification import open_default_split
 from .models import load_classifier
-from .predictions import collect, evaluation_batches, model_inputs
+from .predictions import EvaluationBatches, collect, model_inputs
 from .result_page import reliability
 
 COVERAGES = (0.8, 0.9, 0.95, 0.99)
@@ -78,9 +78,9 @@ def calibrate(
         raise ValueError(f"{model} is no classifier of hf_vit with one label per image")
     images, name = open_default_split(resolved)
     images = match_to_model(images, plain.config, str(model), resolved.label_map)
-    batches = evaluation_batches(resolved, images, processor, plain.config, accelerator)
+    batches = EvaluationBatches(resolved, images, processor, plain.config, accelerator)
     found = collect(
-        accelerator, classifier, *batches, lambda batch: {"logits": classifier(**model_inputs(batch)).logits.float()}
+        accelerator, classifier, batches, lambda batch: {"logits": classifier(**model_inputs(batch)).logits.float()}
     )
     logits, labels = found["logits"].astype(np.float64), found["label"]
     if labels.ndim != 1 or (labels < 0).any() or len(labels) < _FEWEST:

@@ -25,7 +25,7 @@ from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.reader import dump
 from .models import load_classifier
 from .multi_label_page import write_multi_label_results
-from .predictions import evaluation_batches, predict, score
+from .predictions import EvaluationBatches, predict, score
 from .result_page import HeldOut, title_of, write_results
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
@@ -127,9 +127,9 @@ def _run(
     settings: EvaluateSettings, accelerator: Accelerator, model: Any, processor: Any, split: Split
 ) -> dict[str, Any]:
     """Compute the model's predictions for a split; see `predict`."""
-    loader, empty = evaluation_batches(settings, split, processor, model.config, accelerator)
+    batches = EvaluationBatches(settings, split, processor, model.config, accelerator)
     loss = "sigmoid" if score_function(model.config) == "sigmoid" else "softmax"
-    return predict(accelerator, model, loader, empty, loss)
+    return predict(accelerator, model, batches, loss)
 
 
 def read_real_labels(place: str) -> list[list[int]]:

@@ -23,7 +23,7 @@ from ..files.output import new_file, write_text
 from ..loading import local_model
 from ..settings.fields import EvaluateSettings
 from .models import load_encoder
-from .predictions import collect, evaluation_batches, model_inputs
+from .predictions import EvaluationBatches, collect, model_inputs
 
 _PIECE = 8192  # images between two writes
 
@@ -108,8 +108,8 @@ class Extractor:
     def compute(self, split: Split, numbers: np.ndarray) -> dict[str, torch.Tensor]:
         """Compute the features of the images with these indices; of unreadable images only the indices are returned."""
         part = replace(split, samples=split.samples.select(numbers))
-        loader, empty = evaluation_batches(self.settings, part, self.processor, self.config, self.accelerator)
-        columns = collect(self.accelerator, self.model, loader, empty, self._features_of)
+        batches = EvaluationBatches(self.settings, part, self.processor, self.config, self.accelerator)
+        columns = collect(self.accelerator, self.model, batches, self._features_of)
         good = numbers[columns["index"]]
         if not np.isfinite(columns["features"]).all():
             first = good[~np.isfinite(columns["features"]).all(axis=1)][0]

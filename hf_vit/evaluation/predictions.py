@@ -1,6 +1,6 @@
 """Predictions of a model for a split: every sample counts exactly once, on any number of processes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias, cast
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
 from ..data.loaders import EvalDataset, eval_loader
 from ..data.splits import Split
 from ..devices import on_cpu
 from ..models.configuration_hf_vit import as_pair
+from ..models.image_presets import scale_and_offset
 from ..settings.fields import DataSettings
 from .multi_label import average_precision, score_labels
 
@@ -24,38 +24,46 @@ _ROWS = 2**14  # of a column that processes exchange at once
 _OF_PATCHES = ("pixel_attention_mask", "spatial_shapes", "kept_patches")
 
 
-def padded(loader: Iterable[Batch], empty: Batch) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the batches of a loader, padded to the length of `empty`, then `empty` forever; shapes never change.
-
-    Args:
-        empty: a batch of padding, with index -1.
-    """
-    for batch in loader:
-        yield {name: torch.cat([tensor, empty[name][len(tensor) :]]) for name, tensor in batch.items()}
-    while True:
-        yield empty
-
-
-def evaluation_batches(
-    settings: DataSettings, split: Split, processor: Any, config: Any, accelerator: Accelerator
-) -> tuple[DataLoader, dict[str, torch.Tensor]]:
-    """Return the evaluation batches of this process, and one batch of padding.
+class EvaluationBatches:
+    """Evaluation batches of this process, all of one length, then batches of padding (index -1) forever.
 
     Args:
         config: the model's configuration.
     """
-    samples = EvalDataset(split, processor, as_pair(config.image_size), config.num_channels)
-    processes, batch_size = (accelerator.num_processes, accelerator.process_index), settings.eval_batch_size
-    loader = eval_loader(samples, batch_size, *processes, settings.num_workers)
-    empty = {name: torch.as_tensor(np.stack([value] * batch_size)) for name, value in samples.padding().items()}
-    return loader, empty
+
+    def __init__(self, settings: DataSettings, split: Split, processor: Any, config: Any, accelerator: Accelerator):
+        samples = EvalDataset(split, processor, as_pair(config.image_size), config.num_channels)
+        processes, size = (accelerator.num_processes, accelerator.process_index), settings.eval_batch_size
+        self.loader: Any = eval_loader(samples, size, *processes, settings.num_workers)
+        self.padding = {name: torch.as_tensor(np.stack([value] * size)) for name, value in samples.padding().items()}
+        self.device = accelerator.device
+        self.normalization = None  # of images that come as uint8
+        if samples.has_levels:
+            factor, mean, std = processor.rescale_factor, processor.image_mean, processor.image_std
+            self.normalization = scale_and_offset(factor, mean, std, self.device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        size = len(self.padding["index"])
+        for batch in self.loader:
+            if (length := len(batch["index"])) < size:
+                batch = {name: torch.cat([tensor, self.padding[name][length:]]) for name, tensor in batch.items()}
+            yield batch
+        while True:
+            yield self.padding
+
+    def on_device(self, batch: Batch) -> Batch:
+        """Return a batch on the device, with normalized images."""
+        batch = to_device(batch, self.device)
+        if self.normalization is not None:
+            scale, offset = self.normalization
+            batch["image"] = batch["image"].float().mul_(scale).add_(offset)  # as the image processor
+        return batch
 
 
 def predict(
     accelerator: Accelerator,
     model: torch.nn.Module,
-    loader: Iterable[Batch],
-    empty: Batch,
+    batches: EvaluationBatches,
     loss: str = "softmax",
     **sizes: Any,
 ) -> dict[str, Any]:
@@ -72,7 +80,7 @@ def predict(
     Raises:
         ValueError: there are no samples, or no image can be read.
     """
-    predictions = collect(accelerator, model, loader, empty, partial(_scores, model, loss=loss, sizes=sizes))
+    predictions = collect(accelerator, model, batches, partial(_scores, model, loss=loss, sizes=sizes))
     if not len(predictions["index"]):
         raise ValueError(f"none of the {predictions['skipped']} images can be read")
     return predictions
@@ -82,14 +90,12 @@ def predict(
 def collect(
     accelerator: Accelerator,
     model: torch.nn.Module,
-    loader: Any,
-    empty: Batch,
+    batches: EvaluationBatches,
     compute: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
 ) -> dict[str, Any]:
     """Run `compute` on all samples of all processes; return its results in the form of `predict`.
 
     Args:
-        loader: batches, with a length.
         compute: batch -> named tensors, one row per sample; called under autocast, with `model` in evaluation mode.
 
     Raises:
@@ -97,11 +103,11 @@ def collect(
     """
     was_training, device = model.training, accelerator.device
     model.eval()
-    lengths: Any = accelerator.gather(torch.tensor([len(loader)], device=device))
+    lengths: Any = accelerator.gather(torch.tensor([len(batches.loader)], device=device))
     rows: list[dict[str, torch.Tensor]] = []
-    for batch in islice(padded(loader, empty), int(lengths.max())):
+    for batch in islice(batches, int(lengths.max())):
         with accelerator.autocast():
-            results = compute(to_device(batch, device))
+            results = compute(batches.on_device(batch))
         if rows:  # only now, while the device computes this batch
             rows[-1] = on_cpu(rows[-1])
         rows.append({**results, **{name: batch[name] for name in ("label", "valid", "index")}})

@@ -4,7 +4,6 @@ An objective takes the model, a batch and the random generator of the step (clas
 returns (loss, correct), each (batch,).
 """
 
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from ..devices import send
-from ..evaluation.predictions import Batch, collect, cross_entropy, make_targets, model_inputs
+from ..evaluation.predictions import Batch, EvaluationBatches, collect, cross_entropy, make_targets, model_inputs
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
 from ..settings.fields import PretrainSettings, TrainingSettings
 
@@ -205,11 +204,7 @@ class MaskedPatches:
         return model(pixel_values, corruption=corruption)
 
     def evaluate(
-        self,
-        accelerator: Accelerator,
-        model: torch.nn.Module,
-        loader: Iterable[Batch],
-        empty: Batch,
+        self, accelerator: Accelerator, model: torch.nn.Module, batches: EvaluationBatches
     ) -> dict[str, float]:
         """Return loss and accuracy on a split; the corruption of an image depends on its index alone.
 
@@ -226,7 +221,7 @@ class MaskedPatches:
                 counts.index_add_(0, outputs.targets.flatten(), each.flatten())
             return {"loss": outputs.loss_per_image, "accuracy": outputs.accuracy_per_image}
 
-        scores = collect(accelerator, model, loader, empty, compute)
+        scores = collect(accelerator, model, batches, compute)
         counts = torch.as_tensor(accelerator.reduce(counts, "sum")).cpu()
         results = {
             "loss": float(scores["loss"].mean()),

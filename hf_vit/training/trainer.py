@@ -26,7 +26,7 @@ from ..data.samplers import BatchLayout
 from ..data.splits import Split
 from ..devices import mark_step, sharded_parameters
 from ..evaluation.multi_label import choose_thresholds
-from ..evaluation.predictions import evaluation_batches, predict, score, score_classes, to_device
+from ..evaluation.predictions import EvaluationBatches, predict, score, score_classes, to_device
 from ..files.contents import write_marker
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
@@ -135,27 +135,22 @@ class Trainer:
         ):
             self.start()  # continues from a checkpoint with --resume
             with self.console, self.preemption, self.report_interruption(), closing(self.batches):
-                for step in range(state.step, state.step if self.is_stale else self.num_steps):
+                while state.step < self.num_steps and not self.is_stale:
                     self.preemption.begin_step()
-                    self.train_step(step)  # forward, backward, clipping, optimizer, EMA
+                    self.train_step(state.step)  # forward, backward, clipping, optimizer, EMA
                     received = self.preemption.end_step()
                     evaluates, saves = self.is_due(eval_every), self.is_due(save_every) or received is not None
                     if evaluates or saves or self.is_due(settings.log_every):
-                        self.console.log({**self.mean_metrics(), "learning_rate": self.schedule(step)})
+                        self.console.log(self.mean_metrics())
                     if evaluates:
                         with self.ema_weights():
-                            self.metrics = self.evaluate()
-                            self.keep_best(self.metrics)
-                    stops = evaluates and self.is_stale
-                    if saves or stops:
+                            self.keep_best(self.evaluate())
+                    if saves or self.is_stale:
                         self.save()
-                    if evaluates or saves:
-                        self.console.restart()
-                    if state.step < self.num_steps and received is not None:
+                    if received is not None and state.step < self.num_steps:
                         self.end_early(received)
-                    if state.step < self.num_steps and stops:
-                        self.console.print_early_stop()
-                        break
+                if state.step < self.num_steps:
+                    self.console.print_early_stop()
                 self.phase = "saving"
                 self.checkpoints.wait()
             return self.finish()
@@ -173,8 +168,8 @@ class Trainer:
         self.batches: Any = iter(WatchedBatches(loader, self.progress))  # a generator, which `fit` closes
         if self.eval_split is not None:
             what = self.eval_split, self.processor, self.config
-            loader, self.padding = evaluation_batches(settings, *what, self.accelerator)
-            self.eval_loader = WatchedBatches(loader, self.progress)
+            self.eval_batches = EvaluationBatches(settings, *what, self.accelerator)
+            self.eval_batches.loader = WatchedBatches(self.eval_batches.loader, self.progress)
         if self.accelerator.is_main_process:
             if not settings.resume:
                 write_marker(self.output)
@@ -215,7 +210,7 @@ class Trainer:
             mark_step(accelerator)
         self._norms.append((step, norm))
         if accelerator.device.type == "cpu":  # reading it elsewhere would wait for the device
-            self._refuse_infinite(step, norm)
+            self._check_norm(step, norm)
         self.state.step = step + 1
         self.console.advance()
 
@@ -240,7 +235,7 @@ class Trainer:
         return to_device(batch, self.accelerator.device)
 
     def mean_metrics(self) -> dict[str, float]:
-        """Means over the steps since the last call, on all processes.
+        """Means over the steps since the last call, on all processes, and the learning rate of the last one.
 
         Raises:
             TrainingStopped: they are not finite.
@@ -248,13 +243,14 @@ class Trainer:
         sums: Any = self.accelerator.reduce(self._sums, "sum")
         loss, correct, skipped, infinite = sums.tolist()
         for step, norm in self._norms if infinite else []:
-            self._refuse_infinite(step, norm)
-        if not math.isfinite(loss):
-            raise self._diverged(self.state.step - 1, f"the loss is {loss}")
-        samples, norm = len(self._norms) * self.layout.batch_size, float(self._norms[-1][1])
+            self._check_norm(step, norm)
+        last, norm = self._norms[-1]
+        self._check_finite(last, "the loss", loss)
+        samples = len(self._norms) * self.layout.batch_size
         self.state.skipped += int(skipped)
         self._sums, self._norms = torch.zeros_like(self._sums), []
-        return {"loss": loss / samples, "accuracy": correct / samples, "gradient_norm": norm}
+        means = {"loss": loss / samples, "accuracy": correct / samples}
+        return {**means, "gradient_norm": float(norm), "learning_rate": self.schedule(last)}
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the current model on the evaluation split; none without one.
@@ -265,12 +261,12 @@ class Trainer:
         if self.eval_split is None:
             return {}
         if isinstance(self.objective, MaskedPatches):
-            return self.objective.evaluate(self.accelerator, self.model, self.eval_loader, self.padding)
+            return self.objective.evaluate(self.accelerator, self.model, self.eval_batches)
         names = distinguish(names_of(self.config))
 
         def measure(**sizes: int) -> dict[str, float]:
-            batches = self.eval_loader, self.padding
-            self.predictions = predict(self.accelerator, self.model, *batches, self.settings.loss, **sizes)
+            loss = self.settings.loss
+            self.predictions = predict(self.accelerator, self.model, self.eval_batches, loss, **sizes)
             if self.split.multi_label:
                 thresholds = choose_thresholds(self.predictions["scores"], self.predictions["label"])
                 self.config.label_thresholds = thresholds.tolist()
@@ -286,6 +282,7 @@ class Trainer:
 
     def keep_best(self, metrics: dict[str, float]) -> None:
         """Log an evaluation, and save the model to best/ if it is better than all before."""
+        self.metrics = metrics
         if metrics:
             self.console.log_evaluation(metrics)
             quality, state = self.quality_of(metrics), self.state
@@ -294,11 +291,13 @@ class Trainer:
                 state.best, state.best_step, state.no_better = quality, state.step, 0
                 self.save_model(self.output / "best", with_card_data=True)
         self.model.train()
+        self.console.restart()
 
     def save(self) -> None:
         """Start writing a checkpoint in the background; every process must call it."""
         self.phase = "saving"
         checkpoint.save(self)
+        self.console.restart()
 
     def finish(self) -> dict[str, Any]:
         """Save the model, its metrics and its reports; return the metrics."""
@@ -391,12 +390,11 @@ class Trainer:
 
     @contextmanager
     def report_interruption(self) -> Iterator[None]:
-        """After running out of memory or Ctrl-C, say how to continue; the first step may lack memory."""
-        first = self.state.step
+        """After running out of memory or Ctrl-C, say how to continue."""
         try:
             yield
         except RuntimeError as error:
-            if self.state.step == first or isinstance(error, TrainingStopped) or not should_reduce_batch_size(error):
+            if not should_reduce_batch_size(error):
                 raise
             raise TrainingStopped(
                 f"memory ran out at step {self.state.step}: {error}; set a smaller --per-device-batch-size or "
@@ -421,16 +419,18 @@ class Trainer:
             INTERRUPTED if by_user else PREEMPTED,
         )
 
-    def _refuse_infinite(self, step: int, norm: torch.Tensor) -> None:
+    def _check_norm(self, step: int, norm: torch.Tensor) -> None:
         """Stop at an infinite norm, on all processes, as the norm is the same. With fp16 the scaler skips the step."""
-        if self.accelerator.scaler is None and not math.isfinite(float(norm)):
-            raise self._diverged(step, f"the gradient's norm is {float(norm)}")
+        if self.accelerator.scaler is None:
+            self._check_finite(step, "the gradient's norm", float(norm))
 
-    def _diverged(self, step: int, reason: str) -> TrainingStopped:
-        return TrainingStopped(
-            f"{reason} at step {step} with learning rate {self.schedule(step):.4g}; the last good checkpoint is "
-            f"{self.checkpoints.newest()[0] or 'none'}; try a lower learning rate, a longer warm-up or --max-grad-norm"
-        )
+    def _check_finite(self, step: int, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise TrainingStopped(
+                f"{what} is {value} at step {step} with learning rate {self.schedule(step):.4g}; the last good "
+                f"checkpoint is {self.checkpoints.newest()[0] or 'none'}; try a lower learning rate, a longer warm-up "
+                "or --max-grad-norm"
+            )
 
     def _choose_layout(self, model: Any) -> BatchLayout:
         """Divide the batch among processes and forwards, with as many images per forward as fit into memory."""

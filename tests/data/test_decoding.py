@@ -4,6 +4,8 @@ import io
 import os
 import struct
 import zlib
+from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -11,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image, features
 
 from hf_vit.data.augmentation import TrainTransform
@@ -19,6 +22,7 @@ from hf_vit.data.loaders import EvalDataset, TrainDataset
 from hf_vit.data.native_resolution import NativeDataset
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import SKIPPED_IMAGES, Split, open_named, open_split
+from hf_vit.evaluation.predictions import EvaluationBatches
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError, read_size
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings
@@ -106,6 +110,24 @@ def test_evaluation_and_features_decode_like_the_image_processor(name):
     sample = EvalDataset(split_of(FILES[name]), processor, (HEIGHT, WIDTH))[0]
     assert sample["valid"]
     assert np.array_equal(sample["image"], processor(FILES[name], return_tensors="np")["pixel_values"][0])
+
+
+@pytest.mark.parametrize(("preset", "dtype"), [("vit_jax", "float32"), ("augreg", "uint8"), ("timm", "uint8")])
+def test_evaluation_batches_have_the_pixels_of_the_image_processor(preset, dtype):
+    """To the bit, whether they are normalized by the processor or on the device; the last batch is padded."""
+    own = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
+    processor: Any = HfViTImageProcessor(preset=preset, size=[6, 10], **own)
+    settings = EvaluateSettings(eval_batch_size=4, num_workers=0)
+    config = SimpleNamespace(image_size=(6, 10), num_channels=3)
+    accelerator = SimpleNamespace(num_processes=1, process_index=0, device=torch.device("cpu"))
+    batches = EvaluationBatches(settings, split_of(*FILES.values()), processor, config, accelerator)
+    shown = []
+    for batch in islice(batches, len(batches.loader)):
+        assert str(batch["image"].dtype) == f"torch.{dtype}"
+        assert len(batch["image"]) == 4
+        shown.append(batches.on_device(batch)["image"])
+    expected = processor(list(FILES.values()), return_tensors="pt")["pixel_values"]
+    assert torch.equal(torch.cat(shown)[: len(FILES)], expected)
 
 
 @pytest.mark.parametrize("name", FILES)
