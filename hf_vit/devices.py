@@ -50,8 +50,8 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
     """Start the accelerator.
 
     Raises:
-        SettingsError: the number of processes is not `num_processes`, the launcher's or that of the template's groups;
-            or the device lacks the precision or the sharding of the launch.
+        SettingsError: the number of processes differs from `num_processes`, from the launcher's, or from that of the
+            template's groups; or the device does not support the precision or the sharding of the launch.
     """
     trackers = choose_trackers(settings.report_to) if isinstance(settings, TrainingSettings) else []
     _set_algorithms(settings)
@@ -114,7 +114,7 @@ def _check_launch(settings: DataSettings, accelerator: Accelerator) -> None:
 
 
 def _started_processes() -> int:
-    """Number of processes that the launcher started, by its own variable; 1 without one."""
+    """Number of processes that the launcher started, by its environment variable; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
@@ -154,7 +154,7 @@ def on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Start to copy a tensor of the CPU to a device, without waiting for it."""
+    """Start copying a CPU tensor to a device, without waiting for it."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
@@ -176,12 +176,12 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def can_compile(accelerator: Accelerator) -> bool:
-    """Return whether torch.compile pays on this device, with these wrappers."""
+    """Return whether compiling the model saves time on this device."""
     return accelerator.device.type == "cuda" and not is_sharded(accelerator) and find_spec("triton") is not None
 
 
 def has_fused_optimizers(accelerator: Accelerator) -> bool:
-    """Return whether torch updates all parameters in one kernel; some of these kernels take no DTensors."""
+    """Return whether torch has kernels that update all parameters at once; some do not support DTensors."""
     return accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)
 
 

@@ -1,4 +1,4 @@
-"""Parser of every command line; that of the settings has a recipe and one option for each field."""
+"""Parser of every command line; for settings it has a recipe and one option for each field."""
 
 import argparse
 import dataclasses

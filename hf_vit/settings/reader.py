@@ -1,4 +1,4 @@
-"""Values of settings, from YAML, the command line or Python: their names and types are checked."""
+"""Settings from values of YAML, the command line or Python, with checks of their names and types."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""`hf_vit.finetune` and `hf_vit.pretrain`: training runs from Python, by the path of the scripts."""
+"""`hf_vit.finetune` and `hf_vit.pretrain`: training runs from Python; the scripts start the same ones."""
 
 import atexit
 import logging
@@ -28,13 +28,13 @@ from .planning import plan_recipe
 from .preemption import Preempted
 from .trainer import Trainer, TrainingStopped
 
-Place = str | os.PathLike[str]
-_MOST_MEASURED = 64  # images on which the nearest preprocessing of transformers is measured
-_SPOKEN_FOR = 10  # seconds in which a launcher ends the others after the main process failed
+PathLike = str | os.PathLike[str]
+_MEASURED_IMAGES = 64  # to choose the nearest preprocessing of transformers
+_LAUNCHER_SECONDS = 10  # in which a launcher ends the other processes after the main one failed
 
 
 def finetune(
-    model: Place, dataset: Place, output_dir: Place, recipe: Place | None = None, **settings: Any
+    model: PathLike, dataset: PathLike, output_dir: PathLike, recipe: PathLike | None = None, **settings: Any
 ) -> dict[str, Any]:
     """Fine-tune a model for image classification, as `hf-vit finetune` does.
 
@@ -42,7 +42,7 @@ def finetune(
         model: name on the Hub, or a folder.
         dataset: a folder with a folder of images for each class, a name on the Hub, or parquet or tar files.
         output_dir: folder of the result: the model, its metrics and reports, `best/` and the checkpoints.
-        recipe: recipe to start from, such as "finetune_small"; see `hf-vit recipes`. "auto" is that of `hf_vit.plan`.
+        recipe: recipe to start from, such as "finetune_small"; see `hf-vit recipes`. "auto" is what `hf_vit.plan` says.
         settings: fields of `FinetuneSettings`, which override the recipe: `epochs=5`, `learning_rate=0.01`,
             `image_size=384`. `hf-vit finetune --help` explains each. Without a recipe, `epochs` or `steps` is needed.
 
@@ -65,7 +65,9 @@ def finetune(
     return run_finetuning(resolved, command)
 
 
-def pretrain(dataset: Place, output_dir: Place, recipe: Place | None = None, **settings: Any) -> dict[str, Any]:
+def pretrain(
+    dataset: PathLike, output_dir: PathLike, recipe: PathLike | None = None, **settings: Any
+) -> dict[str, Any]:
     """Train a model from random weights, with labels or by masked patch prediction, as `hf-vit pretrain` does.
 
     Args:
@@ -86,7 +88,7 @@ def pretrain(dataset: Place, output_dir: Place, recipe: Place | None = None, **s
     return run_pretraining(build_settings(PretrainSettings, {**settings, **own}, recipe), command)
 
 
-def _python_call(function: str, *positional: str, recipe: Place | None, **settings: Any) -> str:
+def _python_call(function: str, *positional: str, recipe: PathLike | None, **settings: Any) -> str:
     """Return the Python call of a run, for its model card."""
     named = {"recipe": recipe, **settings} if recipe else settings
     texts = {name: repr(os.fspath(x) if isinstance(x, os.PathLike) else x) for name, x in named.items()}
@@ -112,7 +114,7 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
         splits = [name for name in (settings.train_split, settings.eval_split) if name not in (None, AUTO)]
         run_audit(AuditSettings(**shared | own, splits=splits), accelerator, output / "report.html")
     if settings.save_for == "transformers" and accelerator.is_main_process and shown is not None:
-        rows = range(0 if shown.is_sharded else min(len(shown), _MOST_MEASURED))
+        rows = range(0 if shown.is_sharded else min(len(shown), _MEASURED_IMAGES))
         images = [shown.image(shown.samples[row], row) for row in rows]
         for folder in (Path(str(settings.output_dir)), Path(str(settings.output_dir), "best")):
             if (folder / "config.json").is_file():
@@ -185,7 +187,7 @@ def run_script(main: Callable[[list[str] | None], Any], argv: list[str] | None =
             main(argv)
         except (*USER_ERRORS, TrainingStopped):
             if int(os.environ.get("RANK") or 0):
-                time.sleep(_SPOKEN_FOR)  # the main process usually has the same error; only it prints it
+                time.sleep(_LAUNCHER_SECONDS)  # the main process usually has the same error; only it prints it
             raise
         except Preempted as preempted:
             processes = PartialState()

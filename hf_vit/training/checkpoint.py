@@ -60,7 +60,7 @@ _MODEL_FILES = tuple(name for name in PUSHED if not name.startswith(("README", "
 _RUN_FILES = (  # what runs and evaluations write into the folder of a run; --overwrite deletes nothing else
     *_MODEL_FILES,
     *(f"best/{name}" for name in (*_MODEL_FILES, MANIFEST)),
-    *(f"checkpoints/{place}/{name}" for place in ("step_????????", "damaged/step_????????*") for name in _STEP_FILES),
+    *(f"checkpoints/{folder}/{name}" for folder in ("step_????????", "damaged/step_????????*") for name in _STEP_FILES),
     *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # leftovers of a killed run
     *("training/*events.out.tfevents.*", "training/*hparams.yml"),  # TensorBoard files, written by accelerate
     *("train_batch.png", "profile/trace.json", "skipped_images.txt"),
@@ -125,7 +125,7 @@ class Checkpoints:
 
     def newest(self) -> tuple[Path | None, dict[Path, str]]:
         """Return the newest intact checkpoint, and the damage of each newer one."""
-        with suppress(OSError):  # a failed save is reported elsewhere
+        with suppress(OSError, CheckpointException):  # a failed save is reported elsewhere
             self.wait()
         damaged = {}
         for path in reversed(self.paths()):
@@ -369,7 +369,7 @@ def _state_of(trainer: "Trainer") -> dict[str, Any]:
         "precision": trainer.accelerator.mixed_precision,
         "shares": {"processes": layout.processes, "per_device_batch_size": layout.per_device},
         "settings": asdict(trainer.settings),
-        "identity": trainer.identity,
+        "identity": trainer.fingerprint,
         "scaler": scaler.state_dict() if scaler is not None else None,
     }
 
@@ -408,8 +408,7 @@ def _newest(checkpoints: Checkpoints, accelerator: Accelerator) -> Path | None:
     if accelerator.is_main_process:
         path, damaged = checkpoints.newest()
         for bad, problem in damaged.items() if path else ():
-            moved = set_aside(bad)
-            accelerator.print(f"{bad} is damaged ({problem}) and was moved to {moved}; {path} is used")
+            accelerator.print(f"{bad} is damaged ({problem}) and was moved to {set_aside(bad)}; {path} is used")
         found = [path and str(path), {bad.name: problem for bad, problem in damaged.items()}]  # XLA takes no Path
     name, damaged = broadcast_object_list(found)
     if damaged and not name:
@@ -431,8 +430,7 @@ def saved_per_device(checkpoints: Checkpoints) -> int | None:
 
 def _refuse_differences(saved: dict[str, Any], trainer: "Trainer") -> None:
     """Raise ValueError if anything that affects the result differs from the checkpoint."""
-    current = _state_of(trainer)
-    before, now = (_relevant_state(state, trainer) for state in (saved, current))
+    before, now = (_relevant_state(state, trainer) for state in (saved, _state_of(trainer)))
     differences = [
         f"{name} was {before.get(name)} and is {value}" for name, value in now.items() if before.get(name) != value
     ]
@@ -448,9 +446,9 @@ def _refuse_differences(saved: dict[str, Any], trainer: "Trainer") -> None:
     if differences:
         raise ValueError(f"cannot resume with other settings: {'; '.join(differences)}")
     changed = [
-        f"the {what} was {describe_fingerprint(identity)} and is {describe_fingerprint(current['identity'][what])}"
-        for what, identity in saved["identity"].items()
-        if identity != current["identity"].get(what)
+        f"the {what} was {describe_fingerprint(earlier)} and is {describe_fingerprint(trainer.fingerprint[what])}"
+        for what, earlier in saved["identity"].items()
+        if earlier != trainer.fingerprint.get(what)
     ]
     if changed:
         raise ValueError(f"cannot resume with other data or another model: {'; '.join(changed)}")

@@ -127,10 +127,10 @@ class Distillation(Classification):
     def __call__(self, model, batch, rng, **sizes):
         pixel_values, targets = self.prepare(batch, rng)
         logits = model(**{**model_inputs(batch), "pixel_values": pixel_values}, **sizes).logits
-        losses = distillation_loss(logits, self.ask(pixel_values, batch["row"]), self.temperature, self.loss)
+        losses = distillation_loss(logits, self.teacher_logits(pixel_values, batch["row"]), self.temperature, self.loss)
         return losses, is_correct(logits.detach(), targets)
 
-    def ask(self, pixel_values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def teacher_logits(self, pixel_values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the teacher's logits (batch, num_labels), computed or cached.
 
         Cached ones are computed one image at a time: their last bits depend on the batch, which after a resume differs.

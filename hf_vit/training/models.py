@@ -128,7 +128,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
 
 
 def measure_channels(processor: Any, split: Split) -> None:
-    """Set mean and standard deviation of images that are neither gray nor in color to those of the training images."""
+    """Set mean and standard deviation to those of the training images, unless these are gray or in color."""
     if processor.num_channels not in (1, 3):
         mean, std = channel_statistics(split, processor.num_channels)
         processor.update(image_mean=mean.tolist(), image_std=std.tolist())
@@ -159,7 +159,7 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
 
 
 def prepare_for_training(model: Any, settings: TrainingSettings) -> None:
-    """Set what the settings say of a model's training: head bias, patch sizes, gradient checkpointing.
+    """Apply the settings to a model: head bias, patch sizes, gradient checkpointing.
 
     Raises:
         ValueError: the model has no patches of other sizes.

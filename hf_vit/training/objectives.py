@@ -30,7 +30,7 @@ def balanced_weights(labels: np.ndarray, num_labels: int) -> torch.Tensor:
 
 
 def is_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Tell for each sample whether the highest logit is at one of the highest targets: (batch,) bool."""
+    """Return whether the highest logit of each sample is at one of its highest targets: (batch,) bool."""
     top = targets.gather(1, logits.argmax(dim=1, keepdim=True))[:, 0]
     return top == targets.amax(dim=1)
 

@@ -36,29 +36,23 @@ def kernel_names(model: nn.Module) -> set[str]:
     }
 
 
-def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the matrices that Muon trains: weights of linear layers within the encoder's layers.
+def split_for_muon(model: nn.Module, groups: Iterable[_State]) -> tuple[list[_State], list[_State]]:
+    """Split groups into those that Muon trains, weights of linear layers within the encoder's layers, and the others.
 
     Raises:
-        ValueError: there are none.
+        ValueError: Muon would train nothing.
     """
     kernels = kernel_names(model)
-    inside = [(name, p) for name, p in model.named_parameters() if re.search(_IN_A_LAYER, name) and p.requires_grad]
-    matrices = [parameter for name, parameter in inside if name in kernels and parameter.ndim == 2]
+    inside = [(name, parameter) for name, parameter in model.named_parameters() if re.search(_IN_A_LAYER, name)]
+    hidden = {id(parameter) for name, parameter in inside if name in kernels and parameter.ndim == 2}
+    matrices, others = [], []
+    for group in groups:
+        for part, is_hidden in ((matrices, True), (others, False)):
+            if parameters := [one for one in group["params"] if (id(one) in hidden) == is_hidden]:
+                part.append({**group, "params": parameters})
     if not matrices:
         raise ValueError("optimizer is muon, but no matrix of a hidden layer trains: use adamw or sgd")
-    return matrices
-
-
-def split_groups(groups: Iterable[_State], chosen: Iterable[nn.Parameter]) -> tuple[list[_State], list[_State]]:
-    """Split groups into those of the chosen parameters and those of the others, without empty groups."""
-    ids = {id(parameter) for parameter in chosen}
-    parts: tuple[list[_State], list[_State]] = ([], [])
-    for group in groups:
-        for part, is_chosen in zip(parts, (True, False), strict=True):
-            if parameters := [one for one in group["params"] if (id(one) in ids) == is_chosen]:
-                part.append({**group, "params": parameters})
-    return parts
+    return matrices, others
 
 
 def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
@@ -150,7 +144,7 @@ def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = 
     groups = parameter_groups(model, decay, settings.layer_decay)
     compact, betas = settings.momentum_dtype == "bfloat16", (settings.adam_beta1, settings.adam_beta2)
     if settings.optimizer == "muon":
-        matrices, others = split_groups(groups, hidden_matrices(model))
+        matrices, others = split_for_muon(model, groups)
         return MuonWithAdamW(
             matrices, others, settings.learning_rate, settings.momentum, betas, settings.adam_epsilon, fused
         )

@@ -45,7 +45,7 @@ class Plan:
     """Proposal for a fine-tuning run.
 
     Args:
-        data: figures about the images, such as "images", "classes" and "exact_duplicates".
+        data: statistics of the images, such as "images", "classes" and "exact_duplicates".
         settings: fields of `FinetuneSettings`, on top of `recipe`.
         reasons: the reason for each of these fields.
         steps: optimizer steps of the run.
@@ -83,12 +83,12 @@ def plan(
 ) -> Plan:
     """Propose model, image size, batch size and length of a fine-tuning run, as `hf-vit plan` does.
 
-    The speed is that of two training steps of each model and image size that is considered. Of more than 5,000 images,
-    5,000 are examined; of shards, none.
+    Each candidate, a model at an image size, is timed for two training steps. At most 5,000 images are inspected; those
+    of shards are not.
 
     Args:
         dataset: as in `finetune`.
-        model: the model to fine-tune; None: the largest of AugReg's Ti/16, S/16, B/16 and L/16 that can finish.
+        model: the model to fine-tune; None: the largest of AugReg's Ti/16, S/16, B/16 and L/16 that can finish in time.
         minutes: longest time of the run on this machine.
         settings: other fields of `FinetuneSettings`, such as `image_size=384`, which the plan keeps.
 
@@ -161,7 +161,7 @@ def plan_recipe(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def look_at(split: Split, eval_split: Split | None) -> dict[str, Any]:
-    """Return figures about the images of a split, and of the copies that the held-out images have there."""
+    """Return statistics of the images of a split, and of their copies among the held-out images."""
     digests, sizes = _read(split)
     held_out = Counter() if eval_split is None else _read(eval_split)[0]
     leaks = sum(count for digest, count in held_out.items() if digest in digests)
@@ -185,7 +185,7 @@ def look_at(split: Split, eval_split: Split | None) -> dict[str, Any]:
 
 
 def _read(split: Split) -> tuple[Counter[bytes], np.ndarray]:
-    """Return how often each content occurs, and height and width of each readable image, (images, 2)."""
+    """Count the images of each content, and return the height and width of each readable image, (images, 2)."""
     digests: Counter[bytes] = Counter()
     sizes = []
     rows = [] if split.is_sharded else np.linspace(0, len(split) - 1, min(len(split), _MOST_READ)).astype(int)
@@ -209,7 +209,7 @@ def _fit_into_time(
     limit: float,
     shorter_side: int,
 ) -> tuple[str, Any, float]:
-    """Return the largest model that fits at 224 pixels, the largest image size that it has time for, and the seconds.
+    """Return the largest model that fits at 224 pixels, the largest image size that then fits, and the seconds.
 
     Args:
         forwards: images of all training steps, and a share for evaluation.

@@ -41,22 +41,22 @@ class Preemption:
         self._is_main_process = is_main_process
         self._received = 0
         self._group = cpu_group("preemption") if processes > 1 else None
-        self._notices = processes == 1 or self._group is not None
+        self._handles_signals = processes == 1 or self._group is not None
         self._exchange: tuple[Any, torch.Tensor] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Preemption":
-        if self._notices and threading.current_thread() is threading.main_thread():
+        if self._handles_signals and threading.current_thread() is threading.main_thread():
             is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
             handled = [number for number in SIGNALS if not (number == signal.SIGINT and is_ignored)]
-            self._before = {number: signal.signal(number, self._note) for number in handled}
+            self._before = {number: signal.signal(number, self._handle) for number in handled}
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: Any) -> None:
+    def _handle(self, number: int, frame: Any) -> None:
         self._received = number
         if number == signal.SIGINT:
             signal.signal(number, self._before[signal.SIGINT])

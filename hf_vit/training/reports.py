@@ -33,25 +33,25 @@ _LONGEST = 24  # characters of a caption
 
 
 def write_run_reports(trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
-    """Write the learning curve, the facts for the model card, and the reports of a classifier's last evaluation."""
-    output, facts, held_out = trainer.output, card_data(trainer, metrics), None
+    """Write the learning curve, the details for the model card, and the reports of a classifier's last evaluation."""
+    output, details, held_out = trainer.output, card_data(trainer, metrics), None
     write_curve(trainer.state.history, output / "learning_curve.png")
     if trainer.eval_split is not None and trainer.predictions:
         folder = Path(str(trainer.settings.dataset))
         names, thresholds = names_of(trainer.config), thresholds_of(trainer.config)
         held_out = HeldOut(trainer.predictions, trainer.eval_split, names, folder, thresholds)
-        facts |= write_card_results(output, held_out)
-    facts["figures"] = [name for name in _FIGURES if (output / name).is_file()]
-    write_json(output / "card_data.json", facts)
+        details |= write_card_results(output, held_out)
+    details["figures"] = [name for name in _FIGURES if (output / name).is_file()]
+    write_json(output / "card_data.json", details)
     if held_out is not None:
-        title = title_of(facts["base_model"] or "a new model", trainer.settings.dataset)
-        about = title, _describe_run(trainer, facts), dump(trainer.settings)
+        title = title_of(details["base_model"] or "a new model", trainer.settings.dataset)
+        about = title, _describe_run(trainer, details), dump(trainer.settings)
         write = write_results if held_out.is_single_label else write_multi_label_results
         write(output, held_out, *about, curve=output / "learning_curve.png")
 
 
 def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about a run for its model card."""
+    """Return the details about a run for its model card."""
     settings = trainer.settings
     return {
         **({"command": trainer.command} if trainer.command else {}),
@@ -60,7 +60,7 @@ def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
         "dataset": settings.dataset,
         "train_split": settings.train_split,
         "eval_split": settings.eval_split,
-        "fingerprint": trainer.identity["data"],
+        "fingerprint": trainer.fingerprint["data"],
         "settings": {name: value for name, value in vars(settings).items() if name != "output_dir"},
         "metrics": {name: value for name, value in metrics.items() if "/" not in name},  # not those of classes
         "processes": trainer.accelerator.num_processes,
@@ -69,23 +69,23 @@ def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _describe_run(trainer: "Trainer", facts: Mapping[str, Any]) -> dict[str, str]:
-    settings, metrics, step = trainer.settings, facts["metrics"], trainer.state.step
+def _describe_run(trainer: "Trainer", details: Mapping[str, Any]) -> dict[str, str]:
+    settings, metrics, step = trainer.settings, details["metrics"], trainer.state.step
     speed = f"{metrics['train_images_per_second']:,.1f} images a second, with evaluations and checkpoints"
     sizes = settings.eval_patch_sizes or settings.patch_sizes
     early = f"; {trainer.num_steps:,} were planned" if step < trainer.num_steps else ""
     return {
         "data set": str(settings.dataset),
-        "fine-tuned from" if facts["base_model"] else "trained from": facts["base_model"] or "random weights",
+        "fine-tuned from" if details["base_model"] else "trained from": details["base_model"] or "random weights",
         **({"teacher": settings.teacher} if settings.teacher else {}),
         "held out": "a tenth of the training images" if settings.eval_split == AUTO else str(settings.eval_split),
         **({"best": f"{describe_best(metrics)}, in best/"} if metrics["best"] is not None else {}),
         "length": f"{step:,} optimizer steps of {settings.batch_size:,} images{early}",
         **({"throughput": speed} if metrics["train_images_per_second"] else {}),  # a resumed run may have no step left
-        "device": facts["device"] + (f", {facts['processes']} processes" if facts["processes"] > 1 else ""),
+        "device": details["device"] + (f", {details['processes']} processes" if details["processes"] > 1 else ""),
         **({"patch size": f"{sizes[-1]} on this page, of {', '.join(map(str, sizes))}"} if sizes else {}),
-        "date": facts["date"],
-        **({"command": facts["command"]} if "command" in facts else {}),
+        "date": details["date"],
+        **({"command": details["command"]} if "command" in details else {}),
     }
 
 
@@ -181,8 +181,8 @@ def write_batch(images: Sequence[np.ndarray], captions: Sequence[str], path: Pat
         left, top = column * width + _GAP, row * height + _GAP
         image = Image.fromarray(pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0])
         scale = _TILE / max(image.size)
-        size = [max(round(side * scale), 1) for side in image.size]
-        sheet.paste(image.resize((size[0], size[1]), Image.Resampling.NEAREST if scale > 1 else None), (left, top))
+        size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
+        sheet.paste(image.resize(size, Image.Resampling.NEAREST if scale > 1 else None), (left, top))
         text = caption if len(caption) <= _LONGEST else caption[: _LONGEST - 1] + "…"
         draw.text((left, top + _TILE + 2), text, "black")
     with new_file(path, overwrite=True) as file:

@@ -23,8 +23,6 @@ import torch.distributed as dist
 from ..data.samplers import BatchLayout
 from ..files.messages import FAILED
 
-_ANSWER = timedelta(seconds=10)  # of the store
-
 
 @dataclass
 class Progress:
@@ -57,13 +55,11 @@ class WatchedBatches:
         while True:
             began = progress.since = time.monotonic()
             progress.is_reading = True
-            try:
-                batch = next(batches)
-            except StopIteration:
+            batch = next(batches, None)
+            progress.is_reading, progress.since = False, time.monotonic()
+            progress.waited += progress.since - began
+            if batch is None:
                 return
-            finally:
-                progress.is_reading, progress.since = False, time.monotonic()
-                progress.waited += progress.since - began
             yield batch
 
 
@@ -98,7 +94,7 @@ class Watcher(threading.Thread):
         self.keys = [f"hf_vit/stalls/{attempt}/{number}" for number in range(processes)]  # in the store
         if processes > 1:
             address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            self.store = dist.TCPStore(*address, is_master=False, timeout=_ANSWER)  # pyright: ignore - it is documented
+            self.store = dist.TCPStore(*address, is_master=False, timeout=timedelta(seconds=10))  # pyright: ignore
         self.published, self.warned = 0, -1
 
     def run(self) -> None:

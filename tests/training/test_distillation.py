@@ -99,7 +99,7 @@ def test_a_student_learns_from_its_teacher_alone(images, folders, tmp_path):
     hf_vit.finetune(student, images, tmp_path / "out", teacher=str(teacher), **run | {"ema_decay": None})
     files = sorted(images.rglob("*.png"))
     ours, theirs = (
-        [one[0].label for one in hf_vit.predict(str(place), files, top_k=1)] for place in (tmp_path / "out", teacher)
+        [one[0].label for one in hf_vit.predict(str(folder), files, top_k=1)] for folder in (tmp_path / "out", teacher)
     )
     assert np.mean([left == right for left, right in zip(ours, theirs, strict=True)]) > 0.9
     losses = [entry["loss"] for entry in history(tmp_path / "out") if "loss" in entry]

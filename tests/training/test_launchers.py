@@ -187,6 +187,6 @@ def test_multi_gpu_and_a_stopped_process(one_process, tmp_path, monkeypatch):
         os.killpg(launcher.pid, signal.SIGKILL)
         launcher.wait()
     assert_same(tmp_path / "out", one_process, ["compact"])
-    said = next(text for text in log.read_text().splitlines() if "(--stall-timeout)" in text)
-    place = rf"no progress for {TIMEOUT} s .*: rank 1 \(process {stopped} on \S+\) at step \d+ \(\w[\w ]*\)"
-    assert re.search(rf"{place}: stopped or dead, and the others wait at step \d+", said), said
+    message = next(text for text in log.read_text().splitlines() if "(--stall-timeout)" in text)
+    where = rf"no progress for {TIMEOUT} s .*: rank 1 \(process {stopped} on \S+\) at step \d+ \(\w[\w ]*\)"
+    assert re.search(rf"{where}: stopped or dead, and the others wait at step \d+", message), message

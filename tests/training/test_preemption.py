@@ -40,8 +40,8 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_there(tmp_path, press, c
         main(arguments(**settings))
     assert ended.value.code == 128 + signal.SIGINT
     assert signal.getsignal(signal.SIGINT) is before
-    said = capfd.readouterr().err.splitlines()
-    assert any("step 3 of 5" in line and "--resume" in line for line in said)
+    printed = capfd.readouterr().err.splitlines()
+    assert any("step 3 of 5" in line and "--resume" in line for line in printed)
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step_00000003"]
     press(0)
     pretrain(arguments(**settings, resume="true"))

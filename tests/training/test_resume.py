@@ -95,9 +95,9 @@ def test_torchrun_restarts_after_one_process_is_killed(uninterrupted_pair, tmp_p
     wait_for_checkpoint(output, 9, lambda: launcher.poll() is None)
     workers = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     os.kill(int(workers[-1]), signal.SIGKILL)
-    said, _ = launcher.communicate(timeout=LIMIT)
-    assert launcher.returncode == 0, said[-3000:]
-    assert f"{output}/checkpoints/step_" in said
+    printed, _ = launcher.communicate(timeout=LIMIT)
+    assert launcher.returncode == 0, printed[-3000:]
+    assert f"{output}/checkpoints/step_" in printed
     assert_same(output, uninterrupted_pair)
 
 

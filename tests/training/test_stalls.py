@@ -30,10 +30,10 @@ def test_missing_process_is_named(monkeypatch, capsys, is_equal, is_alive, expec
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     monkeypatch.setattr(stalls.os, "_exit", ended.append)
-    places = [stalls.Progress(), stalls.Progress()]
-    for place in places if is_equal else places[:1]:
-        place.enter("training", 3)
-    waiting, other = (stalls.Watcher(place, rank, 2, timeout=0.6) for rank, place in enumerate(places))
+    processes = [stalls.Progress(), stalls.Progress()]
+    for process in processes if is_equal else processes[:1]:
+        process.enter("training", 3)
+    waiting, other = (stalls.Watcher(process, rank, 2, timeout=0.6) for rank, process in enumerate(processes))
     waiting.publish()
     other.publish()
     waiting.progress.since = -1e9

@@ -80,7 +80,7 @@ def test_functions_run_one_after_another(flags, tiny, tmp_path):
     assert [{one.label for one in image} for image in found] == [{"blue", "red"}] * 8
     assert hf_vit.embed(hf_vit.load(output), files).shape == (8, 14)
     command = json.loads((output / "card_data.json").read_text())["command"]  # of the model card
-    called = eval(command, {"hf_vit": SimpleNamespace(finetune=lambda *places, **settings: (places, settings))})
+    called = eval(command, {"hf_vit": SimpleNamespace(finetune=lambda *given, **settings: (given, settings))})
     assert called == ((str(tiny), str(flags), str(output)), own)
 
 
@@ -285,10 +285,9 @@ def test_early_stopping(tmp_path, capsys, monkeypatch):
     settings |= {"best_metric": "loss", "early_stopping": 3, "output_dir": tmp_path / "out"}
     metrics = pretrain(arguments(**settings))
     assert (metrics["best_step"], metrics["best"], metrics["best_metric"]) == (4, 1.0, "loss")
-    ended = "training ends at step 10 of 12: 3 evaluations in a row were no better than that of step 4\n"
-    said = capsys.readouterr().out
-    assert ended in said
-    assert "50.00" in said
+    printed = capsys.readouterr().out
+    assert "step 10 of 12" in printed
+    assert "50.00" in printed
     again = pretrain(arguments(**settings, resume="true"))  # nothing more to do, and 0.5 is what the model has
     assert again["best_step"] == 4
     settings |= {"best_metric": "accuracy/3", "overwrite": "true"}
