@@ -43,6 +43,7 @@ _model = partial(setting, group="model")
 _augment = partial(setting, group="augmentation")
 _loss = partial(setting, group="loss")
 _report = partial(setting, group="evaluation, checkpoints and reports")
+_masked = partial(setting, group="masked patch prediction")
 _protocol = partial(setting, group="protocol")
 
 Backend = Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"]
@@ -53,9 +54,7 @@ Mistakes = Iterator[tuple[Any, str]]
 class DataSettings:
     """Data, device and output of a run."""
 
-    dataset: str | None = _data(
-        None, "data set: a Hub name, folder, parquet or tar file(s), or digits (scikit-learn's)"
-    )
+    dataset: str | None = _data(None, "data set: Hub name, folder, parquet or tar file(s), or digits (scikit-learn's)")
     dataset_config: str | None = _data(None, "configuration of a Hub data set that has several")
     image_column: str | None = _data(None, "name of the image column; by default the only column of images")
     label_column: str | None = _data(None, "name of the label column; by default the only column of labels")
@@ -77,9 +76,7 @@ class DataSettings:
         AUTO, "compile the model with torch.compile; auto: for training of 1,000 steps or more on a CUDA device"
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _run("default", "mode of torch.compile")
-    deterministic: bool = _run(
-        False, "a run on a GPU repeats bit by bit; an operation without a deterministic algorithm is an error"
-    )
+    deterministic: bool = _run(False, "repeat a run on a GPU bit by bit; an operation that cannot is an error")
     tf32: bool = _run(False, "use TensorFloat-32 for float32 matrix products on NVIDIA GPUs")
     cudnn_benchmark: bool = _run(False, "let cuDNN choose the fastest convolution algorithm by timing, for ResNets")
     seed: int = _run(0, "random seed of weights, sample order and augmentation", at_least=0)
@@ -119,9 +116,7 @@ class TrainingSettings(DataSettings):
     steps: int | None = _length(None, "length of the run in optimizer steps; set this or epochs", above=0)
     epochs: float | None = _length(None, "length in passes over the training images; set this or steps", above=0)
     batch_size: int = _length(512, "images per optimizer step, over all processes and accumulation steps", above=0)
-    per_device_batch_size: int | None = _length(
-        None, "images per forward and process; by default batch_size / processes", above=0
-    )
+    per_device_batch_size: int | None = _length(None, "images per forward; by default batch_size / processes", above=0)
     find_batch_size: bool = _length(False, "halve per_device_batch_size until a forward fits into memory")
     class_sampling: Literal["natural", "balanced"] = _length(
         "natural", "balanced: draw each class equally often; every image of a class is drawn before one repeats"
@@ -176,9 +171,7 @@ class TrainingSettings(DataSettings):
     cooldown_steps: int = _schedule(
         0, "steps of the linear cool-down to 0 at the end; for wsd its decay, by default a fifth of the run", at_least=0
     )
-    final_learning_rate: float = _schedule(
-        0.0, "last learning rate of linear, cosine, polynomial and wsd", at_least=0, at_most=1
-    )
+    final_learning_rate: float = _schedule(0.0, "last rate of linear, cosine, polynomial, wsd", at_least=0, at_most=1)
 
     dropout: float | None = _model(None, "dropout rate; by default the configuration's", at_least=0, below=1)
     attention_dropout: float | None = _model(
@@ -201,7 +194,7 @@ class TrainingSettings(DataSettings):
         lambda: [0.05, 1.0], "crop inception: smallest and largest share of the image's area", above=0, at_most=1
     )
     resize: int | list[int] | None = _augment(
-        None, "size before the crop in pixels; random: [height, width]; resmall: the shorter side"
+        None, "pixels before the crop; random: [height, width]; resmall: shorter side"
     )
     flip: bool = _augment(True, "mirror half of the images")
     randaugment_layers: int = _augment(0, "RandAugment: number of operations per image; 0: off", at_least=0)
@@ -210,16 +203,14 @@ class TrainingSettings(DataSettings):
     cutmix_alpha: float = _augment(0.0, "CutMix: parameter of its Beta distribution; 0: off", at_least=0)
     antialias: bool = _augment(False, "antialias when a crop is made smaller; the original does not")
     reduced_decoding: bool = _augment(
-        False, "decode large JPEGs at 1/2, 1/4 or 1/8 of their size, where the crop stays large enough"
+        False, "decode large JPEGs at 1/2, 1/4 or 1/8 size, if the crop stays large enough"
     )
     augment_on: Literal["auto", "cpu", "device"] = _augment(
         AUTO,
         "where to resize and flip crops and to apply RandAugment; cpu: in the data workers; device: on the device, in "
         "batches; auto: device if it is a GPU, else cpu",
     )
-    token_drop: float = _augment(
-        0.0, "share of each image's patches to drop in training (NaViT); needs preset native", at_least=0, at_most=0.95
-    )
+    token_drop: float = _augment(0.0, "share of patches to drop (NaViT); needs preset native", at_least=0, at_most=0.95)
 
     task: Literal["auto", "single-label", "multi-label"] = _loss(
         AUTO, "labels of an image: one (single-label) or any number (multi-label); auto: as in the data"
@@ -234,24 +225,18 @@ class TrainingSettings(DataSettings):
     teacher: str | None = _loss(
         None, "knowledge distillation: model whose probabilities replace the labels; anything that `hf_vit.load` takes"
     )
-    teacher_temperature: float = _loss(
-        1.0, "distillation: temperature, by which the logits of teacher and student are divided", above=0
-    )
+    teacher_temperature: float = _loss(1.0, "distillation: divides the logits of teacher and student", above=0)
     head_bias: float | None = _loss(None, "initial value of the head's biases; by default 0")
 
-    log_every: int = _report(10, "optimizer steps between two log entries", above=0)
-    eval_every: int | None = _report(
-        None, "optimizer steps between two evaluations; by default a tenth of the run", above=0
-    )
-    save_every: int | None = _report(None, "optimizer steps between two checkpoints; by default eval_every", above=0)
+    log_every: int = _report(10, "steps between two log entries", above=0)
+    eval_every: int | None = _report(None, "steps between two evaluations; by default a tenth of the run", above=0)
+    save_every: int | None = _report(None, "steps between two checkpoints; by default eval_every", above=0)
     best_metric: str = _report(
         AUTO,
         "metric that chooses the best model, such as loss or accuracy/cat; auto: accuracy, for a multi-label task "
         "mean_average_precision, without labels loss",
     )
-    early_stopping: int | None = _report(
-        None, "stop after this number of evaluations in a row without improvement; by default never", above=0
-    )
+    early_stopping: int | None = _report(None, "stop after this many evaluations without improvement", above=0)
     keep_checkpoints: int = _report(2, "number of newest checkpoints to keep", above=0)
     resume: bool = _report(False, "continue from the newest checkpoint in output_dir")
     overwrite: bool = _report(False, "delete the run in output_dir first")
@@ -378,16 +363,10 @@ class PretrainSettings(TrainingSettings):
     variant: str | None = _model(None, "architecture, such as B/16 or R50x1; config changes single fields of it")
     config: dict[str, Any] = _model(dict, "fields of HfViTConfig or HfBiTConfig, as a YAML table")
     head: Literal["linear", "mlp"] = _model("linear", "head; mlp has a tanh layer before the linear one")
-    corruption: float = _loss(0.5, "masked patch prediction: share of patches to corrupt", at_least=0, at_most=1)
-    mask_share: float = _loss(
-        0.8, "masked patch prediction: share of corrupted patches that become the mask token", at_least=0, at_most=1
-    )
-    random_patch_share: float = _loss(
-        0.1, "masked patch prediction: share of corrupted patches that become another patch", at_least=0, at_most=1
-    )
-    target: Literal["mean_color", "downsized", "pixels"] = _loss(
-        "mean_color", "masked patch prediction: property of a corrupted patch to predict"
-    )
+    corruption: float = _masked(0.5, "share of patches to corrupt", at_least=0, at_most=1)
+    mask_share: float = _masked(0.8, "share of corrupted patches that become the mask token", at_least=0, at_most=1)
+    random_patch_share: float = _masked(0.1, "share of corrupted patches replaced by another", at_least=0, at_most=1)
+    target: Literal["mean_color", "downsized", "pixels"] = _masked("mean_color", "property of a patch to predict")
 
     def mistakes(self) -> Mistakes:
         yield from super().mistakes()
@@ -421,7 +400,7 @@ class EvaluateSettings(DataSettings):
         None, "split to evaluate on; by default test, else what training held out; real: validation, objectnet: train"
     )
     patch_size: int | list[int] | None = _model(
-        None, "patch size in pixels, a number or [height, width]; by default the model's"
+        None, "patch size in pixels, or [height, width]; by default the model's"
     )
     backend: Backend = _model(
         "eager",
@@ -449,7 +428,7 @@ class EvaluateSettings(DataSettings):
         lambda: [10.0**power for power in range(-6, 2)], "linear_probe: L2 regularizations to choose from", above=0
     )
     held_out: float = _protocol(
-        0.2, "linear_probe: share of the training split that is held out to choose probe_l2", above=0, at_most=0.9
+        0.2, "linear_probe: share of training images to choose probe_l2 on", above=0, at_most=0.9
     )
     neighbors: list[int] = _protocol(lambda: [10, 20], "knn: number of neighbors that vote", above=0)
     temperature: float = _protocol(0.07, "knn: temperature of the neighbors' votes", above=0)

@@ -493,8 +493,6 @@ def _locked(output: Path) -> Iterator[None]:
 
     The lock is one of `lockf`, which data workers do not inherit: the run can be resumed as soon as it has died.
     """
-    if output.is_file():
-        raise SettingsError(f"--output-dir is {output}, a file (expected a folder)")
     output.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         yield

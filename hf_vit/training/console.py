@@ -56,8 +56,7 @@ class Console:
             dynamic_ncols=True,
             mininterval=0.2 if sys.stderr.isatty() else 30,  # rarely in a log file
         )
-        is_traced = is_main and self.settings.profile and trainer.state.step < trainer.num_steps
-        self.profiler = start_profiler(trainer, self.settings.profile or 0) if is_traced else None
+        self.profiler = start_profiler(trainer) if is_main and self.settings.profile else None
         if self.tracking:  # TensorBoard accepts these types only
             config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(self.settings).items()}
             self._safely(self.accelerator.init_trackers, "training", config=config)
@@ -238,14 +237,15 @@ def _images_at_peak(trainer: "Trainer") -> float | None:
     return peak * accelerator.num_processes / flops
 
 
-def start_profiler(trainer: "Trainer", steps: int) -> torch.profiler.profile:
-    """Start to trace the next steps of a run, after a few that compile, allocate and fill the loader.
+def start_profiler(trainer: "Trainer") -> torch.profiler.profile | None:
+    """Start to trace the next `profile` steps, after a few that compile, allocate and fill the loader.
 
-    Args:
-        steps: number of steps, at most those that are left.
+    The run may have fewer steps left; without any, there is no trace.
     """
     left = trainer.num_steps - trainer.state.step
-    steps = min(steps, left)
+    steps = min(trainer.settings.profile or 0, left)
+    if not steps:
+        return None
 
     def write(profile: torch.profiler.profile) -> None:
         file = trainer.output / "profile" / "trace.json"
@@ -253,11 +253,7 @@ def start_profiler(trainer: "Trainer", steps: int) -> torch.profiler.profile:
         profile.export_chrome_trace(str(file))
         print(f"The trace is {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
 
-    profiler = torch.profiler.profile(
-        activities=torch.profiler.supported_activities(),
-        schedule=torch.profiler.schedule(wait=0, warmup=min(_WARM_UP, left - steps), active=steps, repeat=1),
-        on_trace_ready=write,
-        record_shapes=True,
-    )
+    schedule = torch.profiler.schedule(wait=0, warmup=min(_WARM_UP, left - steps), active=steps, repeat=1)
+    profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=write, record_shapes=True)
     profiler.start()
     return profiler
