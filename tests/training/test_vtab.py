@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -312,15 +313,10 @@ def test_validation_uses_the_200_examples(tiny, root, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_stopped_task_continues_from_its_checkpoint(tiny, root, tmp_path, capsys, monkeypatch):
-    keep = vtab.Runner.keep
-
-    def stop(self, task, result):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(vtab.Runner, "keep", stop)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT"))
-    monkeypatch.setattr(vtab.Runner, "keep", keep)
+    with monkeypatch.context() as patch:
+        patch.setattr(vtab, "write_json", Mock(side_effect=KeyboardInterrupt))  # of the result
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT"))
     report = evaluate(vtab_arguments(tiny, root, tmp_path, "EuroSAT"))
     assert "Resuming" in capsys.readouterr().out
     assert report["accuracy"]["EuroSAT"] > 0.9
