@@ -37,7 +37,7 @@ _LOAD = """async (file) => {
   const { models: [model] } = await (await fetch("page.json")).json();
   window.worker ??= new Worker("worker.js", { type: "module" });
   return new Promise((resolve) => {
-    window.worker.onmessage = ({ data }) => resolve(data.error ?? "");
+    window.worker.onmessage = ({ data }) => (data.ready || data.error) && resolve(data.error ?? "");
     window.worker.postMessage({ model, file });
   });
 }"""

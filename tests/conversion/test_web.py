@@ -217,6 +217,12 @@ def test_a_visitor_classifies_pictures_without_a_network(page, tmp_path):
     assert len(page.query_selector_all("article.error")) == 1
     assert page.evaluate("() => crossOriginIsolated")  # the runtime may use several threads
     assert page.evaluate("() => document.documentElement.scrollWidth") == 390
+    status = page.get_by_role("status")
+    page.locator("#programs").select_option(index=5)  # was not downloaded while there was a network
+    status.filter(has_text="model2/config.json").wait_for()
+    page.locator("#programs").select_option(index=0)
+    status.filter(has_text="green.png: kind").wait_for()
+    page.get_by_label("Download of the model").wait_for(state="hidden")
     page.context.set_offline(False)
     assert not page.foreign
 
@@ -262,7 +268,7 @@ def test_thresholds_and_the_choice_of_a_model(page):
     page.get_by_role("status").filter(has_text="flower.jpg: LABEL_").wait_for()
     (scores,) = predict(page.models["several"], [PHOTOGRAPHS / "flower.jpg"], threshold="auto")
     shown = page.locator("article li").all_inner_texts()
-    assert [line.split() for line in shown] == [[label, f"{100 * score:.1f}", "%"] for label, score in scores]
+    assert [line.split() for line in shown] == [[label, f"{100 * score:.1f}%"] for label, score in scores]
 
 
 @pytest.mark.browser

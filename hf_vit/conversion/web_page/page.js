@@ -13,9 +13,10 @@ let requests = 0;
 let failed = false;
 
 async function getJson(name) {
-  const response = await fetch(name);
+  const response = await fetch(name).catch(() => ({}));
   if (!response.ok) {
-    say(`The page cannot be loaded: ${name} gives ${response.status}.`);
+    const reason = response.status ? `the server answered ${response.status}` : "check your network connection";
+    say(`${name} could not be downloaded: ${reason}.`);
     throw new Error(name);
   }
   return response.json();
@@ -50,6 +51,8 @@ async function loadModel() {
   failed = false;
   if (isOther) showChoices();
   say(`Loading the model, ${selectedOptions[0].text} …`);
+  find("download").hidden = false;
+  find("download").removeAttribute("value"); // unknown until the first part is there
   worker.postMessage({ model, file: folder + program.file });
   for (const entry of shown) ask(entry);
 }
@@ -62,7 +65,7 @@ function showChoices() {
   rules.replaceChildren(new Option(`the ${TOP} most likely classes`, "top"));
   if (severalLabels) rules.add(new Option("all classes that reach their threshold", "auto"));
   for (const share of Object.keys(coverage)) {
-    rules.add(new Option(`a set with the right class in ${+(100 * share).toFixed(1)} % of cases`, share));
+    rules.add(new Option(`a set that contains the right class ${+(100 * share).toFixed(1)}% of the time`, share));
   }
   rules.value = severalLabels ? "auto" : "top";
   find("rules").hidden = rules.length === 1;
@@ -85,11 +88,16 @@ function chosenClasses({ logits, scores, order }) {
 }
 
 worker.onerror = (event) => {
-  failed = true;
-  say(`The model cannot be started: ${event.message || "worker.js or the runtime is missing"}.`);
+  failed = find("download").hidden = true;
+  say(`The model could not be started: ${event.message || "worker.js or the runtime is missing"}.`);
 };
 
 worker.onmessage = ({ data: answer }) => {
+  if (answer.downloaded) {
+    find("download").value = answer.downloaded;
+    return;
+  }
+  find("download").hidden = true;
   if (answer.ready) {
     say(waiting.size ? `Pictures to classify: ${waiting.size}.` : "Ready for pictures.");
   } else if (answer.id === undefined) {
@@ -223,7 +231,7 @@ function showClasses({ article, answer }) {
 }
 
 function show(score) {
-  return model.scores === "none" ? score.toPrecision(4) : `${(100 * score).toFixed(1)} %`;
+  return model.scores === "none" ? score.toPrecision(4) : `${(100 * score).toFixed(1)}%`;
 }
 
 function showError(entry, error) {
@@ -286,7 +294,7 @@ find("camera").addEventListener("click", async () => {
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
   } catch {
-    say("The camera cannot be used: there is none, or its use is not allowed.");
+    say("The camera is not available: there is none, or access to it was denied.");
     return;
   }
   find("video").srcObject = stream;

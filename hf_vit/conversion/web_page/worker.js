@@ -6,6 +6,7 @@ ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(navigator.hardware
 
 const THUMBNAIL = 640; // pixels of the longer side
 let settings; // of the loaded model, from page.json
+let failure; // why no model is loaded
 let loaded; // { file, session }: one session at a time, because each keeps its weights in memory
 let queue = Promise.resolve(); // pictures are classified one after the other
 
@@ -24,7 +25,9 @@ async function answer(request) {
       self.postMessage({ id: request.id, ...result }, transfer);
     }
   } catch (error) {
-    self.postMessage({ id: request.id, error: error instanceof Error ? error.message : String(error) });
+    const text = error instanceof Error ? error.message : String(error);
+    if (request.model) failure = text;
+    self.postMessage({ id: request.id, error: text });
   }
 }
 
@@ -32,14 +35,29 @@ async function load(file) {
   if (loaded?.file === file) return;
   await loaded?.session.release();
   loaded = undefined;
-  const response = await fetch(new URL(file, import.meta.url));
-  if (!response.ok) throw new Error(`The model cannot be loaded: ${file} gives ${response.status}.`);
-  const program = new Uint8Array(await response.arrayBuffer());
-  loaded = { file, session: await ort.InferenceSession.create(program) };
+  loaded = { file, session: await ort.InferenceSession.create(await download(file)) };
+}
+
+async function download(file) {
+  const response = await fetch(new URL(file, import.meta.url)).catch(() => ({}));
+  if (!response.ok) {
+    const reason = response.status ? `the server answered ${response.status}` : "check your network connection";
+    throw new Error(`${file} could not be downloaded: ${reason}.`);
+  }
+  const { bytes } = settings.programs.find((program) => file.endsWith(program.file));
+  let received = 0;
+  const counter = new TransformStream({
+    transform(chunk, controller) {
+      received += chunk.length;
+      self.postMessage({ downloaded: received / bytes });
+      controller.enqueue(chunk);
+    },
+  });
+  return new Uint8Array(await new Response(response.body.pipeThrough(counter)).arrayBuffer());
 }
 
 async function classify(picture) {
-  if (!loaded) throw new Error("The model is not loaded.");
+  if (!loaded) throw new Error(failure);
   const start = performance.now();
   const { bitmap, levels } = await decode(picture);
   const decoded = performance.now();
