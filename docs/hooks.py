@@ -315,9 +315,9 @@ def _digits_page() -> Path | None:
 
     folder, runtime = Path(mkdtemp()), os.environ.get("HF_VIT_WEB_RUNTIME")
     checkpoint = Path(demo.__file__).with_name("digits.npz")
-    convert_to_folder(checkpoint, folder / "digits", labels=list("0123456789"))
+    convert_to_folder(checkpoint, folder / "vit-digits", labels=list("0123456789"))
     try:
-        write_static_page([folder / "digits"], folder / "page", runtime=Path(runtime) if runtime else None)
+        write_static_page([folder / "vit-digits"], folder / "page", runtime=Path(runtime) if runtime else None)
     except (ImportError, ConversionError) as error:
         logging.getLogger("mkdocs.hooks").info(f"The site is built without the live page: {error}")
         return None

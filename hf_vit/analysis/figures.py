@@ -93,7 +93,7 @@ def plot_attention_distance(distances: np.ndarray, images: int | None = None) ->
     axes.set_xticks(depth if layers <= 16 else depth[1::2])
     axes.set_ylim(0, distances.max() * 1.08)
     axes.legend(frameon=False, loc="lower right")
-    title = "How far the heads look" + (f" (mean over {_count(images, 'image')})" if images else "")
+    title = f"How far the heads look (images: {images:,})" if images else "How far the heads look"
     _describe(axes, "layer", "mean attention distance [pixels]", title)
     return figure
 
@@ -147,7 +147,7 @@ def plot_embedding_filters(filters: np.ndarray) -> "Figure":
     for axes, kernel in zip(panels, filters, strict=False):
         picture = kernel.transpose(1, 2, 0) if len(kernel) == 3 else kernel.mean(axis=0)
         axes.imshow(0.5 + picture / (2 * np.abs(picture).max() or 1), cmap="gray", vmin=0, vmax=1)
-    figure.suptitle(f"Filters: {_count(len(filters), 'principal component')}", fontsize=11)
+    figure.suptitle("Principal components of the filters", fontsize=11)
     return figure
 
 
@@ -297,10 +297,6 @@ def _heat(axes, values: np.ndarray, image: np.ndarray, scale: np.ndarray | None 
 
 def _aspect(image: np.ndarray) -> float:
     return image.shape[1] / image.shape[0]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _describe(axes, x_label: str, y_label: str, title: str) -> None:
