@@ -67,7 +67,11 @@ def parse_count(text: str) -> int:
 # Arguments of several commands
 Count = Annotated[int, {"type": parse_count, "metavar": "INT"}]
 Size = Annotated[int | tuple[int, int] | None, {"type": parse_size, "metavar": "N|HxW"}]
-Model = Annotated[str, "model: a folder of hf_vit or transformers, or a name on the Hub"]
+Model = Annotated[
+    str,
+    "a folder, a name on the Hub, a checkpoint file, or a released checkpoint such as augreg:Ti/16",
+    {"metavar": "model"},
+]
 ImageSize = Annotated[Size, "image size in pixels (default: the model's own)"]
 Overwrite = Annotated[bool, "replace the output"]
 SaveFor = Annotated[

@@ -11,7 +11,7 @@ from .arguments import Overwrite, check_output
 
 
 def demo(
-    folder: Annotated[str, "model: a folder of hf_vit or transformers, or a name on the Hub; or a page of --static"],
+    folder: Annotated[str, "model, as in `hf-vit predict`; or a page of --static"],
     other: Annotated[str | None, "second model, which the page offers too"] = None,
     *,
     static: Annotated[

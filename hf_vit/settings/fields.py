@@ -64,11 +64,14 @@ class DataSettings:
     exclude: str | None = _data(None, "images to leave out: issues.csv of `hf-vit audit`, or a CSV with a column image")
     relabel: str | None = _data(None, "labels to set: issues.csv, or a CSV with the columns image and suggested")
     num_workers: int | Literal["auto"] = _data(
-        AUTO, "data workers (decoding, augmentation) per process; auto: its processors, less one, up to 16", at_least=0
+        AUTO,
+        "data workers (decoding, augmentation) per process; auto: all but one of its processors, up to 16",
+        at_least=0,
     )
     image_size: int | list[int] | None = _data(None, "image size in pixels, or [height, width]; by default the model's")
     preset: str | None = _data(
-        None, "preprocessing preset of the evaluation; by default the model's; native: also train at aspect ratios"
+        None,
+        "preprocessing preset of the evaluation; by default the model's; native: also train at native aspect ratios",
     )
     eval_batch_size: int = _run(64, "images per forward and process in evaluation", above=0)
     mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(None, "by default that of `accelerate launch`")
@@ -313,7 +316,10 @@ class FinetuneSettings(TrainingSettings):
         "on; output_dir has a folder for each and folds.json, with mean and standard deviation of the metrics",
         at_least=2,
     )
-    model: str | None = _model(None, "model to fine-tune: name on the Hub, or folder")
+    model: str | None = _model(
+        None,
+        "model to fine-tune: a folder, a name on the Hub, a checkpoint file, or a released one such as augreg:Ti/16",
+    )
     keep_pre_logits: bool = _model(False, "keep the head's pre-logits layer and replace only its last layer")
     linear_probe: bool = _model(False, "train only the head")
     lora_rank: int | None = _model(None, "LoRA (PEFT): train only the head and adapters of this rank", above=0)
@@ -341,7 +347,7 @@ class FinetuneSettings(TrainingSettings):
 class AuditSettings(DataSettings):
     """Audit of a data set: label errors, duplicates, leaks, outliers, and images of poor quality."""
 
-    model: str | None = _model(None, "model whose features are compared: name on the Hub, or folder")
+    model: str | None = _model(None, "model whose features are compared, as in `hf-vit predict`")
     splits: list[str] = _data(list, "splits to audit, such as train,test; by default all")
     train: str | None = _data(None, "data set of a model's training; images of dataset that it also has are leaks")
     output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets")
@@ -394,7 +400,10 @@ Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", 
 class EvaluateSettings(DataSettings):
     """Evaluation of a saved model by one of several protocols."""
 
-    model: str | None = _model(None, "model to evaluate: name on the Hub, or folder")
+    model: str | None = _model(
+        None,
+        "model to evaluate: a folder, a name on the Hub, a checkpoint file, or a released one such as augreg:Ti/16",
+    )
     protocol: Protocol = _protocol("accuracy", "evaluation protocol")
     split: str | None = _data(
         None, "split to evaluate on; by default test, else what training held out; real: validation, objectnet: train"
