@@ -22,7 +22,7 @@ from . import (
 )
 from .arguments import add_arguments
 
-_SCRIPTS = {  # of the folder training/, installed as hf_vit.scripts; their settings have their own parser
+SCRIPTS = {  # of the folder training/, installed as hf_vit.scripts; their settings have their own parser
     "finetune": "Fine-tune a model on your images.",
     "pretrain": "Train a model from random weights, with labels or by masked patch prediction.",
     "audit": "Find label errors, duplicates, leaks, outliers and poor images of a data set.",
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with user_errors(f"hf-vit {name}".strip()):
             parser = build_parser()
-            if name in _SCRIPTS:
+            if name in SCRIPTS:
                 training.run_script(name, given[1:])
                 return 0
             commands = commands_of(parser)
@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         lines.append(f"\n{task}:")
         for run in commands:
             if isinstance(run, str):
-                name, about = run, _SCRIPTS[run]
+                name, about = run, SCRIPTS[run]
                 subparsers.add_parser(name, help=about, description=about, add_help=False)
             else:
                 name = run.__name__.replace("_", "-")

@@ -57,16 +57,14 @@ def completion(
         import shtab
     except ImportError:
         raise ImportError("completion needs shtab, which is not installed: pip install shtab") from None
-    from ..settings.fields import AuditSettings, EvaluateSettings, FinetuneSettings, PretrainSettings
     from ..settings.options import add_options
-    from .command_line import build_parser, commands_of
+    from .command_line import SCRIPTS, build_parser, commands_of
+    from .training import settings_of
 
     parser = build_parser()
     commands = commands_of(parser)
-    pages = {"finetune": FinetuneSettings, "pretrain": PretrainSettings}
-    pages |= {"evaluate": EvaluateSettings, "audit": AuditSettings}
-    for name, settings_class in pages.items():
-        add_options(commands[name], settings_class)
+    for name in SCRIPTS:
+        add_options(commands[name], settings_of(name))
     for command in commands.values():
         for action in command._actions:
             if action.nargs != 0 and not action.choices and action.type not in (int, float):

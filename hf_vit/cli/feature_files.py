@@ -27,75 +27,63 @@ def new_features(path: Path, about: dict[str, Any], overwrite: bool) -> Iterator
         about: name and fingerprint of the model; a .csv does not store it.
         overwrite: replace an existing file.
     """
-    opener = {".parquet": _open_parquet, ".npz": _open_npz, ".csv": _open_csv}[path.suffix.lower()]
+    suffix = path.suffix.lower()
+    open_rows = {".parquet": _open_parquet, ".npz": _open_npz, ".csv": _open_csv}[suffix]
     names: list[str] = []
     batches: list[np.ndarray] = []
-    with new_file(path, overwrite) as draft, opener(draft, about) as write_rows:
+    writers: list[Write] = []
+    with new_file(path, overwrite) as draft, ExitStack() as opened:
 
         def flush() -> None:
-            if names:
-                write_rows(list(names), np.concatenate(batches))
+            features = np.concatenate(batches)
+            if not writers:
+                writers.append(open_rows(draft, about, features.shape[1], opened))
+            writers[0](list(names), features)
             names.clear()
             batches.clear()
 
         def write(its_names: list[str], features: np.ndarray) -> None:
             names.extend(its_names)
             batches.append(features)
-            if len(names) >= _ROWS:
+            if len(names) >= _ROWS and suffix != ".npz":  # whose features are all in memory, also when it is read
                 flush()
 
         yield write
-        flush()
+        if names:
+            flush()
 
 
-@contextmanager
-def _open_parquet(path: Path, about: dict[str, Any]) -> Iterator[Write]:
+def _open_parquet(path: Path, about: dict[str, Any], width: int, opened: ExitStack) -> Write:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with ExitStack() as opened:
-        writers = []
-
-        def write(names: list[str], features: np.ndarray) -> None:
-            width = features.shape[1]
-            schema = pa.schema({"file": pa.string(), "features": pa.list_(pa.float32(), width)})
-            # bytes of a name that are not UTF-8 are written as \udcNN
-            files = [name.encode(errors="backslashreplace").decode() for name in names]
-            rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1), pa.float32()), width)
-            table = pa.table([files, rows], schema=schema.with_metadata({_KEY: json.dumps(about)}))
-            if not writers:
-                writers.append(opened.enter_context(pq.ParquetWriter(path, table.schema)))
-            writers[0].write_table(table)
-
-        yield write
-
-
-@contextmanager
-def _open_npz(path: Path, about: dict[str, Any]) -> Iterator[Write]:
-    """Write at the end: all features are in memory, also when the file is read."""
-    files: list[str] = []
-    chunks: list[np.ndarray] = []
+    schema = pa.schema({"file": pa.string(), "features": pa.list_(pa.float32(), width)}, {_KEY: json.dumps(about)})
+    writer = opened.enter_context(pq.ParquetWriter(path, schema))
 
     def write(names: list[str], features: np.ndarray) -> None:
-        files.extend(names)
-        chunks.append(features)
+        # bytes of a name that are not UTF-8 are written as \udcNN
+        files = [name.encode(errors="backslashreplace").decode() for name in names]
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1), pa.float32()), width)
+        writer.write_table(pa.table([files, rows], schema=schema))
 
-    yield write
-    with open(path, "wb") as file:
-        np.savez(file, files=np.array(files), about=np.array(json.dumps(about)), features=np.concatenate(chunks))
+    return write
 
 
-@contextmanager
-def _open_csv(path: Path, about: dict[str, Any]) -> Iterator[Write]:
-    with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        tables: list[Table] = []
+def _open_npz(path: Path, about: dict[str, Any], width: int, opened: ExitStack) -> Write:
+    def write(names: list[str], features: np.ndarray) -> None:
+        with open(path, "wb") as file:
+            np.savez(file, files=np.array(names), about=np.array(json.dumps(about)), features=features)
 
-        def write(names: list[str], features: np.ndarray) -> None:
-            if not tables:
-                tables.append(Table(file, ["file", *(f"feature_{number}" for number in range(features.shape[1]))]))
-            tables[0].extend([name, *row] for name, row in zip(names, features.tolist(), strict=True))
+    return write
 
-        yield write
+
+def _open_csv(path: Path, about: dict[str, Any], width: int, opened: ExitStack) -> Write:
+    options: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+    file = opened.enter_context(open(path, "w", **options))  # noqa: SIM115 - closed with the others
+    table = Table(file, ["file", *(f"feature_{number}" for number in range(width))])
+    return lambda names, features: table.extend(
+        [name, *row] for name, row in zip(names, features.tolist(), strict=True)
+    )
 
 
 class Features:

@@ -41,10 +41,9 @@ def run_script(command: str, options: list[str]) -> None:
             script(rest)
             return
         from ..hub.jobs import push_result, run_job
-        from ..settings import fields
         from ..settings.options import parse_settings
 
-        settings = parse_settings(getattr(fields, f"{command.capitalize()}Settings"), rest, f"hf-vit {command}")
+        settings = parse_settings(settings_of(command), rest, f"hf-vit {command}")
         if not settings.output_dir:
             raise ValueError("--push and --job need --output-dir")
         if job is not None:
@@ -63,6 +62,13 @@ def run_script(command: str, options: list[str]) -> None:
         print(f"\n{parser.format_help()}", end="")
         return
     run(**vars(own))
+
+
+def settings_of(command: str) -> type[Any]:
+    """Return the class of the settings of a command in the folder training/."""
+    from ..settings import fields
+
+    return getattr(fields, f"{command.capitalize()}Settings")
 
 
 def plan(

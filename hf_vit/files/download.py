@@ -87,7 +87,12 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
     location = os.fspath(location)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", location):
         return Fetched(location, *_fetch_url(https_address(location), cache_dir, progress))
-    return Fetched(location, _find_local(location))
+    path = Path(os.path.abspath(os.path.expanduser(location)))
+    if not os.path.exists(path):
+        raise SourceError(f"{path} does not exist")
+    if path.is_dir() and not os.listdir(path):
+        raise SourceError(f"{path} is an empty folder")
+    return Fetched(location, path)
 
 
 def public_name(source: Fetched) -> str:
@@ -114,15 +119,6 @@ def sha256_of_folder(folder: str | os.PathLike) -> str:
     names = sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
     lines = [f"{sha256_of(Path(folder, name))}  {name}\n" for name in names]
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _find_local(location: str) -> Path:
-    path = Path(os.path.abspath(os.path.expanduser(location)))
-    if not os.path.exists(path):
-        raise SourceError(f"{path} does not exist")
-    if path.is_dir() and not os.listdir(path):
-        raise SourceError(f"{path} is an empty folder")
-    return path
 
 
 def https_address(location: str) -> str:
@@ -259,9 +255,11 @@ class _Download:
                     start = 0
                     record = {"url": self.url, "etag": _version(response), "size": _content_length(response)}
                     self._save(record | {"sha256": None})
-                elif _version(response) != record.get("etag") or not _begins_at(start, response):
-                    self.partial.unlink(missing_ok=True)
-                    raise _InterruptedError("the server sent another part than the missing one")
+                else:
+                    sent = response.headers.get("Content-Range", "")
+                    if _version(response) != record.get("etag") or not sent.startswith(f"bytes {start}-"):
+                        self.partial.unlink(missing_ok=True)
+                        raise _InterruptedError("the server sent another part than the missing one")
                 self._append(response, record["size"], start)
         except AddressError as error:
             raise SourceError(str(error)) from error
@@ -334,10 +332,6 @@ class _Download:
         temporary = self.record_file.with_name(f"{self.record_file.name}.incomplete")
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, self.record_file)
-
-
-def _begins_at(start: int, response: httpx.Response) -> bool:
-    return response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
 
 
 def _version(response: httpx.Response) -> str | None:

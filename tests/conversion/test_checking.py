@@ -149,11 +149,8 @@ def test_a_folder_of_transformers(tmp_path, has_preprocessor):
     before, rows = listing(tmp_path), rows_of(check(tmp_path))
     assert listing(tmp_path) == before
     assert (rows["image_size"], rows["layer_norm_eps"][0]) == (("24", "stated in config.json"), "1e-12")
-    assert convert(tmp_path)[0].conversion_record["assumed"] == (
-        []
-        if has_preprocessor
-        else ["preset transformers: there is no preprocessor_config.json; that of the published models"]
-    )
+    assumed = convert(tmp_path)[0].conversion_record["assumed"]
+    assert [text.split(":")[0] for text in assumed] == ([] if has_preprocessor else ["preset transformers"])
 
 
 def test_the_grid_of_a_released_file_is_known_from_its_name(tmp_path):
@@ -170,10 +167,8 @@ def test_the_grid_of_a_released_file_is_known_from_its_name(tmp_path):
 
 def test_heads_of_64_channels_are_assumed_unless_they_are_stated(tmp_path):
     export_timm(tiny(hidden_size=128, num_attention_heads=4, image_size=24, patch_size=4), tmp_path / "in.safetensors")
-    assert rows_of(check(tmp_path / "in.safetensors"))["num_attention_heads"] == (
-        "2",
-        "assumed: no array shows it; heads of 64 channels: 128 / 64",
-    )
+    value, reason = rows_of(check(tmp_path / "in.safetensors"))["num_attention_heads"]
+    assert (value, reason.split(":")[0], reason[-8:]) == ("2", "assumed", "128 / 64")
     rows = rows_of(check(tmp_path / "in.safetensors", num_attention_heads=4, hidden_act="gelu_pytorch_tanh"))
     assert rows["num_attention_heads"] == ("4", "stated")
     assert rows["hidden_act"] == ("gelu_pytorch_tanh", "stated")

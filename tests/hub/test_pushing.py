@@ -83,7 +83,7 @@ def test_own_text_is_kept_and_replaced_weights_are_deleted(hub, client, folder, 
     assert commit.commit_url.startswith(HfApi().endpoint)
     """
     client(code)
-    assert "its preset is `vit_jax`" in readme_of(hub, "alice/vit")  # the processor came after its model
+    assert "preset is `vit_jax`" in readme_of(hub, "alice/vit")  # the processor came after its model
     client(push(folder, "alice/vit"))  # its license stands in the README there
     names = commits_of(hub, "alice/vit")[0]["files"]
     assert "model.safetensors" in names
@@ -260,11 +260,8 @@ def test_evaluation_results_reach_the_hub(hub, client, folder):
     )
     assert output == "AI-Lab-Makerere/beans 0.875 0.875 google/vit-base-patch16-224-in21k ['AI-Lab-Makerere/beans']"
     card = readme_of(hub, "alice/vit")
-    assert "| accuracy | 87.50 % | the command below |" in card
-    assert (
-        "Measured on 2026-11-21 by this command:\n\n```\npython training/finetune.py --dataset AI-Lab-Makerere/beans\n"
-        in card
-    )
+    assert "| accuracy | 87.50 % |" in card
+    assert "```\npython training/finetune.py --dataset AI-Lab-Makerere/beans\n" in card
     assert yaml.safe_load(card.split("---")[1])["license"] == "apache-2.0"
 
 

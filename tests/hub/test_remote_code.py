@@ -171,6 +171,8 @@ def test_untrusted_code_never_runs(without_hf_vit, tmp_path, has_hf_vit):
         autos = ("AutoConfig", "AutoModel", "AutoModelForImageClassification", "AutoImageProcessor")
         content["auto_map"] = {auto: "hostile.Model" for auto in autos}
         (folder / name).write_text(json.dumps(content))
+    autos = {"AutoProcessor": "hostile.Model", "AutoImageProcessor": "hostile.Model"}
+    (folder / "processor_config.json").write_text(json.dumps({"auto_map": autos}))
     (folder / "hostile.py").write_text(textwrap.dedent(HOSTILE.format(mark=str(mark))))
     if has_hf_vit:
         model = hf_vit.HfViTForImageClassification.from_pretrained(folder)

@@ -160,6 +160,16 @@ def test_an_index_of_weights_with_millions_of_lists_is_refused(tmp_path):
     is_refused(lambda: HfViTForImageClassification.from_pretrained(tmp_path), "1,048,576")
 
 
+def test_an_index_of_weights_does_not_lead_out_of_its_folder(tmp_path):
+    tiny().save_pretrained(tmp_path / "model")
+    names = load_file(tmp_path / "model" / "model.safetensors")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../outside.safetensors")}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"outside\.safetensors"):
+        HfViTForImageClassification.from_pretrained(tmp_path / "model")
+
+
 def test_a_head_may_be_larger_than_the_file(tmp_path):
     tiny().save_pretrained(tmp_path)
     model = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=20_000)
