@@ -31,8 +31,8 @@ import torch
 from torch import nn
 from transformers.utils.hub import cached_file
 
-from .backends.int8 import FORMAT, PROGRAM_FILES, Int8Model, identity_of
-from .backends.program_model import read_openvino
+from .backends.int8 import FORMAT, PROGRAM_FILES, Int8Model
+from .backends.program_model import identity_of, read_openvino
 from .catalog.class_names import imagenet_numbers
 from .conversion.programs import make_openvino, require
 from .files.download import sha256_of

@@ -5,8 +5,6 @@ Besides the files of `save_pretrained`, such a folder has `program.xml` and `pro
 every layer in int8 the range of its inputs.
 """
 
-import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from ..files.reading import read_json_object
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import QUANTIZATION_RECORD
 from ..models.utils import as_pair
-from .program_model import LABELS_ONLY, OpenVINOProgram, ProgramModel, describe_weights, read_openvino
+from .program_model import OpenVINOProgram, ProgramModel, identity_of, read_openvino
 
 PROGRAM_FILES = ("program.xml", "program.bin")
 FORMAT = "hf_vit int8, version 2"
@@ -117,20 +115,6 @@ def _read(folder: str | os.PathLike, where: dict[str, Any]) -> tuple[Path, dict[
         if sha256_of(Path(str(files[name]))) != record["files"][name]:
             raise ValueError(f"{name} of {folder} is damaged: its sha256 is not that of {QUANTIZATION_RECORD}")
     return Path(str(files[QUANTIZATION_RECORD])).parent, record
-
-
-def identity_of(model: Any) -> str:
-    """Return the sha256 of a model's weights and settings, which does not depend on class names and loading."""
-    of_loading = ("dtype", "torch_dtype", *LABELS_ONLY)
-    settings = {
-        name: value
-        for name, value in model.config.to_diff_dict().items()
-        if name not in of_loading and not name.startswith("_")
-    }
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    for line in describe_weights(model):
-        digest.update(line.encode())
-    return digest.hexdigest()
 
 
 class _Int8Weight(nn.Module):

@@ -37,37 +37,31 @@ def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[P
         make: function that writes the files of the program into an empty folder.
         load: function that reads them from a folder, which may be deleted afterward.
     """
-    limit = _limit()
-    if identity is not None and limit:
-        entry = cache_folder() / identity
+    try:
+        limit = float(os.environ.get("HF_VIT_PROGRAM_CACHE", "8")) * 2**30
+    except ValueError as error:
+        raise ValueError(f"HF_VIT_PROGRAM_CACHE must be in GiB, such as 8, or 0 for no cache: {error}") from None
+    entry = cache_folder() / identity if identity is not None and limit > 0 else None
+    if entry is not None:
         if _is_whole(entry):
             with suppress(Exception):  # another version of the runtime wrote it: made again
                 loaded = load(entry)
                 os.utime(entry / _ENTRY)
                 return loaded
         shutil.rmtree(entry, ignore_errors=True)
-        made: list[_Loaded] = []
-        with suppress(OSError):  # the cache is not writable, or another process was faster
-            with new_folder(entry, marker=None) as folder:
-                make(folder)
-                made.append(load(folder))
-                sums = {file.name: sha256_of(file) for file in folder.iterdir()}
-                (folder / _ENTRY).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
-            _drop_oldest(limit)
-        if made:
-            return made[0]
-    with tempfile.TemporaryDirectory() as folder:
-        make(Path(folder))
-        return load(Path(folder))
-
-
-def _limit() -> float:
-    """Return the most bytes of all entries."""
-    text = os.environ.get("HF_VIT_PROGRAM_CACHE", "8")
-    with suppress(ValueError):
-        if (size := float(text)) >= 0:
-            return size * 2**30
-    raise ValueError(f"HF_VIT_PROGRAM_CACHE is {text!r} (expected GiB, such as 8, or 0 for no cache)")
+    with tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary)
+        make(made)
+        loaded = load(made)
+        if entry is not None:
+            with suppress(OSError):  # the cache is not writable, or another process was faster
+                sums = {file.name: sha256_of(file) for file in made.iterdir()}
+                (made / _ENTRY).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+                with new_folder(entry, marker=None) as folder:
+                    for file in made.iterdir():
+                        shutil.move(file, folder)
+                _drop_oldest(limit)
+        return loaded
 
 
 def _is_whole(entry: Path) -> bool:

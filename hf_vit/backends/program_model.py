@@ -3,8 +3,9 @@
 import copy
 import hashlib
 import importlib.metadata
+import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..models.utils import as_pair
 from .program_cache import cached
 
 Program = Callable[[torch.Tensor], list[torch.Tensor]]  # (batch, channels, height, width) float32 -> its outputs
-LABELS_ONLY = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
+_LABELS_ONLY = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
 _RECORDS = ("output_hidden_states", "output_attentions")
 # Arguments that change no output: the image size is fixed, and every program returns all outputs.
 _WITHOUT_EFFECT = ("interpolate_pos_encoding", "only_pooled")
@@ -46,7 +47,7 @@ class ProgramModel(nn.Module):
         config: a copy of the model's configuration.
         dtype: dtype of the outputs.
         device: the CPU.
-        is_classifier: flag: the output is logits.
+        is_classifier: True if the output is logits.
     """
 
     main_input_name = "pixel_values"
@@ -102,7 +103,7 @@ class ProgramModel(nn.Module):
         if shape[1:] != expected or not len(pixel_values):
             raise ValueError(
                 f"pixel_values has the shape {shape} (expected (batch, {', '.join(map(str, expected))})); the program "
-                "is for one image size: load it with another image_size"
+                "has one image size; load the model with image_size=..."
             )
         if pixel_values.device.type != "cpu" or not pixel_values.is_floating_point():
             raise ValueError(f"pixel_values is {pixel_values.dtype} on {pixel_values.device} (expected float on cpu)")
@@ -227,30 +228,31 @@ def _float_copy(model: Any) -> Any:
 def _identity(model: nn.Module, package: str) -> str | None:
     """Return the sha256 of all that a program depends on: weights, configuration, modules, versions and code.
 
-    None, so that nothing is cached, if there are hooks or modules of other packages (adapters, quantization): these
-    have state of their own.
+    None, so that nothing is cached, if there are modules of other packages (adapters, quantization), which have state
+    of their own. A hook that changes values is not recognized.
     """
     parts = [*model.modules(), *model.state_dict().values()]
-    packages = {type(part).__module__.split(".")[0] for part in parts}
-    is_hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    if is_hooked or packages - {"torch", "transformers", "hf_vit"}:
+    if {type(part).__module__.split(".")[0] for part in parts} - {"torch", "transformers", "hf_vit"}:
         return None
     versions = {name: importlib.metadata.version(name) for name in (package, "torch", "transformers", "hf_vit")}
-    config = {name: value for name, value in model.config.to_dict().items() if name not in LABELS_ONLY}  # pyright: ignore
-    digest = hashlib.sha256(f"{versions} {_digest_of_code()} {sorted(config.items())}\n".encode())
-    for name, module in model.named_modules():
-        digest.update(f"{name}: {type(module).__qualname__} {module.extra_repr()}\n".encode())
-    for line in describe_weights(model):
-        digest.update(line.encode())
-    return digest.hexdigest()
+    text = f"{versions} {_digest_of_code()} {model!r} {identity_of(model)}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def describe_weights(model: nn.Module) -> Iterator[str]:
-    """Describe every weight and buffer in a line: its name, dtype, shape and sha256."""
+def identity_of(model: Any) -> str:
+    """Return the sha256 of a model's weights and settings, which does not depend on class names and loading."""
+    of_loading = ("dtype", "torch_dtype", *_LABELS_ONLY)
+    settings = {
+        name: value
+        for name, value in model.config.to_diff_dict().items()
+        if name not in of_loading and not name.startswith("_")
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in chain(model.state_dict().items(), model.named_buffers()):
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest = hashlib.sha256(flat.numpy()).hexdigest()  # pyright: ignore[reportArgumentType] - is a buffer
-        yield f"{name} {tensor.dtype} {tuple(tensor.shape)} {digest}\n"
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(f"{hashlib.sha256(flat.numpy()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 @cache

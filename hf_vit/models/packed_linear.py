@@ -15,12 +15,17 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_utils import PreTrainedModel
 
-from .resnet_stem import StandardizedConv2d
+from .resnet_stem import StandardizedConv2d, convolve
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
 _APPROXIMATIONS = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}  # `hidden_act` -> `approximate` of GELU
 _OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
+# Methods that a frozen model refuses.
+_REFUSED = (
+    "state_dict load_state_dict save_pretrained push_to_hub requires_grad_ set_image_size set_patch_size "
+    "make_flexible make_fixed optimize_for_inference __deepcopy__ __reduce_ex__".split()
+)
 
 
 class FrozenModelError(RuntimeError):
@@ -28,7 +33,7 @@ class FrozenModelError(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a model made by optimize_for_inference only computes outputs: train, change, move, copy, trace, export or "
+            "a model from optimize_for_inference is for inference only: train, change, move, copy, trace, export or "
             "save the original model instead, and call optimize_for_inference again"
         )
 
@@ -38,17 +43,13 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
 
 
 def _check_inference(inputs: torch.Tensor) -> None:
-    is_exporting = getattr(torch.compiler, "is_exporting", bool)  # since torch 2.7
-    is_recorded = torch.jit.is_tracing() or is_exporting()  # pyright: ignore[reportPrivateImportUsage] - is public
+    is_recorded = torch.jit.is_tracing() or torch.compiler.is_exporting()  # pyright: ignore[reportPrivateImportUsage] - is public
     if is_recorded or (torch.is_grad_enabled() and inputs.requires_grad):
         raise FrozenModelError
 
 
-# The fast path: linear layers, and the MLP, whose first product includes its GELU
-
-
 def gains_from_packing(weight: torch.Tensor) -> bool:
-    """Return whether products with packed weights are faster than torch's; a fixed rule, not a benchmark.
+    """Return whether matrix products with packed weights are faster than torch's; a fixed rule, not a benchmark.
 
     They are with AVX-512, by 1.2 to 1.5 times for a whole forward, and in bfloat16 with products in bfloat16. With AVX2
     they are not; other CPUs were not measured.
@@ -78,118 +79,96 @@ def _register_operator() -> None:
         return tokens.new_empty(*tokens.shape[:-1], weight.shape[0])
 
 
-class FrozenLinear(nn.Linear):
-    """Linear layer of a frozen model, which owns its weight, packed where this is faster."""
+class FrozenLinear(nn.Module):
+    """Linear layer of a frozen model, which owns its weight, packed where this is faster.
 
-    weight = property(_refuse)  # pyright: ignore[reportAssignmentType]
+    Args:
+        linear: the layer to copy.
+        rows: usual number of rows of inputs.
 
-    def take_weight_from(self, linear: nn.Linear, rows: int) -> None:
-        """Copy or pack the weight of a layer, for products with `rows` rows of inputs."""
+    Attributes:
+        activation: "gelu", with its approximation, to apply it in the product; only possible with a packed weight.
+    """
+
+    weight = property(_refuse)
+
+    def __init__(self, linear: nn.Linear, rows: int):
+        super().__init__()
         weight = linear.weight.detach()
-        self._dtype, self.is_packed = weight.dtype, gains_from_packing(weight)
+        self._dtype, self.is_packed, self.activation = weight.dtype, gains_from_packing(weight), ("none", "")
         if self.is_packed:
             _register_operator()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, rows) if self.is_packed else weight.clone()
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(..., in_features) -> (..., out_features)"""
-        return self.product(input)
-
-    def product(self, tokens: torch.Tensor, activation: str = "none", approximate: str = "") -> torch.Tensor:
-        """Multiply; only a packed weight can apply an activation ("gelu") too."""
         _check_inference(tokens)
         if not self.is_packed:
             return F.linear(tokens, self._weight, self.bias)
-        tokens = tokens.to(self._dtype)  # autocast may have changed it
+        tokens, (activation, approximate) = tokens.to(self._dtype), self.activation  # autocast may have changed it
         if torch.compiler.is_compiling():
             return torch.ops.hf_vit.packed_linear(tokens, self._weight, self.bias, activation, approximate)
         return torch.ops.mkldnn._linear_pointwise(tokens, self._weight, self.bias, activation, [], approximate)
 
 
-class FrozenMLP(nn.Module):
-    """Mixin of the MLP of a frozen model: first product and GELU are one operator, unless hooks need both outputs."""
-
-    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, hidden_size) -> the same"""
-        has_hooks = any(one._forward_hooks or one._forward_pre_hooks for one in (self.fc1, self.activation))
-        if has_hooks or not getattr(self.fc1, "is_packed", False):
-            return super().forward(hidden_states)
-        activated = self.fc1.product(hidden_states, "gelu", _APPROXIMATIONS[self.hidden_act])
-        return self.dropout(self.fc2(self.dropout(activated)))
-
-
-class FrozenConv2d(StandardizedConv2d):
+class FrozenConv2d(nn.Module):
     """Convolution of a frozen model, which owns its standardized weight."""
 
-    weight = property(_refuse)  # pyright: ignore[reportAssignmentType]
+    weight = property(_refuse)
 
-    def take_weight_from(self, conv: StandardizedConv2d, rows: int) -> None:
-        """Standardize the weight of a convolution; `rows` is not used."""
+    def __init__(self, conv: StandardizedConv2d):
+        super().__init__()
+        self.stride, self.padding_kind = conv.stride[0], conv.numbers.padding
         self._weight = conv.standardized_weight().contiguous(memory_format=torch.channels_last)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, in_channels, height, width) -> (batch, out_channels, rows, columns)"""
         _check_inference(images)
-        return self.convolve(images.contiguous(memory_format=torch.channels_last), self._weight)
+        images = images.contiguous(memory_format=torch.channels_last)
+        return convolve(images, self._weight, self.stride, self.padding_kind)
 
 
-class FrozenModel(nn.Module):
-    """Mixin of a frozen model; `eval` and a move to the current device and dtype change nothing."""
-
-    state_dict = load_state_dict = save_pretrained = push_to_hub = _refuse
-    requires_grad_ = set_image_size = set_patch_size = make_flexible = make_fixed = optimize_for_inference = _refuse
-    __deepcopy__ = __reduce_ex__ = _refuse
-
-    def train(self, mode: bool = True) -> Any:
-        """Raise FrozenModelError for `mode=True`."""
-        return _refuse() if mode else super().train(False)
-
-    def _apply(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        """Raise FrozenModelError for another device or dtype."""
-        moved = fn(torch.empty(0, dtype=self.dtype, device=self.device))
-        return self if (moved.dtype, moved.device) == (self.dtype, self.device) else _refuse()
-
-
-@functools.cache
-def _with_mixin(mixin: type, module_class: type) -> type:
-    """Derive a class of the same name, by which transformers registers outputs and pipelines choose models."""
-    names = {name: getattr(module_class, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(module_class.__name__, (mixin, module_class), names)
-
-
-def _frozen_class(module: Any) -> type | None:
-    """Return the class of a module in a frozen model; None if it stays the same."""
-    if isinstance(module, PreTrainedModel):
-        return _with_mixin(FrozenModel, type(module))
+def _frozen_layer(module: nn.Module, rows: int) -> nn.Module | None:
+    """Return the frozen copy of a layer that has one; None for others."""
     if "forward" in vars(module):  # replaced by other code, such as accelerate's hooks
         return None
-    if isinstance(module, nn.Linear):  # quantized, adapted and sharded layers stay
-        is_plain = type(module).forward is nn.Linear.forward and type(module.weight) is nn.Parameter
-        return FrozenLinear if is_plain else None
     if isinstance(module, StandardizedConv2d):
-        return FrozenConv2d
-    return _with_mixin(FrozenMLP, type(module)) if getattr(module, "hidden_act", None) in _APPROXIMATIONS else None
+        return FrozenConv2d(module)
+    # quantized, adapted and sharded layers stay
+    is_plain = getattr(type(module), "forward", None) is nn.Linear.forward and type(module.weight) is nn.Parameter
+    return FrozenLinear(module, rows) if isinstance(module, nn.Linear) and is_plain else None
+
+
+def _refuse_changes(model: PreTrainedModel) -> None:
+    """Let a model refuse all but inference; `eval` and a move to the current device and dtype change nothing."""
+
+    def train(mode: bool = True) -> Any:
+        return _refuse() if mode else nn.Module.train(model, False)
+
+    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+        moved = function(torch.empty(0, dtype=model.dtype, device=model.device))
+        return model if (moved.dtype, moved.device) == (model.dtype, model.device) else _refuse()
+
+    vars(model).update(dict.fromkeys(_REFUSED, _refuse), train=train, _apply=apply)
 
 
 @torch.no_grad()
 def freeze(model: _Module, rows: int) -> _Module:
     """Return a copy of a model for inference, which shares no memory with it.
 
+    Hooks of its linear layers are not copied. Where the first product of an MLP includes the GELU, a hook of `fc1` gets
+    the activated values.
+
     Args:
         rows: usual number of rows of the linear layers' inputs.
     """
-    classes = {module: found for module in model.modules() if (found := _frozen_class(module))}
-    frozen: Any = {module: object.__new__(found) for module, found in classes.items()}
-    memo: dict[int, Any] = {id(module): one for module, one in frozen.items()}
-    for module, one in frozen.items():  # the weights of these layers are packed, not copied
-        if isinstance(one, FrozenLinear | FrozenConv2d):
-            memo[id(module.weight)] = nn.Parameter(torch.empty(0))
-    for module, one in frozen.items():
-        vars(one).update(copy.deepcopy(vars(module), memo))
-        if isinstance(one, FrozenLinear | FrozenConv2d):
-            del one._parameters["weight"]
-            one.take_weight_from(module, rows)
-    copied = frozen[model]
-    for parameter in copied.parameters():
-        parameter.requires_grad_(False)
-    return copied.eval()
+    layers = {id(module): layer for module in model.modules() if (layer := _frozen_layer(module, rows)) is not None}
+    frozen = copy.deepcopy(model, dict[int, Any](layers)).requires_grad_(False).eval()  # with these layers as they are
+    for module in frozen.modules():
+        approximate, fc1 = _APPROXIMATIONS.get(getattr(module, "hidden_act", "")), getattr(module, "fc1", None)
+        if approximate is not None and isinstance(fc1, FrozenLinear) and fc1.is_packed:
+            fc1.activation, module.activation = ("gelu", approximate), nn.Identity()
+        if isinstance(module, PreTrainedModel):
+            _refuse_changes(module)
+    return frozen

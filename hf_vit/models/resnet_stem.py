@@ -99,13 +99,15 @@ class StandardizedConv2d(nn.Conv2d):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, in_channels, height, width) -> (batch, out_channels, rows, columns)"""
-        return self.convolve(images, self.standardized_weight())
+        return convolve(images, self.standardized_weight(), self.stride[0], self.numbers.padding)
 
-    def convolve(self, images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Convolve with a weight that is standardized already."""
-        if self.numbers.padding == "fixed":
-            return conv2d(images, weight, stride=self.stride, padding=(self.kernel_size[0] - 1) // 2)
-        return conv2d(_pad_same(images, self.kernel_size[0], self.stride[0]), weight, stride=self.stride)
+
+def convolve(images: torch.Tensor, weight: torch.Tensor, stride: int, padding: str) -> torch.Tensor:
+    """Convolve with a weight that is standardized already; `padding` is a kind of `StemNumbers`."""
+    kernel_size = weight.shape[2]
+    if padding == "fixed":
+        return conv2d(images, weight, stride=stride, padding=(kernel_size - 1) // 2)
+    return conv2d(_pad_same(images, kernel_size, stride), weight, stride=stride)
 
 
 class GroupNorm(nn.GroupNorm):
