@@ -1,6 +1,7 @@
 """Base of all configurations: fields with limits, and reading of a config.json.
 
-A field is checked whenever it is set, by its type and its limits; `validate_architecture` checks fields together.
+Values of a wrong type or out of range are rejected before anything is built: a field is checked whenever it is set, and
+`validate_architecture` checks fields together.
 """
 
 import math
@@ -10,7 +11,6 @@ import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -26,7 +26,6 @@ from .utils import (
     Size,
     absence_explained,
     check_place,
-    describe_type,
     describe_unknown,
     read_json_object,
     refuse_arguments,
@@ -102,7 +101,14 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
     def __post_init__(self, **kwargs: Any):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         refuse_arguments(type(self).__name__, kwargs, self.argument_names())
-        check_labels(kwargs.get("num_labels"), self.id2label, self.label2id)
+        num_labels, names, numbers = kwargs.get("num_labels"), dict(self.id2label or {}), dict(self.label2id or {})
+        if num_labels is not None and (type(num_labels) is not int or not 0 <= num_labels <= MAX_LABELS):
+            raise ValueError(f"num_labels is {reprlib.repr(num_labels)} (expected an int from 0 to {MAX_LABELS:,})")
+        is_counted = {str(number) for number in names} == {str(number) for number in range(min(len(names), MAX_LABELS))}
+        if not is_counted or not all(isinstance(name, str) for name in names.values()):
+            raise ValueError(f"id2label is {reprlib.repr(names)} (expected class numbers from 0 on, and their names)")
+        if not all(str(number).isdecimal() for number in numbers.values()):
+            raise ValueError(f"label2id is {reprlib.repr(numbers)} (expected class names and their numbers)")
         super().__post_init__(**kwargs)
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
 
@@ -177,7 +183,7 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
         """Read the settings of a config.json.
 
         Raises:
-            ValueError: it is of another model; the message says how to load that.
+            ValueError: it belongs to another model type; the message says how to load it.
         """
         where = {name: kwargs.pop(name) for name in _WHERE if name in kwargs}
         settings = read_settings(pretrained_model_name_or_path, **where)
@@ -186,7 +192,7 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def check_model_type(cls, settings: dict[str, Any], folder: str) -> None:
-        """Raise ValueError, which says how to load it, if a config.json is of another model than this class's."""
+        """Raise ValueError, with the way to load it, if a config.json belongs to another model type."""
         stored = settings.get("model_type")
         if stored == cls.model_type:
             return
@@ -200,7 +206,7 @@ class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
 
 
 def saved_class(settings: dict[str, Any]) -> str | None:
-    """Return the name of the class for a config.json; a hybrid may be saved under the name of the plain class."""
+    """Return the name of the class for a config.json, also for a hybrid saved under the plain class name."""
     name = next(iter(settings.get("architectures") or ()), None)
     if name is None or settings.get("model_type") != "hf_vit_hybrid":
         return name
@@ -219,37 +225,21 @@ MAX_PIXELS = 2**28  # of an image
 MAX_TOKENS = 2**20  # patches of an image
 
 
-class ConfigurationError(StrictDataclassFieldValidationError, ValueError):
-    """Invalid configuration: a value of a wrong type, or one that contradicts another."""
-
-    def __init__(self, sentence: str):
-        ValueError.__init__(self, sentence)
+@contextmanager
+def _value_errors() -> Iterator[None]:
+    """Turn the errors of huggingface_hub's `@strict` into ValueErrors of one line."""
+    try:
+        yield
+    except StrictDataclassClassValidationError as error:
+        raise ValueError(str(error.__cause__)) from error
+    except StrictDataclassFieldValidationError as error:
+        raise ValueError(" ".join(str(error)[:500].split())) from error
 
 
 def strict(config_class: Config) -> Config:
-    """Apply huggingface_hub's `@strict`; its errors become `ConfigurationError`, a ValueError."""
+    """Apply huggingface_hub's `@strict`; its errors become ValueErrors."""
     checked: Any = hub_strict(config_class)
-    initialize, assign = checked.__init__, checked.__setattr__
-
-    @wraps(initialize)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            initialize(self, *args, **kwargs)
-        except StrictDataclassClassValidationError as error:
-            raise ConfigurationError(str(error.__cause__)) from error
-
-    @wraps(assign)
-    def __setattr__(self: Any, name: str, value: Any) -> None:
-        try:
-            assign(self, name, value)
-        except ConfigurationError:
-            raise
-        except StrictDataclassFieldValidationError as error:
-            kind = checked.__dataclass_fields__[name].type
-            expected = error.__cause__ if isinstance(error.__cause__, ValueError) else describe_type(kind)
-            raise ConfigurationError(f"{name} is {reprlib.repr(value)}; expected {expected}") from error
-
-    checked.__init__, checked.__setattr__ = __init__, __setattr__
+    checked.__init__, checked.__setattr__ = _value_errors()(checked.__init__), _value_errors()(checked.__setattr__)
     return checked
 
 
@@ -259,7 +249,7 @@ def strict(config_class: Config) -> Config:
 def _limited(default: Any, is_valid: Callable[[Any], bool], expected: str) -> Any:
     def check(value: Any) -> None:
         if value is not None and not is_valid(value):
-            raise ValueError(expected)
+            raise ValueError(f"{reprlib.repr(value)} is not {expected}")
 
     return validated_field(check, default=default)
 
@@ -363,24 +353,3 @@ def check_attention(name: Any) -> None:
             f"the config.json has attn_implementation {reprlib.repr(name)} (expected one of "
             f"{', '.join(ATTENTION_IMPLEMENTATIONS)}); pass another one as an argument of from_pretrained"
         )
-
-
-def check_labels(num_labels: Any, id2label: Any, label2id: Any) -> None:
-    """Check the number and the names of the classes, which transformers does not check; None is allowed.
-
-    Raises:
-        ValueError: the classes are not numbered 0, 1, 2, ..., or there are more than `MAX_LABELS`.
-    """
-    if num_labels is not None and (type(num_labels) is not int or not 0 <= num_labels <= MAX_LABELS):
-        raise ValueError(f"num_labels is {reprlib.repr(num_labels)}; it must be an int from 0 to {MAX_LABELS:,}")
-    for field, value in (("id2label", id2label), ("label2id", label2id)):
-        if not isinstance(value, dict | None):
-            raise ValueError(f"{field} is {reprlib.repr(value)}; it must be a mapping")
-    if id2label is not None:
-        if {str(number) for number in id2label} != {str(number) for number in range(min(len(id2label), MAX_LABELS))}:
-            numbers = reprlib.repr(list(id2label))
-            raise ValueError(f"id2label has the class numbers {numbers}; they must be 0 to {len(id2label) - 1}")
-        if not all(isinstance(name, str) for name in id2label.values()):
-            raise ValueError(f"id2label is {reprlib.repr(id2label)}; it must map class numbers to text")
-    if not all(str(number).isdecimal() for number in (label2id or {}).values()):
-        raise ValueError(f"label2id is {reprlib.repr(label2id)}; it must map class names to numbers")

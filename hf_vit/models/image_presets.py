@@ -1,6 +1,7 @@
 """Settings of the image processor: the presets, and the dependencies between settings."""
 
 import reprlib
+from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any
@@ -121,38 +122,32 @@ def _follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[
     """Return mean and deviation for a new number of channels, or the number of channels for a new mean."""
     if "num_channels" in changes:
         count = min(changes["num_channels"], MAX_CHANNELS + 1)  # `_check_settings` refuses more
-        values = {name: _as_list(changes.get(name, settings[name])) for name in ("image_mean", "image_std")}
-        return {name: value[:1] * count for name, value in values.items() if len(set(value)) == 1}
+        values = {name: changes.get(name, settings[name]) for name in ("image_mean", "image_std")}
+        entries = {name: value if isinstance(value, list | tuple) else [value] for name, value in values.items()}
+        return {name: value[:1] * count for name, value in entries.items() if len(set(value)) == 1}
     if "image_mean" in changes:
         mean = changes["image_mean"]
         return {"num_channels": len(mean) if isinstance(mean, list | tuple) else None}
     return {}
 
 
-def _as_list(value: Any) -> list[Any] | tuple[Any, ...]:
-    return value if isinstance(value, list | tuple) else [value]
-
-
 def _complete_size(name: str, size: Any) -> dict[str, int]:
     """Convert 224, (224, 320) or a dictionary to {"height", "width"} or {"shortest_edge"}."""
-    given = size
+    sides: Any = size
     if isinstance(size, int) or (isinstance(size, list | tuple) and len(size) == 2):
-        size = dict(zip(("height", "width"), as_pair(size), strict=True))
-    try:
-        size = dict(size)
-    except (TypeError, ValueError):
-        size = {}
-    shapes = [{"height", "width"}, {"shortest_edge"}] if name == "size" else [{"height", "width"}]
-    if set(size) not in shapes or not all(type(side) is int and side > 0 for side in size.values()):
-        expected = " or ".join("{" + ", ".join(sorted(shape)) + "}" for shape in shapes)
-        raise ValueError(
-            f"{name} is {reprlib.repr(given)}; it must be positive pixels: an int, (height, width) or {expected}"
-        )
-    height, width = size.get("height", size.get("shortest_edge")), size.get("width", size.get("shortest_edge"))
-    if height * width > MAX_OUTPUT_PIXELS and not allowed("large"):
-        limit = f"it must be at most {MAX_OUTPUT_PIXELS:,} pixels; set HF_VIT_ALLOW=large to allow more"
-        raise ValueError(f"{name} is {reprlib.repr(given)}; {limit}")
-    return size
+        sides = zip(("height", "width"), as_pair(size), strict=True)
+    with suppress(TypeError, ValueError):
+        sides = dict[str, Any](sides)
+        height, width = (sides.get(side, sides.get("shortest_edge")) for side in ("height", "width"))
+        has_names = set(sides) == {"height", "width"} or (name == "size" and set(sides) == {"shortest_edge"})
+        is_allowed = 0 < height * width <= MAX_OUTPUT_PIXELS or allowed("large")
+        if has_names and type(height) is type(width) is int and min(height, width) > 0 and is_allowed:
+            return sides
+    edge = ' or {"shortest_edge"}' if name == "size" else ""
+    raise ValueError(
+        f'{name} is {reprlib.repr(size)}; expected pixels as an int, (height, width), {{"height", "width"}}{edge}, at '
+        f"most {MAX_OUTPUT_PIXELS:,} in area (HF_VIT_ALLOW=large lifts this limit)"
+    )
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
@@ -169,9 +164,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
     if not isinstance(patch_size, int) and len(patch_size) != 2:
         raise ValueError(f"patch_size is {reprlib.repr(patch_size)}; it must be an int or (height, width)")
     (patch_height, patch_width), size = as_pair(patch_size), _resulting_size(settings)
-    values = size["height"] * size["width"]
-    if settings["preset"] == "native":
-        values = max(values, patch_height * patch_width * (patches or 1))
+    values = max(size["height"] * size["width"], patch_height * patch_width * (patches or 1))
     for name, value, highest in (
         ("patch height", patch_height, MAX_OUTPUT_PIXELS),
         ("patch width", patch_width, MAX_OUTPUT_PIXELS),

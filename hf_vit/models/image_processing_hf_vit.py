@@ -1,7 +1,6 @@
 """Image processor of the Vision Transformer: from any image to the pixel values of the checkpoint's evaluation."""
 
 import os
-import reprlib
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -25,7 +24,6 @@ from .utils import (
     Size,
     allowed,
     as_pair,
-    describe_type,
     describe_unknown,
     did_you_mean,
     find_file,
@@ -115,6 +113,9 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
 
     valid_kwargs = HfViTImageProcessorKwargs
     preset: str
+    size: Any
+    crop_size: Any
+    do_center_crop: bool
 
     def __init__(self, preset: str = "vit_jax", **kwargs: Any):
         about_file: dict[str, Any] = {
@@ -137,9 +138,7 @@ class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
         try:
             validate_typed_dict(self.valid_kwargs, changes)  # pyright: ignore[reportArgumentType]
         except StrictDataclassError as error:
-            name = next((name for name in changes if f"field '{name}'" in str(error)), "a setting")
-            kind = self.valid_kwargs.__annotations__.get(name)
-            raise ValueError(f"{name} is {reprlib.repr(changes.get(name))}; expected {describe_type(kind)}") from error
+            raise ValueError(" ".join(str(error)[:500].split())) from error
 
     def settings(self) -> dict[str, Any]:
         """Return all settings by name."""
@@ -289,15 +288,11 @@ def sync_processor_size(model: Any, processor: Any, name: str | os.PathLike, ask
 
 def output_size(processor: Any) -> tuple[int, int] | None:
     """Return (height, width) in pixels of the images that an image processor of any class makes; None if sizes vary."""
-    sizing = _sizing_of(processor)
-    crops = sizing["do_center_crop"]
-    if sizing["preset"] == "native" or (not crops and sizing["do_resize"] is False):
+    crops = getattr(processor, "do_center_crop", False)
+    if getattr(processor, "preset", None) == "native" or not (crops or getattr(processor, "do_resize", True)):
         return None
-    size = sizing["crop_size" if crops else "size"]
-    if isinstance(size, int):
-        return size, size
-    sides = dict(size or {})
-    return (sides["height"], sides["width"]) if sides.keys() >= {"height", "width"} else None
+    size = dict((processor.crop_size if crops else getattr(processor, "size", None)) or {})
+    return (size["height"], size["width"]) if size.keys() >= {"height", "width"} else None
 
 
 def set_processor_size(processor: Any, image_size: Size) -> None:
@@ -308,38 +303,27 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
     if output_size(processor) == as_pair(image_size):
         return
     height, width = as_pair(image_size)
-    wanted, sizing = {"height": height, "width": width}, _sizing_of(processor)
-    sizes = {"size": wanted}
-    if sizing["do_center_crop"]:
-        size, crop = (
-            {"shortest_edge": size} if isinstance(size, int) else dict(size)
-            for size in (sizing["size"], sizing["crop_size"])
-        )
-        if "shortest_edge" in size:
-            side = max(crop["height"], crop["width"]) if "height" in crop else crop["shortest_edge"]
-            size = {"shortest_edge": round(size["shortest_edge"] * max(height, width) / side)}
-        else:
-            size = {side: round(size[side] * wanted[side] / crop[side]) for side in ("height", "width")}
-        sizes = {"size": size, "crop_size": wanted}
-    if not isinstance(processor, HfViTImageProcessor):
-        for name, value in sizes.items():
-            setattr(processor, name, value)
-    elif _follows_preset(processor):
+    wanted = {"height": height, "width": width}
+    if isinstance(processor, HfViTImageProcessor) and (processor.preset == "native" or _crop_follows_preset(processor)):
         processor.update(size=wanted)
+        return
+    sizes: dict[str, Any] = {"size": wanted}
+    if getattr(processor, "do_center_crop", False):
+        size, crop = dict(processor.size), dict(processor.crop_size)
+        longest = max(crop.values())
+        if "shortest_edge" in size:
+            size = {"shortest_edge": round(size["shortest_edge"] * max(height, width) / longest)}
+        else:
+            size = {side: round(size[side] * wanted[side] / crop.get(side, longest)) for side in ("height", "width")}
+        sizes = {"size": size, "crop_size": wanted}
+    if isinstance(processor, HfViTImageProcessor):
+        processor.update(**sizes, do_center_crop=processor.do_center_crop)
     else:
-        processor.update(**sizes, do_center_crop=sizing["do_center_crop"])
+        vars(processor).update(sizes)
 
 
-def _sizing_of(processor: Any) -> dict[str, Any]:
-    """Return the settings that decide the size of images."""
-    names = ("preset", "do_resize", "do_center_crop", "size", "crop_size")
-    return {name: getattr(processor, name, None) for name in names}
-
-
-def _follows_preset(processor: HfViTImageProcessor) -> bool:
-    """Return whether the sizes before and after the crop, or the number of patches, are the preset's."""
-    if processor.preset == "native":
-        return True
+def _crop_follows_preset(processor: HfViTImageProcessor) -> bool:
+    """Return whether the size before the crop follows from the crop by the preset's rule."""
     settings = processor.settings()
     if not settings["do_center_crop"] or "crop_pct" not in PRESETS[processor.preset]:
         return False

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -69,13 +69,6 @@ def refuse_arguments(what: str, names: Iterable[str], known: Collection[str]) ->
     for name in names:
         if name not in known:
             raise ValueError(f"{what} has no argument {name}{did_you_mean(name, known)}")
-
-
-def describe_type(kind: Any) -> str:
-    """Describe a type in words: `int | None` -> "int"."""
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    name = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-    return name.replace("typing.", "").replace("Literal", "one of ").removesuffix(" | None")
 
 
 def describe_unknown(names: Iterable[str]) -> str:
