@@ -355,7 +355,7 @@ def _make_processor(name: str | os.PathLike, config: Any, where: dict[str, Any])
     logger.warning(
         f"{name} holds no image processor. One was made with the preset {preset!r}, image_mean {processor.image_mean} "
         f"and image_std {processor.image_std}. If the weights were trained with other values, set them on the "
-        "processor, and save it beside the model."
+        "processor, and save it next to the model."
     )
     return processor
 

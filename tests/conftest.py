@@ -74,7 +74,7 @@ def goldens() -> Path:
 def shared() -> Path:
     """Real images and weights, which are not part of the project."""
     if not (SHARED / "weights").is_dir():
-        pytest.skip("the folder of real images and weights is not beside the checkout")
+        pytest.skip("the folder of real images and weights is not next to the checkout")
     return SHARED
 
 
@@ -89,7 +89,7 @@ def fresh_accelerator(monkeypatch):
 
 @pytest.fixture(scope="session")
 def quantized(tmp_path_factory) -> Path:
-    """A folder of `hf-vit quantize`; the float32 folder and the images are beside it."""
+    """A folder of `hf-vit quantize`; the float32 folder and the images are next to it."""
     pytest.importorskip("nncf", reason="nncf (extra quantization) is not installed")
     return save_quantized(tmp_path_factory.mktemp("quantized"))
 

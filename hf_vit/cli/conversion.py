@@ -135,10 +135,10 @@ def export(
     dialect: Annotated[
         Literal["vit_jax", "flax", "big_vision", "big_transfer"] | None, "for jax: array names in the .npz"
     ] = None,
-    beside: Annotated[
+    original: Annotated[
         str | None,
         "for jax: the converted file; its text tower, array names and number formats are kept",
-        {"metavar": "ORIGINAL"},
+        {"metavar": "FILE"},
     ] = None,
     size: Annotated[
         Any,
@@ -172,7 +172,7 @@ def export(
         processor=processor,
         dialect=dialect,
         size=size,
-        beside=beside,
+        original=original,
         runtime=runtime,
         overwrite=overwrite,
     )

@@ -67,7 +67,7 @@ def convert(
       `siglip_vision_model`.
 
     The model keeps the source's own GELU and epsilons. If a file has two towers (SigLIP, LiT, CLIPPO, PaliGemma), the
-    image tower is converted. The record's `beside` names the rest, which `export_jax(beside=...)` copies from the file.
+    image tower is converted. The record's `beside` names the rest, which `export_jax(original=...)` copies.
 
     Args:
         source: a path, `https://...` or `gs://bucket/path` of a file; a folder that holds one (also

@@ -47,7 +47,7 @@ def export(
     processor: HfViTImageProcessor | None = None,
     dialect: str | None = None,
     size: Size | str | None = None,
-    beside: str | os.PathLike | None = None,
+    original: str | os.PathLike | None = None,
     runtime: str | os.PathLike | None = None,
     overwrite: bool = False,
     images: Sequence[Any] = (),
@@ -59,7 +59,7 @@ def export(
             `path` ends in .onnx, a deployment folder: see `export_deployment`.
         model: a model, or for a deployment folder also an `Int8Model`.
         processor: the model's image processor, for "transformers", a deployment folder and images of any size.
-        dialect, beside: for "jax"; see `export_jax`.
+        dialect, original: for "jax"; see `export_jax`.
         size: image size in pixels, for programs: an int, (height, width) or "dynamic" (not in a deployment folder); or
             for "onnx" "any", a program that resizes images itself: see `any_size`.
         runtime: for "web"; see `export_web`.
@@ -73,7 +73,7 @@ def export(
         ConversionError: the format does not support the model, or the size does not fit.
         FileExistsError: `path` exists and may not be overwritten.
     """
-    _check_options(to, dialect, size, beside)
+    _check_options(to, dialect, size, original)
     if runtime is not None and to != "web":
         raise ConversionError(f"cannot export to {to} with a runtime (expected web); leave it out")
     refuse_existing(path, overwrite)
@@ -93,33 +93,33 @@ def export(
     if to in _PROGRAMS:
         _PROGRAMS[to](model, path, size, overwrite)
         return {}
-    if beside is not None:
-        _export_beside(model, Path(path), str(beside))
+    if original is not None:
+        _export_with_original(model, Path(path), str(original))
         return {}
     width = getattr(model.config, "projection_dim", None)
     if to == "jax" and width is not None:
         logger.warning(
             f"The projection to {width} numbers is written as the head, which converts back to a classifier of {width} "
-            "classes; give beside=ORIGINAL to keep a projection."
+            "classes; give original=ORIGINAL to keep a projection."
         )
     writer, dialect = find_writer(model, to, dialect)
     return writer.write(model, Path(path), Writing(dialect, processor, overwrite, images))
 
 
-def _check_options(to: str, dialect: str | None, size: Size | str | None, beside: str | os.PathLike | None) -> None:
+def _check_options(to: str, dialect: str | None, size: Size | str | None, original: str | os.PathLike | None) -> None:
     """Refuse an unknown format, and options that it does not take."""
     if to not in FORMATS:
         raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
     is_program = to in (*_WITH_SIZE, "web")
     not_taken = {
         "dialect": is_program and dialect is not None,
-        "beside": beside is not None and (to != "jax" or dialect is not None),
+        "original": original is not None and (to != "jax" or dialect is not None),
         "size": size is not None and to not in _WITH_SIZE,
         f"size={ANY_SIZE!r}": size == ANY_SIZE and to != "onnx",
     }
     if found := [option for option, is_given in not_taken.items() if is_given]:
-        with_dialect = f" and dialect={dialect!r}" if beside is not None and dialect is not None else ""
-        raise ConversionError(f"cannot export to {to}{with_dialect} with {found[0]}; leave it out")
+        with_dialect = f" and dialect={dialect!r}" if original is not None and dialect is not None else ""
+        raise ConversionError(f"cannot export to {to}{with_dialect} with {found[0]}; omit it")
 
 
 def _fixed(model: Any, size: Size | str | None) -> Any:
@@ -136,13 +136,13 @@ def export_jax(
     path: str | os.PathLike,
     dialect: str | None = None,
     *,
-    beside: str | os.PathLike | None = None,
+    original: str | os.PathLike | None = None,
 ) -> None:
     """Write a model as an .npz that the original code loads.
 
     A model converted from an .npz is restored bit by bit in its own dialect: name, shape and values of every array of
     the model. Other properties of the file are not restored: a prefix of all names, arrays of other parts, stacking of
-    blocks, and dtypes (the model is float32 after `convert`). With `beside`, these are restored too; without further
+    blocks, and dtypes (the model is float32 after `convert`). With `original`, these are restored too; without further
     training, the result then equals the original array by array. A projection is written as the head.
 
     Args:
@@ -151,14 +151,14 @@ def export_jax(
         dialect: "vit_jax" (names of the released files), "flax" (names of present-day Flax) or "big_vision"; by default
             the first that supports the model. For a BiT "big_transfer" or "big_vision"; by default the one that
             computes like the model.
-        beside: the file that the model was converted from. Its other parts (a text tower, a language model) are copied,
-            one array at a time; names, prefix, order, stacking and dtypes are those of this file.
+        original: the file that the model was converted from. Its other parts (a text tower, a language model) are
+            copied, one array at a time; names, prefix, order, stacking and dtypes are those of this file.
 
     Raises:
-        ConversionError: the dialect does not support the model, or `beside` is not the model's original.
+        ConversionError: the dialect does not support the model, or the model was not converted from `original`.
         NpzError: the file cannot be written.
     """
-    export(model, path, "jax", dialect=dialect, beside=beside, overwrite=True)
+    export(model, path, "jax", dialect=dialect, original=original, overwrite=True)
 
 
 def export_timm(model: HfVisionPreTrainedModel, path: str | os.PathLike, overwrite: bool = False) -> dict[str, Any]:
@@ -229,25 +229,25 @@ def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = N
     return fitting[0]
 
 
-def _export_beside(model: HfVisionPreTrainedModel, path: Path, beside: str) -> None:
-    """Write a copy of the checkpoint `beside` as .npz, with the arrays of `model` instead of its own.
+def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: str) -> None:
+    """Write a copy of the checkpoint `original` as .npz, with the arrays of `model` instead of its own.
 
-    Names, order, stacking and dtypes are those of `beside`. Its other arrays are copied, one at a time.
+    Names, order, stacking and dtypes are those of `original`. Its other arrays are copied, one at a time.
 
     Args:
         model: the model.
         path: the .npz to write.
-        beside: path or address of the checkpoint that the model was converted from.
+        original: path or address of the checkpoint that the model was converted from.
 
     Raises:
-        ConversionError: the model was not converted from `beside`, or `beside` holds another architecture.
+        ConversionError: the model was not converted from `original`, or `original` holds another architecture.
     """
     config: Any = model.config
     grid = None  # (rows, columns) of the positions in the file, before any resampling
     if isinstance(config, HfViTConfig):
         first_size = (config.image_size_history or [config.image_size])[0]
         grid = config.stored_grid if config.is_flexible else config.grid_of(*as_pair(first_size))
-    fetched = fetch_any(address_of(beside))
+    fetched = fetch_any(address_of(original))
     with open_checkpoint(fetched) as checkpoint:
         file = checkpoint.path.name
         source, naming = recognize(checkpoint, Request(grid))

@@ -24,7 +24,7 @@ NPZ, OF_TIMM = WEIGHTS / "Ti_16-imagenet2012-res_224.npz", WEIGHTS / "vit_tiny_p
 SQUARE = {"patch_size": (4, 4), "image_size": (20, 20)}
 OF_TIMM_R50 = {"stem_depths": [2, 2, 2, 2], "image_size": (64, 128)}
 TIMM, TRANSFORMERS, BOTH, NONE = {"timm"}, {"transformers"}, {"timm", "transformers"}, set()
-STRUCTURES = {  # name -> its formats beside .npz and our folder; fields
+STRUCTURES = {  # name -> its formats besides .npz and our folder; fields
     **{
         f"{name}, {layers} layers, {channels} channels": (
             {"cls": BOTH, "map": NONE}.get(name, TIMM),

@@ -124,10 +124,10 @@ def _bilinear(old: int, new: int) -> np.ndarray:
     return matrix
 
 
-def test_the_prefix_is_restored_beside_the_source(tmp_path):
+def test_the_prefix_is_restored_from_the_source(tmp_path):
     source = MORE / "flexi_map.npz"
     model, _ = convert(source, patch_size=5, image_size=35)
-    export_jax(model, tmp_path / "back.npz", beside=source)
+    export_jax(model, tmp_path / "back.npz", original=source)
     assert_same_file(tmp_path / "back.npz", source)
 
 

@@ -79,7 +79,7 @@ def test_the_processor_finds_the_grids_and_pixels_of_the_original():
 def test_naflex_is_restored(tmp_path):
     save_folder(tmp_path / "folder", *convert(ORIGINAL))
     model = load_model(tmp_path / "folder")
-    export_jax(model, tmp_path / "back.npz", beside=ORIGINAL)
+    export_jax(model, tmp_path / "back.npz", original=ORIGINAL)
     assert stored(tmp_path / "back.npz") == stored(ORIGINAL)
     export_jax(model, tmp_path / "alone.npz", dialect="big_vision")
     own = {name: array for name, *array in stored(ORIGINAL) if name.startswith("params/img/") and "block/" not in name}

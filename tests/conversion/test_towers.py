@@ -115,7 +115,7 @@ def test_a_file_with_two_towers_is_restored(tmp_path, run):
     """By the commands, from file to file: every array of both towers, in its order."""
     original = MORE / run["checkpoint"]
     assert main(["convert", str(original), str(tmp_path / "folder")]) == 0
-    back = ["export", str(tmp_path / "folder"), str(tmp_path / "back.npz"), "--to", "jax", "--beside", str(original)]
+    back = ["export", str(tmp_path / "folder"), str(tmp_path / "back.npz"), "--to", "jax", "--original", str(original)]
     assert main(back) == 0
     written, listed = stored(tmp_path / "back.npz"), json.loads((MORE / "arrays.json").read_text())[run["checkpoint"]]
     assert written == stored(original)
@@ -128,7 +128,7 @@ def test_a_trained_tower_is_written_into_its_file(tmp_path):
     with torch.no_grad():
         model.layers[1].mlp.fc1.weight.mul_(2)
     save_folder(tmp_path / "folder", model, processor)
-    export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz", beside=MORE / "paligemma_bf16.npz")
+    export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz", original=MORE / "paligemma_bf16.npz")
     kernel = "params/img/Transformer/encoderblock/MlpBlock_0/Dense_0/kernel"
     for ours, theirs in zip(stored(tmp_path / "back.npz"), stored(MORE / "paligemma_bf16.npz"), strict=True):
         assert ours[:3] == theirs[:3]
@@ -138,26 +138,26 @@ def test_a_trained_tower_is_written_into_its_file(tmp_path):
         assert back.read(kernel)[1].equal(2 * original.read(kernel)[1])
 
 
-def test_beside_must_be_the_models_own_file(tmp_path):
+def test_the_original_must_be_the_models_own_file(tmp_path):
     model, _ = convert(MORE / "paligemma.npz")
     out = tmp_path / "back.npz"
     with pytest.raises(ConversionError, match=r"paligemma2.npz"):
-        export_jax(model, out, beside=MORE / "paligemma2.npz")
+        export_jax(model, out, original=MORE / "paligemma2.npz")
     model.conversion_record = None
     with pytest.raises(ConversionError, match="siglip"):
-        export_jax(model, out, beside=MORE / "siglip.npz")
+        export_jax(model, out, original=MORE / "siglip.npz")
     with torch.no_grad():
         model.projection.bias[0] = 1e5
     with pytest.raises(ConversionError, match="img/head/bias"):
-        export_jax(model, out, beside=MORE / "paligemma_f16.npz")
-    with pytest.raises(ConversionError, match="beside"):
-        export_jax(model, out, "flax", beside=MORE / "paligemma.npz")
+        export_jax(model, out, original=MORE / "paligemma_f16.npz")
+    with pytest.raises(ConversionError, match="original"):
+        export_jax(model, out, "flax", original=MORE / "paligemma.npz")
     assert not list(tmp_path.iterdir())
 
 
 def test_resampled_positions_are_written(tmp_path):
     model, _ = convert(MORE / "lit_big_vision.npz", image_size=(48, 24))
-    export_jax(model, tmp_path / "back.npz", beside=MORE / "lit_big_vision.npz")
+    export_jax(model, tmp_path / "back.npz", original=MORE / "lit_big_vision.npz")
     again, _ = convert(tmp_path / "back.npz", position_grid=(6, 3))
     for name, parameter in model.state_dict().items():
         assert again.state_dict()[name].equal(parameter), name

@@ -63,10 +63,10 @@ def test_every_golden_is_restored_bit_by_bit(goldens, tmp_path, checkpoint):
 
 
 @pytest.mark.parametrize("checkpoint", RUNS)
-def test_every_golden_is_restored_completely_beside_itself(goldens, tmp_path, checkpoint):
+def test_every_golden_is_restored_completely(goldens, tmp_path, checkpoint):
     """Every array in its order, also optimizer state and text towers."""
     model, _ = convert_golden(goldens / checkpoint, RUNS[checkpoint])
-    export_jax(model, tmp_path / "back.npz", beside=goldens / checkpoint)
+    export_jax(model, tmp_path / "back.npz", original=goldens / checkpoint)
     assert stored(tmp_path / "back.npz") == stored(goldens / checkpoint)
 
 

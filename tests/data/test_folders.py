@@ -73,7 +73,7 @@ def test_an_index_is_made_once_and_again_when_a_file_is_added(tmp_path, monkeypa
     assert {split: data._fingerprint for split, data in again.items()} == {
         split: data._fingerprint for split, data in before.items()
     }
-    before["train"].map(lambda row: {"label": 0})  # `datasets` keeps the result beside what it read
+    before["train"].map(lambda row: {"label": 0})  # `datasets` keeps the result next to its source
     assert load_folder(root).keys() == {"train", "test"}
     shutil.copy(root / "train/a/1.png", root / "train/a/9.png")
     assert len(load_folder(root)["train"]) == 5

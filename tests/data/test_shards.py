@@ -225,7 +225,7 @@ def test_late_start_reads_few_blocks(place, counting):
     assert sum(counting.requests.values()) <= 12  # a block of each of six lanes, and perhaps the next one
     counting.requests.clear()
     open_shards(place)
-    assert sum(counting.requests.values()) <= 1  # the index is in the cache: it looks whether one is beside the shards
+    assert sum(counting.requests.values()) <= 1  # the index is in the cache; it checks for one next to the shards
 
 
 def test_evaluation_sees_every_row_once_in_order(place, counting):

@@ -16,7 +16,7 @@ NAMES = [
 ]
 
 
-def test_names_are_whole_and_beside_each_other(tmp_path, monkeypatch):
+def test_names_are_whole_and_do_not_overlap(tmp_path, monkeypatch):
     drawn, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: (drawn.append(figure), save(figure, *args)))
     image = np.zeros((9, 12, 3), np.uint8)

@@ -83,7 +83,7 @@ def test_the_digits_are_recognized_by_the_embedded_model(tmp_path):
 
 
 def test_the_photographs_have_credits():
-    """Each is small, and named with its license in the file beside it and on the page."""
+    """Each is small, and named with its license in the file next to it and on the page."""
     license = (page.PHOTOGRAPHS / "LICENSE.txt").read_text(encoding="utf-8")
     for file in page.PHOTOGRAPHS.glob("*.jpg"):
         assert file.stat().st_size < 40_000

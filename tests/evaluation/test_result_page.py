@@ -181,7 +181,7 @@ def test_many_classes_and_two_of_one_name(colors, tmp_path, monkeypatch):
     assert [row["label"] for row in read_predictions(tmp_path)][:4] == ["", "", "", "3"]
 
 
-def test_the_curve_beside_the_page_has_its_colors(tmp_path, monkeypatch):
+def test_the_curve_has_the_colors_of_the_page(tmp_path, monkeypatch):
     """Judged by the style sheet."""
     figures = pytest.importorskip("matplotlib.figure")
     drawn, save = [], figures.Figure.savefig

@@ -46,13 +46,13 @@ def write_either(kind: str, path: Path, text: str, overwrite: bool = True) -> No
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_new_output_appears_and_replaces_only_on_demand(kind, tmp_path):
     write_either(kind, tmp_path / "new" / "it", "old", overwrite=False)
-    name, beside = {"file": ("new/it", {}), "folder": (f"new/it/{TEXT}", {"new/it/recipe.yaml": ""})}[kind]
-    assert contents(tmp_path) == {name: "old", **beside}
+    name, others = {"file": ("new/it", {}), "folder": (f"new/it/{TEXT}", {"new/it/recipe.yaml": ""})}[kind]
+    assert contents(tmp_path) == {name: "old", **others}
     with pytest.raises(FileExistsError, match="--overwrite"):
         write_either(kind, tmp_path / "new" / "it", "new", overwrite=False)
-    assert contents(tmp_path) == {name: "old", **beside}
+    assert contents(tmp_path) == {name: "old", **others}
     write_either(kind, tmp_path / "new" / "it", "new")
-    assert contents(tmp_path) == {name: "new", **beside}
+    assert contents(tmp_path) == {name: "new", **others}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["it"]
 
 

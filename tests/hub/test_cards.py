@@ -75,7 +75,7 @@ def test_the_card_of_an_image_tower(published):
     card = published["clippo-b16-yfcc100m-clippo"]
     assert re.search(r"\| parameters of the encoder \| 93,\d{3},\d{3} \|", card)
     assert "model(**inputs).image_embeds.shape)  # (1, 768)" in card
-    assert "`hf-vit export --to jax --beside SOURCE.npz`" in card
+    assert "`hf-vit export --to jax --original SOURCE.npz`" in card
 
 
 def test_the_cards_of_families_with_a_name_pattern(published):
@@ -84,7 +84,7 @@ def test_the_cards_of_families_with_a_name_pattern(published):
     assert cards.keys() == released_facts()["patterns"].keys()
     assert re.search(r"\| parameters of the encoder \| 41\d,\d{3},\d{3} \|", cards["paligemma"])
     assert "model(**inputs).image_embeds.shape)  # (1, patches, 2048)" in cards["paligemma"]
-    assert "`hf-vit export --to jax --beside SOURCE.npz`" in cards["paligemma"]
+    assert "`hf-vit export --to jax --original SOURCE.npz`" in cards["paligemma"]
     assert "| classes | 37 |" in cards["bit_vtab"]
 
 

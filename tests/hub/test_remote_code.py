@@ -56,7 +56,7 @@ def without_hf_vit(tmp_path_factory):
 
 
 def run_python(server: ForkServer, code: str, folder: Path) -> str:
-    """Run code with the folder as its argument; transformers keeps the code of folders beside it."""
+    """Run code with the folder as its argument; transformers keeps the code of folders next to it."""
     modules = folder.parent / "modules"
     modules.mkdir()
     prelude = f"""

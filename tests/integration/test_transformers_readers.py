@@ -100,7 +100,7 @@ def run(folder: Path, *command, **more) -> str:
 
 @pytest.fixture
 def written(tmp_path) -> Path:
-    """A folder for transformers, and beside it an image, pixel values, and the logits of hf_vit."""
+    """A folder for transformers, and next to it an image, pixel values, and the logits of hf_vit."""
     save_tiny(tmp_path / "ours")
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (31, 47, 3), np.uint8)).save(tmp_path / "image.png")
     model, processor = hf_vit.load(tmp_path / "ours")

@@ -129,7 +129,7 @@ def test_vtab_has_one_setting():
 
 
 def test_augreg_sweep():
-    """Section 3.3 of arXiv 2106.10270: regularization, weight decay, and 30 epochs beside 300."""
+    """Section 3.3 of arXiv 2106.10270: regularization, weight decay, and 30 epochs besides 300."""
     full = resolve("augreg_i21k.yaml", regularization="full", weight_decay="0.03", epochs="30")
     assert (full.dropout, full.drop_path, full.weight_decay, full.epochs) == (0.1, 0.1, 0.03, 30)
 

@@ -3,7 +3,7 @@
     python tests/xla/cuda_stand_ins.py
 
 torch 2.9, which torch_xla 2.9 needs, is on the package index only as a CUDA build, and no CUDA is needed on XLA's CPU
-device. Each library that torch's are linked against is made beside them, from the symbols that they take from it.
+device. Each library that torch's are linked against is made next to them, from the symbols that they take from it.
 Needs gcc and readelf; nothing is imported from torch, which would not load yet.
 """
 
@@ -19,7 +19,7 @@ _NVSHMEM = "libnvshmem_host.so.3"
 
 
 def main() -> None:
-    """Write the stand-ins beside torch's own libraries."""
+    """Write the stand-ins next to torch's own libraries."""
     folder = Path(str(distribution("torch").locate_file("torch/lib")))
     files = [file for file in folder.glob("lib*.so*") if not _LIBRARY.match(file.name) and "gomp" not in file.name]
     symbols = missing_symbols(files)
