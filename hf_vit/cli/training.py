@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..files.messages import did_you_mean
+from ..files.progress import silence_progress_bars
 from .arguments import add_arguments
 
 _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path"]
@@ -82,6 +83,7 @@ def plan(
     """Propose settings for fine-tuning, each with its reason; `hf-vit finetune --recipe auto` takes them."""
     from ..training.planning import plan as make_plan
 
+    silence_progress_bars()
     given: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     found = make_plan(dataset, model, minutes, eval_split=eval_split, **given)
     print(found.describe())

@@ -10,7 +10,7 @@ import datasets
 
 from ..files.contents import in_words
 from ..files.reading import read_text
-from .folders import find_splits
+from .folders import EXTENSIONS, find_splits
 
 TABLES = {"labels.csv": "image", "metadata.csv": "file_name"}  # file -> its column of paths
 _SEPARATOR = ";"
@@ -39,7 +39,7 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
 
     Raises:
         ValueError: the table has other columns, or names an image twice, an image that is not in the folder, or no
-            class.
+            class, or lacks an image in the directory of another one.
     """
     lines = csv.DictReader(read_text(table).splitlines())
     header, image_column = list(lines.fieldnames or []), TABLES[table.name]
@@ -61,6 +61,13 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
         rows[path] = _split_of(row, image_column), list(dict.fromkeys(filter(None, names)))
     if missing := [path for path in rows if not os.path.isfile(path)]:
         raise ValueError(f"{len(missing)} of {len(rows)} images of {table} do not exist: {in_words(missing)}")
+    files = (Path(entry.path) for folder in set(map(os.path.dirname, rows)) for entry in os.scandir(folder))
+    images = (str(file) for file in files if file.suffix.lower() in EXTENSIONS and not file.name.startswith("."))
+    if unlisted := sorted(set(images) - rows.keys()):
+        raise ValueError(
+            f"{len(unlisted)} images of {table.parent} are not in {table.name}: {in_words(unlisted)}; add a line for "
+            "each, with empty labels if it has none"
+        )
     names = classes or sorted({name for _, labels in rows.values() for name in labels})
     if not names:
         raise ValueError(f"{table} has no labels")

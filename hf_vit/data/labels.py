@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,31 +105,55 @@ def state_classes(split: "Split", num_labels: int | None, names_file: str | None
 
 
 def require_labels(split: "Split", name: str) -> None:
-    """Raise ValueError if images of a split have no class number. The labels of shards are not read in advance.
+    """Raise ValueError if images of a split have no label or an unknown class number.
+
+    An image that may have several labels may have an empty list. The labels of shards are not read in advance.
 
     Args:
         name: the split's name, for the message.
     """
-    if split.label_column is None or split.multi_label or split.is_sharded:
+    if split.label_column is None or split.is_sharded:
         return
-    labels = split.class_numbers()
-    if missing := int(((labels < 0) | (labels >= split.num_labels)).sum()):
+    known, counts = range(split.num_labels), split.label_counts()
+    if missing := sum(count for numbers, count in counts.items() if any(number not in known for number in numbers)):
         raise ValueError(
-            f"{missing} of {len(labels)} images of {name} have no label (expected class numbers from 0 to "
+            f"{missing} of {len(split)} images of {name} have no label (expected class numbers from 0 to "
             f"{split.num_labels - 1}): choose another split, or leave these images out"
         )
 
 
 def require_two_classes(split: "Split", name: str) -> None:
-    """Raise ValueError if all images have the same label. The labels of shards are not read in advance."""
-    if split.label_column is None or split.multi_label or split.is_sharded:
+    """Raise ValueError if all images have the same labels. The labels of shards are not read in advance."""
+    if split.label_column is None or split.is_sharded:
         return
-    if len(labels := set(split.class_numbers().tolist())) == 1:
-        (number,) = labels
-        label = split.label_names[number] if split.label_names else f"class {number}"
+    labels = {frozenset(numbers) for numbers in split.label_counts()}
+    if len(labels) == 1:
+        names = _names_in(split, *labels)
+        label = f"the label {_listing(names)}" if names else "no label"
+        raise ValueError(f"all {len(split)} images of {name} have {label} (expected two classes or more)")
+
+
+def require_known_classes(split: "Split", other: "Split", name: str, other_name: str) -> None:
+    """Raise ValueError if `other` has images of a class that no image of `split` has.
+
+    The labels of shards are not read in advance.
+
+    Args:
+        name, other_name: names of the splits, for the message.
+    """
+    if split.label_column is None or other.label_column is None or split.is_sharded or other.is_sharded:
+        return
+    known, found = ({number for numbers in one.label_counts() for number in numbers} for one in (split, other))
+    if found - known:
         raise ValueError(
-            f"all {len(split)} images of {name} have the label {_short(label)} (expected two classes or more)"
+            f"{other_name} has images of {_listing(_names_in(split, found - known))}, of which {name} has none: give "
+            "the classes the same names in both, or leave these images out"
         )
+
+
+def _names_in(split: "Split", numbers: Collection[int]) -> list[str]:
+    """Return the names of some classes of a split."""
+    return [split.label_names[number] if split.label_names else f"class {number}" for number in sorted(numbers)]
 
 
 def read_label_map(path: str) -> dict[str, str | int]:

@@ -27,8 +27,9 @@ from ..models.utils import without_secrets
 from .folders import load_folder
 from .label_table import find_table, load_table
 
+_TEXT = ("string", "large_string")
 # Types of lists of labels.
-_LISTED = ("string", "large_string", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+_LISTED = (*_TEXT, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 _VALIDATION = re.compile(r"\b(val|valid|dev)\b")  # other names of this split
 _MAX_IDX_BYTES = 2**28  # unpacked; the images of MNIST have 47 MB
 
@@ -352,7 +353,8 @@ def find_column(
 def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
     """Return the column called `name`.
 
-    By default that of class labels, else of lists of them, else of integers, else of lists of names or integers.
+    By default that of class labels, else of lists of them, else of integers, else of lists of names or integers, else
+    a column of text called "label".
     """
     kinds: tuple[Callable[[Any], bool], ...] = (
         lambda feature: isinstance(feature, datasets.ClassLabel),
@@ -362,7 +364,9 @@ def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
     )
     present = [kind for kind in kinds if any(map(kind, features.values()))]
     if name is None and not present:
-        raise no_classes(features)
+        if getattr(features.get("label"), "dtype", None) not in _TEXT:
+            raise no_classes(features)
+        name = "label"
     return find_column(features, name, present[0] if present else kinds[0], "class label", "--label-column")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import datasets
 import numpy as np
 
+from ..models.configuration_hf_vision import MAX_LABELS
 from ..models.image_reading import ImageReadingError
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 from .issues import clean
-from .labels import match_to_split, require_labels, require_two_classes, state_classes
+from .labels import match_to_split, require_known_classes, require_labels, require_two_classes, state_classes
 from .shard_index import Columns, open_index
 from .shards import ShardedDataset
 from .sources import (
@@ -94,6 +96,18 @@ class Split:
         indicators[[self._renumber(number) for number in label]] = 1
         return indicators
 
+    def label_counts(self) -> Counter[tuple[int, ...]]:
+        """Count the images with each combination of class numbers; (-1,) are images without a label."""
+        assert self.label_column is not None
+        labels = self.samples.select_columns([self.label_column]).with_format("arrow")[:][self.label_column].to_pylist()
+        if self.multi_label:
+            counts = Counter((-1,) if numbers is None else tuple(numbers) for numbers in labels)
+        else:
+            counts = Counter((-1 if number is None else number,) for number in labels)
+        if self.numbers is None:
+            return counts
+        return Counter({tuple(map(self._renumber, numbers)): count for numbers, count in counts.items()})
+
     def class_numbers(self, purpose: str = "it") -> np.ndarray:
         """Return the class number of each image, (images,); -1 for no label.
 
@@ -150,6 +164,8 @@ def open_split(
         samples = _encode_lists(samples, label_column)
     names, multi_label = _classes_of(samples.features[label_column])
     num_labels = len(names) if names is not None else max(_read_labels(samples, label_column)) + 1
+    if num_labels > MAX_LABELS:
+        raise ValueError(f"the column {label_column} has {num_labels:,} classes (expected {MAX_LABELS:,} at most)")
     return Split(samples, image_column, label_column, names, num_labels, multi_label)
 
 
@@ -163,15 +179,20 @@ def _classes_of(feature: Any) -> tuple[list[str] | None, bool]:
 def _encode_lists(samples: datasets.Dataset, column: str) -> datasets.Dataset:
     """Turn lists of class names, or of class numbers, into lists of classes."""
     lists = samples.select_columns([column]).with_format("arrow")[:][column].to_pylist()
-    found = sorted({label for labels in lists for label in labels or []})
-    if not found:
-        raise ValueError(f"the column {column} has no labels")
-    if isinstance(found[0], int):
-        names = [f"LABEL_{number}" for number in range(found[-1] + 1)]
-        encoded = [labels or [] for labels in lists]
-    else:
-        names, numbers = [str(name) for name in found], {name: number for number, name in enumerate(found)}
-        encoded = [[numbers[label] for label in labels or []] for labels in lists]
+    found = {label for labels in lists for label in labels or []}
+    if not found or None in found:
+        raise ValueError(f"the column {column} has {'empty labels' if found else 'no labels'}")
+    names = sorted(found)
+    numbers = {name: number for number, name in enumerate(names)}
+    if isinstance(names[0], int):
+        if names[0] < 0 or names[-1] >= MAX_LABELS:
+            raise ValueError(
+                f"the column {column} has the class numbers {names[0]} to {names[-1]} "
+                f"(expected 0 to {MAX_LABELS - 1:,} at most)"
+            )
+        numbers = {number: number for number in names}
+        names = [f"LABEL_{number}" for number in range(names[-1] + 1)]
+    encoded = [None if labels is None else [numbers[label] for label in labels] for labels in lists]
     feature = datasets.List(datasets.ClassLabel(names=names))
     return samples.remove_columns(column).add_column(column, encoded, feature=feature)  # pyright: ignore
 
@@ -206,11 +227,11 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
         ValueError: the classes differ, or images have no labels.
     """
     split = open_named(settings, settings.train_split, needs_labels)
-    require_labels(split, settings.train_split)
+    if needs_labels:
+        require_labels(split, settings.train_split)
+        require_two_classes(split, settings.train_split)
     if split.multi_label and settings.task == "single-label":
         raise ValueError(f"task is single-label, but images of {settings.dataset} have several labels")
-    if needs_labels:
-        require_two_classes(split, settings.train_split)
     if settings.loss == AUTO:
         settings.loss = "sigmoid" if split.multi_label or settings.task == "multi-label" else "softmax"
     if settings.eval_split == AUTO:
@@ -222,7 +243,10 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
         return split_off_holdout(split)
     eval_split = open_named(settings, settings.eval_split, needs_labels)
     require_labels(eval_split, settings.eval_split)
-    return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
+    eval_split = match_to_split(split, eval_split, settings.train_split, settings.eval_split)
+    if settings.num_labels is None and settings.label_names is None and "[" not in settings.train_split:
+        require_known_classes(split, eval_split, settings.train_split, settings.eval_split)
+    return split, eval_split
 
 
 def find_eval_split(dataset: str, config: str | None, train_split: str) -> str:

@@ -65,17 +65,24 @@ class Plan:
         """Return the plan as lines of text."""
         data = self.data
         low, median, high = data["shorter_side"]
+        looked_at = [
+            f"{_span(data['smallest_class'], data['largest_class'])} images per class",
+            f"shorter side {_span(low, high)} pixels, median {median}; {data['long']:.0%} longer than {_LONG:g}:1",
+            f"{data['exact_duplicates']:,} exact duplicates, {data['leaks']:,} of them in the held-out images",
+        ]
         rows = [
             ("data", f"{data['images']:,} images of {data['classes']:,} classes, {data['held_out']:,} held out"),
-            ("", f"{data['smallest_class']:,} to {data['largest_class']:,} images per class"),
-            ("", f"shorter side {low} to {high} pixels, median {median}; {data['long']:.0%} longer than {_LONG:g}:1"),
-            ("", f"{data['exact_duplicates']:,} exact duplicates, {data['leaks']:,} of them in the held-out images"),
+            *(("", text) for text in (looked_at if data["largest_class"] else ["in shards, which are not looked at"])),
             ("recipe", self.recipe),
             *((name.replace("_", " "), f"{value}: {self.reasons[name]}") for name, value in self.settings.items()),
             ("time", f"about {self.seconds:,.0f} seconds for {self.steps:,} steps, measured on this machine"),
             *(("note", text) for text in self.notes),
         ]
         return "\n".join(f"{name:16}{text}" for name, text in rows)
+
+
+def _span(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def plan(
@@ -120,9 +127,7 @@ def plan(
         reason = f"{_EPOCHS} epochs, but {_STEPS[0]} to {_STEPS[1]:,} steps"
         choose("epochs", round(steps * run.batch_size / images, 2), reason)
     if data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1) and not split.multi_label:
-        choose(
-            "class_sampling", "balanced", f"{data['smallest_class']:,} to {data['largest_class']:,} images per class"
-        )
+        choose("class_sampling", "balanced", f"{_span(data['smallest_class'], data['largest_class'])} images per class")
 
     result.steps = count_steps(run, split)
     held_out = 0 if eval_split is None else len(eval_split)
@@ -165,11 +170,10 @@ def look_at(split: Split, eval_split: Split | None) -> dict[str, Any]:
     digests, sizes = _read(split)
     held_out = Counter() if eval_split is None else _read(eval_split)[0]
     leaks = sum(count for digest, count in held_out.items() if digest in digests)
-    counts = np.zeros(1, int)
-    if split.multi_label:
-        counts = np.sum([split.label(row) for row in split.samples.select_columns([split.label_column])], axis=0)
-    elif not split.is_sharded:
-        counts = np.bincount(split.class_numbers(), minlength=split.num_labels)
+    counts = np.zeros(split.num_labels, int)
+    if not split.is_sharded:
+        for numbers, count in split.label_counts().items():
+            counts[list(numbers)] += count
     shorter = sizes.min(axis=1)
     return {
         "images": len(split),

@@ -81,6 +81,7 @@ def test_metadata_and_a_column_of_splits(images):
         (["image", "labels"], [["d.png", ""]], "labels"),
         (["image", "cat"], [["d.png", "yes"]], "yes"),
         (["image", "labels"], [], "labels"),
+        (["image", "labels"], [["train/a.png", "bird"]], "b.png"),
     ],
 )
 def test_other_tables_are_refused(images, header, rows, said):

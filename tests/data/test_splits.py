@@ -60,18 +60,53 @@ def test_every_image_is_held_out_by_one_fold(tmp_path):
         split_into_folds(split, 5)
 
 
-@pytest.mark.parametrize("missing", [None, -1])
-def test_images_without_labels_are_refused(tmp_path, missing):
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-    labels = {"train": [0, 1, 1, 0], "test": [0, missing, 1, missing]}
-    for name, numbers in labels.items():
-        rows = {"image": [np.zeros((9, 9, 3), np.uint8)] * 4, "label": numbers}
-        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"{name}.parquet")
-    for changes in ({}, {"train_split": "test", "eval_split": None}):
-        with pytest.raises(ValueError, match="2 of 4"):
-            open_splits(FinetuneSettings(dataset=str(tmp_path), model="model", **changes))
-    split, _ = open_splits(FinetuneSettings(dataset=str(tmp_path), model="model", eval_split=None))
-    assert split.class_numbers().tolist() == labels["train"]
+CLASS, TEXT, NUMBER = (
+    datasets.ClassLabel(names=["ant", "bee", "wasp"]),
+    datasets.Value("string"),
+    datasets.Value("int64"),
+)
+
+
+def write_tables(folder, feature, **splits):
+    features = datasets.Features({"image": datasets.Image(), "label": feature})
+    for name, labels in splits.items():
+        rows = {"image": [np.zeros((9, 9, 3), np.uint8)] * len(labels), "label": labels}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / f"{name}.parquet")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("feature", "labels", "message"),
+    [
+        (CLASS, [0, None, 1, -1], "2 of 4"),
+        (TEXT, ["bee", None, "ant"], "1 of 3"),
+        (datasets.List(CLASS), [[0, 1], None, [], [1]], "1 of 4"),
+        (datasets.List(TEXT), [["bee", None], ["ant"]], "label"),
+        (datasets.List(TEXT), [[], []], "label"),
+        (datasets.List(CLASS), [[], []], "2 images"),
+        (datasets.List(NUMBER), [[0], [-1]], "-1"),
+        (datasets.List(NUMBER), [[0], [10**12]], "1000000000000"),
+        (NUMBER, [0, 10**12], "1,000,000,000,001"),
+        (CLASS, [1, 1, 1], "'bee'"),
+        (TEXT, ["bee", "bee"], "'bee'"),
+        (datasets.List(TEXT), [["bee", "ant"], ["ant", "bee"]], "'ant', 'bee'"),
+    ],
+)
+def test_images_without_labels_or_with_equal_ones_are_refused(tmp_path, feature, labels, message):
+    data = write_tables(tmp_path, feature, train=labels)
+    with pytest.raises(ValueError, match=message):
+        open_splits(FinetuneSettings(dataset=data, model="model"))
+
+
+def test_labels_of_the_evaluation_split_are_checked_too(tmp_path):
+    data = write_tables(tmp_path, CLASS, train=[0, 1, 1, 0], test=[0, 1, None, 1], validation=[0, 2])
+    with pytest.raises(ValueError, match="1 of 4"):
+        open_splits(FinetuneSettings(dataset=data, model="model", eval_split="test"))
+    with pytest.raises(ValueError, match="wasp"):
+        open_splits(FinetuneSettings(dataset=data, model="model"))
+    for changes in ({"train_split": "train[:3]"}, {"num_labels": 3}, {"eval_split": None}):
+        split, _ = open_splits(FinetuneSettings(dataset=data, model="model", **changes))
+        assert split.class_numbers()[:3].tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(("count", "held_out"), [(9, None), (10, 1), (12, 1)])
