@@ -40,7 +40,7 @@ class _UnsupportedLayout(Exception):
 
 
 class _Listing(NamedTuple):
-    """Images in one directory, whose path is relative to the folder."""
+    """Images in one directory, whose path is relative to the folder and ends with a slash."""
 
     directory: str
     changed: int  # nanoseconds
@@ -86,14 +86,11 @@ def _read_index(file: Path, folder: Path) -> dict[str, Any] | None:
 
 def _list_all(folder: Path) -> list[_Listing]:
     """List a folder level by level."""
-    found: list[_Listing] = []
-    level = [""]
-    with ThreadPoolExecutor(_THREADS) as pool, tqdm(desc=f"Listing {folder}", unit=" images", delay=1) as bar:
+    found, level = [], [""]
+    with ThreadPoolExecutor(_THREADS) as pool:
         for _ in range(3):
-            listings = []
-            for listing in pool.map(lambda name: list_directory(folder, name), level):
-                listings.append(listing)
-                bar.update(len(listing.names))
+            listed = pool.map(lambda name: list_directory(folder, name), level)
+            listings = list(tqdm(listed, f"Listing {folder}", len(level), unit=" folders", delay=1))
             found += listings
             level = [f"{listing.directory}{name}/" for listing in listings for name in listing.directories]
     if level:
@@ -109,8 +106,7 @@ def list_directory(folder: Path, directory: str) -> _Listing:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if not entry.name.isascii():
-                _refuse_undecodable(entry.name)
+            _refuse_undecodable(entry.name)
             if entry.is_dir():
                 if not entry.name.startswith("__"):
                     directories.append(entry.name)
@@ -126,34 +122,9 @@ def _refuse_undecodable(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        encoding = sys.getfilesystemencoding()
         raise ValueError(
-            f"the name {os.fsencode(name)!r} is not {encoding}: rename it"
-            + ("" if encoding == "utf-8" else ", or set the variable PYTHONUTF8=1")
+            f"the name {os.fsencode(name)!r} is not {sys.getfilesystemencoding()}: rename it, or set PYTHONUTF8=1"
         ) from None
-
-
-def _splits_of(listings: list[_Listing]) -> dict[str, list[_Listing]]:
-    """Class directories by split, as `datasets` finds them; raise _UnsupportedLayout for any unclear layout."""
-    classes = [listing for listing in listings if listing.names]
-    paths = [listing.directory.split("/")[:-1] for listing in classes]  # [class] or [split, class]
-    depths = {len(path) for path in paths}
-    found = [find_splits("".join(path[:1])) for path in paths]
-    if depths == {1} and not any(found):
-        inner = [name for listing in classes for name in listing.names]
-        splits = {"train": classes}
-    elif depths == {2} and all(len(names) == 1 for names in found):
-        inner = [name for _, name in paths]
-        splits = {names[0]: [] for names in found}
-        for names, listing in zip(found, classes, strict=True):
-            splits[names[0]].append(listing)
-        if len({tuple(path[:1]) for path in paths}) > len(splits):  # several folders of one split
-            raise _UnsupportedLayout
-    else:
-        raise _UnsupportedLayout
-    if any(map(find_splits, inner)) or any(len(part) < 2 for part in splits.values()):
-        raise _UnsupportedLayout
-    return splits
 
 
 def find_splits(name: str) -> list[str]:
@@ -161,20 +132,40 @@ def find_splits(name: str) -> list[str]:
     return [split for split, pattern in _SPLITS.items() if pattern.search(name)]
 
 
+def _find_classes(listings: list[_Listing]) -> dict[str, list[tuple[str, _Listing]]]:
+    """Return (name, images) of each class by split, as `datasets` finds them, in the order of their paths.
+
+    Raises:
+        _UnsupportedLayout: the layout is neither CLASS/FILE nor SPLIT/CLASS/FILE.
+    """
+    listings = sorted((listing for listing in listings if listing.names), key=lambda listing: listing.directory)
+    paths = [listing.directory.split("/")[:-1] for listing in listings]  # [class] or [split, class]
+    splits: dict[str, list[tuple[str, _Listing]]] = {}
+    for path, listing in zip(paths, listings, strict=True):
+        inner = [*path[-1:], *(listing.names if len(path) == 1 else ())]  # which name no split
+        found = find_splits(path[0]) if len(path) == 2 else ["train"] * len(path)
+        if len(found) != 1 or len(path) != len(paths[0]) or any(map(find_splits, inner)):
+            raise _UnsupportedLayout
+        splits.setdefault(found[0], []).append((path[-1], listing))
+    folders = {path[0] for path in paths if len(path) == 2}
+    if not splits or len(folders) > len(splits) or any(len(classes) < 2 for classes in splits.values()):
+        raise _UnsupportedLayout
+    return splits
+
+
 def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> dict[str, Any]:
     """Write the index of a folder atomically, and return the content of index.json; rows are sorted by path."""
-    splits = _splits_of(listings)
-    classes = sorted({_class_of(listing) for part in splits.values() for listing in part})
-    schema = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)}).arrow_schema
-    numbers = {name: number for number, name in enumerate(classes)}
+    splits = _find_classes(listings)
+    names = sorted({name for classes in splits.values() for name, _ in classes})
+    schema = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}).arrow_schema
     digest = hashlib.sha256()
     shutil.rmtree(index, ignore_errors=True)
     with new_folder(index, marker=None) as draft:
-        for split, part in splits.items():
+        for split, classes in splits.items():
             with pa.OSFile(str(draft / f"{split}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
-                for listing in sorted(part, key=lambda listing: listing.directory):
-                    paths = [f"{folder}/{listing.directory}{name}" for name in listing.names]
-                    labels = [numbers[_class_of(listing)]] * len(paths)
+                for name, listing in classes:
+                    paths = [f"{folder}/{listing.directory}{file}" for file in listing.names]
+                    labels = [names.index(name)] * len(paths)
                     digest.update(repr((split, paths, labels)).encode())
                     images = pa.array([{"bytes": None, "path": path} for path in paths], schema.field("image").type)
                     stream.write_table(pa.table([images, pa.array(labels, pa.int64())], schema=schema))
@@ -182,7 +173,3 @@ def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> dict[st
         about = {"digest": digest.hexdigest()[:32], "splits": list(splits), "changed": changed}
         (draft / "index.json").write_text(json.dumps(about), encoding="utf-8")
     return about
-
-
-def _class_of(listing: _Listing) -> str:
-    return listing.directory.split("/")[-2]
