@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def fingerprint_model(name: str) -> dict[str, Any]:
 
 
 def fingerprint_data(split: Split) -> dict[str, Any]:
-    """Return the fingerprint of images and labels: a SHA-256 of their content, or of sizes and times.
+    """Return the fingerprint of images and labels: a SHA-256 of their content, or of sizes and modification times.
 
     Up to 1 GiB of images are read. Larger data are identified by the fingerprint of `datasets` (which depends on the
     commit on the Hub, or on the local files) and by size and modification time of every image file. Shards are
@@ -53,8 +54,7 @@ def fingerprint_data(split: Split) -> dict[str, Any]:
         index = split.samples.index
         return {"shards": _digest([meaning, index.files, index.stamps]), "images": len(split)}
     images = len(split)
-    content = _hash_content(split)
-    if content is not None:
+    if (content := _hash_content(split)) is not None:
         return {"content": _digest([meaning, content]), "images": images}
     return {"fingerprint": _digest([meaning, split.samples._fingerprint, _hash_times(split)]), "images": images}
 
@@ -70,45 +70,33 @@ def _hash_content(split: Split) -> str | None:
     digest, size = hashlib.sha256(), 0
     columns = [column for column in (split.image_column, split.label_column) if column is not None]
     for batch in split.samples.select_columns(columns).iter(256):
-        labels = batch[split.label_column] if split.label_column is not None else [None] * len(batch[columns[0]])
-        for image, label in zip(batch[split.image_column], labels, strict=True):
-            content = (image or {}).get("bytes")
-            size += _stat_of(image)[0] if content is None else len(content)
+        images = batch[split.image_column]
+        labels = [None] * len(images) if split.label_column is None else batch[split.label_column]
+        for image, label in zip(images, labels, strict=True):
+            content = b""
+            with suppress(OSError, TypeError, ValueError):  # unreadable, or no image
+                is_file = image["bytes"] is None and Path(image["path"]).is_file()  # no device or pipe
+                content = Path(image["path"]).read_bytes() if is_file else image["bytes"] or b""
+            size += len(content)
             if size > _MOST_BYTES:
                 return None
-            if content is None:
-                content = _read(image)
             digest.update(f"{len(content)} {json.dumps(label, sort_keys=True, default=str)} ".encode())
             digest.update(content)
     return digest.hexdigest()
 
 
 def _hash_times(split: Split) -> str:
-    """SHA-256 of size and modification time of every image file; of nothing if the images are in tables."""
+    """SHA-256 of size and modification time of every image file, zeros if unreadable; of nothing for tables."""
     digest = hashlib.sha256()
     if split.image(split.samples[0], 0)["bytes"] is None:
         for batch in split.samples.select_columns([split.image_column]).iter(4096):
             for image in batch[split.image_column]:
-                digest.update(f"{_stat_of(image)}".encode())
+                state = 0, 0
+                with suppress(OSError, TypeError, ValueError):
+                    found = os.stat(image["path"])
+                    state = found.st_size, found.st_mtime_ns
+                digest.update(f"{state}".encode())
     return digest.hexdigest()
-
-
-def _stat_of(image: dict[str, Any] | None) -> tuple[int, int]:
-    """Size and modification time of an image file; zeros if it cannot be read."""
-    try:
-        found = os.stat((image or {})["path"])
-    except (OSError, KeyError, TypeError, ValueError):
-        return 0, 0
-    return found.st_size, found.st_mtime_ns
-
-
-def _read(image: dict[str, Any] | None) -> bytes:
-    """Read an image file; empty if there is none, or if it is a device or a pipe."""
-    try:
-        path = Path((image or {})["path"])
-        return path.read_bytes() if path.is_file() else b""
-    except (OSError, KeyError, TypeError, ValueError):
-        return b""
 
 
 def _digest(content: Any) -> str:

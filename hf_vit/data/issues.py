@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import datasets
-import numpy as np
 
+from ..files.contents import in_words
 from ..files.messages import did_you_mean, shorten
 from ..files.output import new_file
 from ..files.predictions import Table
@@ -62,8 +62,9 @@ def read_issues(path: str) -> list[dict[str, str]]:
             rows = list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
-    if "image" not in (reader.fieldnames or []):
-        raise ValueError(f"{path} has the columns {', '.join(reader.fieldnames or []) or 'none'} (expected image)")
+    header = reader.fieldnames or []
+    if "image" not in header:
+        raise ValueError(f"{path} has the columns {', '.join(header) or 'none'} (expected image)")
     for line, row in enumerate(rows, start=2):
         if None in row or not row["image"]:
             raise ValueError(f"{path}, row {line}: {'too many columns' if None in row else 'no image is named'}")
@@ -79,11 +80,9 @@ def name_images(split: "Split", settings: DataSettings, spec: str) -> list[str]:
     folder = Path(str(settings.dataset)).expanduser().absolute()
     names: list[str] = []
     batches: Any = split.samples.select_columns(split.image_column).with_format("arrow").iter(_ROWS_AT_ONCE)
-    for batch in batches:
-        column = batch[split.image_column].combine_chunks()
-        for path, is_file in zip(
-            column.field("path").to_pylist(), column.field("bytes").is_null().to_pylist(), strict=True
-        ):
+    for batch in batches:  # the bytes of images in a table are not read
+        contents, paths = batch[split.image_column].combine_chunks().flatten()
+        for path, is_file in zip(paths.to_pylist(), contents.is_null().to_pylist(), strict=True):
             file = Path(path or "")
             names.append(file.relative_to(folder).as_posix() if is_file and file.is_relative_to(folder) else "")
     if all(names):
@@ -105,25 +104,38 @@ def clean(split: "Split", settings: DataSettings, spec: str) -> "Split":
     """
     if split.is_sharded:
         raise ValueError("exclude and relabel name single images: leave streaming off")
-    names = name_images(split, settings, spec)
-    positions = {name: position for position, name in enumerate(names)}
+    positions = {name: position for position, name in enumerate(name_images(split, settings, spec))}
     if settings.relabel:
+        if split.label_column is None or split.multi_label:
+            raise ValueError("relabel needs images with one label each")
         suggested = _read_labels(settings.relabel)
         _check_known(suggested, positions, settings.relabel, settings, spec)
-        split = _relabel(split, {positions[name]: label for name, label in suggested.items() if name in positions},
-                         settings.relabel, names)  # fmt: skip
+        classes = split.label_names or [str(number) for number in range(split.num_labels)]
+        labels, feature = split.class_numbers(), split.samples.features[split.label_column]
+        for image, name in suggested.items():
+            if image not in positions:  # of another split
+                continue
+            if name not in classes:
+                raise ValueError(
+                    f"{settings.relabel} gives {image} the label {shorten(name)}, which is no class of the data "
+                    f"({in_words(classes, 20)}){did_you_mean(name, classes)}"
+                )
+            labels[positions[image]] = classes.index(name)
+        samples = split.samples.remove_columns(split.label_column)
+        samples = samples.add_column(split.label_column, labels, feature=feature)
+        split = dataclasses.replace(split, samples=samples)
     if settings.exclude:
         excluded = excluded_images(settings)
         _check_known(excluded, positions, settings.exclude, settings, spec)
         kept = [position for name, position in positions.items() if name not in excluded]
         if not kept:
-            raise ValueError(f"{settings.exclude} excludes all {len(names)} images of {spec}")
+            raise ValueError(f"{settings.exclude} excludes all {len(split)} images of {spec}")
         split = dataclasses.replace(split, samples=split.samples.select(kept))
     return split
 
 
 def excluded_images(settings: DataSettings) -> set[str]:
-    """Return the images that `settings.exclude` names, without those whose rows `settings.relabel` mends."""
+    """Return the images that `settings.exclude` names, except those that `settings.relabel` relabels."""
     rows = read_issues(settings.exclude) if settings.exclude else []
     relabeled = _read_labels(settings.relabel) if settings.relabel else {}
     return {row["image"] for row in rows if not (row.get("suggested") and row["image"] in relabeled)}
@@ -148,36 +160,13 @@ def _read_labels(path: str) -> dict[str, str]:
 
 def _check_known(named: Iterable[str], known: dict[str, int], path: str, settings: DataSettings, spec: str) -> None:
     """Raise ValueError for an image that neither this split nor another one of the data set has."""
-    for name in named:
-        row = _ROW.fullmatch(name)
-        if name in known or (row is None and (Path(str(settings.dataset)).expanduser() / name).is_file()):
-            continue
-        if (
-            row is None
-            or row[1] == spec
-            or row[1] not in names_of_splits(str(settings.dataset), settings.dataset_config)
-        ):
+    for name in (name for name in named if name not in known):
+        if row := _ROW.fullmatch(name):
+            exists = row[1] != spec and row[1] in names_of_splits(str(settings.dataset), settings.dataset_config)
+        else:
+            exists = (Path(str(settings.dataset)).expanduser() / name).is_file()
+        if not exists:
             raise ValueError(
                 f"{path} names the image {shorten(name)}, which {settings.dataset} does not have"
                 f"{did_you_mean(name, known)}"
             )
-
-
-def _relabel(split: "Split", changes: dict[int, str], path: str, names: list[str]) -> "Split":
-    """Set the labels of some rows, by class names, or by numbers if the classes have no names."""
-    if split.label_column is None or split.multi_label:
-        raise ValueError("relabel needs images with one label each")
-    classes = split.label_names or [str(number) for number in range(split.num_labels)]
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = split.class_numbers()
-    for position, name in changes.items():
-        if name not in numbers:
-            raise ValueError(
-                f"{path} gives {names[position]} the label {shorten(name)}, which is no class of the data "
-                f"({', '.join(classes[:20])}{', ...' if len(classes) > 20 else ''}){did_you_mean(name, classes)}"
-            )
-        labels[position] = numbers[name]
-    feature = split.samples.features[split.label_column]
-    samples = split.samples.remove_columns(split.label_column)
-    samples = samples.add_column(split.label_column, np.asarray(labels), feature=feature)
-    return dataclasses.replace(split, samples=samples)

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import datasets
@@ -13,18 +12,16 @@ from ..files.reading import read_text
 from .folders import EXTENSIONS, find_splits
 
 TABLES = {"labels.csv": "image", "metadata.csv": "file_name"}  # file -> its column of paths
-_SEPARATOR = ";"
 
 
 def find_table(folder: Path) -> Path | None:
     """Return the table of labels at the top of a folder, if there is one."""
     if (table := folder / "labels.csv").is_file():
         return table
-    table = folder / "metadata.csv"  # `datasets` reads those with one label per image
-    if table.is_file() and len(read_text(table).splitlines()) > 0:
-        header = next(csv.reader(read_text(table).splitlines()[:1]))
-        return table if "labels" in header and "file_name" in header else None
-    return None
+    if not (table := folder / "metadata.csv").is_file():
+        return None
+    header = next(csv.reader(read_text(table).splitlines()), [])
+    return table if {"file_name", "labels"} <= set(header) else None  # `datasets` reads those with one label per image
 
 
 def load_table(table: Path) -> dict[str, datasets.Dataset]:
@@ -41,27 +38,35 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
         ValueError: the table has other columns, or names an image twice, an image that is not in the folder, or no
             class, or lacks an image in the directory of another one.
     """
+    folder, image_column = os.path.abspath(table.parent), TABLES[table.name]
     lines = csv.DictReader(read_text(table).splitlines())
-    header, image_column = list(lines.fieldnames or []), TABLES[table.name]
+    header = list(lines.fieldnames or [])
     classes = [name for name in header if name not in (image_column, "split", "labels")]
     if image_column not in header or len(set(header)) < len(header) or ("labels" in header) == bool(classes):
         raise ValueError(
-            f"{table} has the columns {in_words(header)} (expected {image_column} and labels, or {image_column} and a "
-            "column for each class; split is optional)"
+            f"{table} has the columns {in_words(header) or 'none'} (expected {image_column} and labels, or "
+            f"{image_column} and a column for each class; split is optional)"
         )
     rows: dict[str, tuple[str, list[str]]] = {}  # path -> split and names of its labels
     for number, row in enumerate(lines, start=2):
         where = f"line {number} of {table}"
         if None in row or None in row.values():
             raise ValueError(f"{where} does not have {len(header)} fields")
-        path = _path_in(table.parent, row[image_column], where)
-        if path in rows:
-            raise ValueError(f"{where} names {row[image_column]} a second time")
-        names = _names_in(row, classes, where) if classes else map(str.strip, row["labels"].split(_SEPARATOR))
-        rows[path] = _split_of(row, image_column), list(dict.fromkeys(filter(None, names)))
+        path = os.path.normpath(os.path.join(folder, row[image_column]))
+        if not path.startswith(folder + os.sep) or path in rows:
+            reason = "a second time" if path in rows else "which is not in the folder"
+            raise ValueError(f"{where} names {row[image_column]!r}, {reason}")
+        marks = {name: row[name].strip() for name in classes}
+        if wrong := [name for name, mark in marks.items() if mark not in ("0", "1")]:
+            raise ValueError(f"{where} has {row[wrong[0]]!r} in the column {wrong[0]} (expected 0 or 1)")
+        labels = row["labels"].split(";") if not classes else [name for name, mark in marks.items() if mark == "1"]
+        first, _, rest = row[image_column].partition("/")
+        found = [row["split"].strip()] if "split" in row else find_splits(first) if rest else []
+        split = found[0] if len(found) == 1 else "train"
+        rows[path] = split, list(dict.fromkeys(filter(None, map(str.strip, labels))))
     if missing := [path for path in rows if not os.path.isfile(path)]:
         raise ValueError(f"{len(missing)} of {len(rows)} images of {table} do not exist: {in_words(missing)}")
-    files = (Path(entry.path) for folder in set(map(os.path.dirname, rows)) for entry in os.scandir(folder))
+    files = (Path(entry.path) for directory in set(map(os.path.dirname, rows)) for entry in os.scandir(directory))
     images = (str(file) for file in files if file.suffix.lower() in EXTENSIONS and not file.name.startswith("."))
     if unlisted := sorted(set(images) - rows.keys()):
         raise ValueError(
@@ -71,40 +76,14 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
     names = classes or sorted({name for _, labels in rows.values() for name in labels})
     if not names:
         raise ValueError(f"{table} has no labels")
-    return _to_splits(rows, names)
-
-
-def _path_in(folder: Path, name: str, where: str) -> str:
-    path = os.path.normpath(os.path.join(os.path.abspath(folder), name))
-    if not path.startswith(os.path.abspath(folder) + os.sep):
-        raise ValueError(f"{where} names {name!r}, which is not in the folder")
-    return path
-
-
-def _names_in(row: Mapping[str, str], classes: list[str], where: str) -> list[str]:
-    for name in classes:
-        if row[name].strip() not in ("0", "1"):
-            raise ValueError(f"{where} has {row[name]!r} in the column {name} (expected 0 or 1)")
-    return [name for name in classes if row[name].strip() == "1"]
-
-
-def _split_of(row: Mapping[str, str], image_column: str) -> str:
-    if "split" in row:
-        return row["split"].strip()
-    first, _, rest = row[image_column].partition("/")
-    found = find_splits(first) if rest else []
-    return found[0] if len(found) == 1 else "train"
-
-
-def _to_splits(rows: Mapping[str, tuple[str, list[str]]], names: list[str]) -> dict[str, datasets.Dataset]:
-    classes = datasets.ClassLabel(names=names)
-    features = datasets.Features({"image": datasets.Image(decode=False), "labels": datasets.List(classes)})
+    kind = datasets.List(datasets.ClassLabel(names=names))
+    features = datasets.Features({"image": datasets.Image(decode=False), "labels": kind})
     splits = {}
     for split in dict.fromkeys(split for split, _ in rows.values()):
         chosen = sorted((path, labels) for path, (its_split, labels) in rows.items() if its_split == split)
         columns = {
             "image": [{"bytes": None, "path": path} for path, _ in chosen],
-            "labels": [classes.str2int(labels) for _, labels in chosen],
+            "labels": [[names.index(label) for label in labels] for _, labels in chosen],
         }
         splits[split] = datasets.Dataset.from_dict(columns, features=features)
         states = [(path, labels, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path, labels in chosen]
