@@ -1,17 +1,16 @@
 """Data sets that decode and augment, and loaders of their batches; `samplers` has the order of the images."""
 
-import atexit
 import math
 import multiprocessing
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
 from itertools import accumulate, islice
 from multiprocessing import forkserver
 from pathlib import Path
-from queue import Full, Queue
 from typing import Any
 
 import numpy as np
@@ -59,18 +58,15 @@ class TrainDataset(Dataset):
             sample = self.split.samples[drawn.row] if drawn.block is None else self.split.samples.read(drawn)
             try:
                 image, rng = self.split.image(sample, drawn.row), sample_generator(self.seed, drawn.visit, drawn.row)
-                label = self._label_of(sample)
-                return {**self.augment(image, rng), "label": label, "row": drawn.row, "skipped": skipped}
+                augmented, label = self.augment(image, rng), self.split.label(sample)
             except ImageReadingError as error:
                 self.split.log_unreadable(error)
                 failure = error
+                continue
+            if self.split.label_column is not None and not self.split.multi_label and label < 0:  # of shards
+                raise ValueError(f"an image of the training split has no label in the column {self.split.label_column}")
+            return {**augmented, "label": label, "row": drawn.row, "skipped": skipped}
         raise ValueError(f"none of the {len(self.split)} images can be read: {failure}")
-
-    def _label_of(self, sample: dict) -> Any:
-        label = self.split.label(sample)
-        if self.split.label_column is not None and not self.split.multi_label and label < 0:  # of shards
-            raise ValueError(f"an image of the training split has no label in the column {self.split.label_column}")
-        return label
 
     def augment(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Return the sample's "image" and other entries.
@@ -150,12 +146,8 @@ class EvalDataset(Dataset):
     def padding(self) -> dict[str, Any]:
         """Return a padding sample, with index -1."""
         label = np.zeros(self.split.num_labels, np.float32) if self.split.multi_label else -1
-        return {**self._black, "label": label, "valid": False, "index": -1}
-
-    @cached_property
-    def _black(self) -> dict[str, Any]:
-        height, width = self.size
-        return self._pixels(Image.new("RGB" if self.channels == 3 else "L", (width, height)))
+        black = Image.new("RGB" if self.channels == 3 else "L", self.size[::-1])
+        return {**self._pixels(black), "label": label, "valid": False, "index": -1}
 
 
 def channel_statistics(split: Split, num_channels: int) -> tuple[np.ndarray, np.ndarray]:
@@ -222,12 +214,7 @@ class BlockLoader:
     """
 
     def __init__(
-        self,
-        dataset: BlockDataset,
-        layout: BatchLayout,
-        steps: range,
-        num_workers: int | str,
-        prefetch_factor: int = 4,
+        self, dataset: BlockDataset, layout: BatchLayout, steps: range, num_workers: int | str, prefetch_factor: int
     ):
         self.num_workers = count_workers(num_workers)
         self.parts = max(self.num_workers, 1)
@@ -264,45 +251,17 @@ def join_parts(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def prefetch(batches: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
-    """Yield the items of an iterator that a thread advances, at most `ahead` items early."""
-    ready: Queue[Any] = Queue(ahead)
-    is_over = threading.Event()
-
-    def put(item: Any) -> bool:
-        while not is_over.is_set():
-            with suppress(Full):
-                ready.put(item, timeout=0.5)
-                return True
-        return False
-
-    def advance() -> None:
-        torch.set_num_threads(1)  # of this thread: its copies do not compete with training
-        try:
-            for batch in batches:
-                if not put((batch, None)):
-                    return
-            put((None, StopIteration()))
-        except BaseException as error:
-            put((None, error))
-
-    def stop() -> None:
-        is_over.set()
-        thread.join(timeout=5)
-
-    thread = threading.Thread(target=advance, name="batches", daemon=True)
-    thread.start()
-    atexit.register(stop)  # a thread inside torch must not outlive the interpreter
+    """Yield the items of an iterator that a thread advances, `ahead` items early."""
+    end = object()
+    # One torch thread there, so that the copies do not compete with training.
+    pool = ThreadPoolExecutor(1, "batches", initializer=torch.set_num_threads, initargs=(1,))
     try:
-        while True:
-            batch, error = ready.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
+        ready = deque(pool.submit(next, batches, end) for _ in range(ahead + 1))
+        while (batch := ready.popleft().result()) is not end:
+            ready.append(pool.submit(next, batches, end))
             yield batch
     finally:
-        stop()
-        atexit.unregister(stop)
+        pool.shutdown(cancel_futures=True)
 
 
 def load_batches(
@@ -367,13 +326,14 @@ def leave_process_group(worker: int) -> None:
         os.setsid()
 
 
-def _in_group() -> bool:
-    return dist.is_initialized() and "forkserver" in multiprocessing.get_all_start_methods()
+def _uses_server(num_workers: int) -> bool:
+    """Tell whether workers are forked from a server: a process group (gloo, NCCL) has threads."""
+    return bool(num_workers) and dist.is_initialized() and "forkserver" in multiprocessing.get_all_start_methods()
 
 
 def start_server(num_workers: int | str) -> None:
     """Start the forkserver of the data workers, if they use one; its imports take seconds, on another core."""
-    if count_workers(num_workers) and _in_group():
+    if _uses_server(count_workers(num_workers)):
         forkserver.set_forkserver_preload(["__main__", f"{__package__}.worker_server"])
         forkserver.ensure_running()
 
@@ -381,12 +341,12 @@ def start_server(num_workers: int | str) -> None:
 def _worker_options(split: Split, num_workers: int) -> dict[str, Any]:
     """Return the arguments of a DataLoader with workers, the processes that decode and augment.
 
-    A process group (gloo, NCCL) has threads. A worker forked while they run can deadlock on a lock that a thread held.
-    With a process group, workers are therefore forked from a server without threads, which has imported everything
-    once. Where a thread of fsspec has connections, which a fork breaks, they are spawned.
+    A worker forked while threads run can deadlock on a lock that a thread held. With a process group, workers are
+    therefore forked from a server without threads, which has imported everything once. Where a thread of fsspec has
+    connections, which a fork breaks, they are spawned.
     """
     options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": leave_process_group}
-    if num_workers and _in_group():
+    if _uses_server(num_workers):
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _init_worker}
     elif num_workers and split.is_sharded and split.samples.uses_event_loop:
         options["multiprocessing_context"] = "spawn"
