@@ -146,7 +146,8 @@ class EvalDataset(Dataset):
     def padding(self) -> dict[str, Any]:
         """Return a padding sample, with index -1."""
         label = np.zeros(self.split.num_labels, np.float32) if self.split.multi_label else -1
-        black = Image.new("RGB" if self.channels == 3 else "L", self.size[::-1])
+        height, width = self.size
+        black = Image.new("RGB" if self.channels == 3 else "L", (width, height))
         return {**self._pixels(black), "label": label, "valid": False, "index": -1}
 
 

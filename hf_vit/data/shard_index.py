@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from posixpath import basename, dirname
 from typing import Any, NamedTuple
 
 import datasets
@@ -93,7 +94,7 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
     with ThreadPoolExecutor(_THREADS) as pool:
         stamps = list(pool.map(_stamp, files))
     name = _index_name(files, columns)
-    cached, neighbor = str(_cache() / name), f"{files[0].rpartition('/')[0] or '.'}/{name}"
+    cached, neighbor = str(_cache() / name), f"{dirname(files[0]) or '.'}/{name}"
     with FileLock(f"{cached}.lock"):
         index = _load(neighbor, cached, files, stamps) or _load(cached, cached, files, stamps)
         if index is None:
@@ -143,15 +144,11 @@ def _index_name(files: Sequence[str], columns: Columns) -> str:
     """File name of the index of some shards; that of tars always has the labels."""
     if files[0].endswith(".tar"):
         columns = Columns(columns.image, columns.label or "cls")
-    return f"hf_vit_index-{_digest([list(map(_name, files)), columns])}.arrow"
+    return f"hf_vit_index-{_digest([list(map(basename, files)), columns])}.arrow"
 
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def _name(file: str) -> str:
-    return file.rsplit("/", 1)[-1]
 
 
 def _cache() -> Path:
@@ -179,7 +176,7 @@ def _load(path: str, cached: str, files: Sequence[str], stamps: list) -> ShardIn
         about = json.loads(map_table(path).schema.metadata[b"hf_vit"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    if about["version"] != _VERSION or about["files"] != list(map(_name, files)):
+    if about["version"] != _VERSION or about["files"] != list(map(basename, files)):
         return None
     pairs = zip(about["stamps"], stamps, strict=True)
     if not all(kept[0] == now[0] and kept[1] in (None, now[1]) for kept, now in pairs):
@@ -204,11 +201,7 @@ def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
         return scanned | {name: np.array(scanned[name], np.int64) for name in _SCHEMA.names}
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        try:
-            parts = list(tqdm(pool.map(scan, files, stamps), "Indexing", len(files), unit=" shards", delay=1))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        parts = list(tqdm(pool.map(scan, files, stamps), "Indexing", len(files), unit=" shards", delay=1))
     table = _join(files, stamps, parts)
     shutil.rmtree(folder)
     return table
@@ -234,7 +227,7 @@ def _join(files: Sequence[str], stamps: list, parts: list[dict]) -> pa.Table:
             features |= datasets.Features.from_dict({label: first["feature"]})
     about = {
         "version": _VERSION,
-        "files": list(map(_name, files)),
+        "files": list(map(basename, files)),
         "stamps": stamps,
         "ends": np.cumsum([len(part["rows"]) for part in parts]).tolist(),
         "features": datasets.Features(features).to_dict(),
@@ -323,14 +316,19 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
     try:
         with open_file(file) as source:
             reader = pq.ParquetFile(source)
-            features = _mark_images(reader.schema_arrow)
+            features = datasets.Features.from_arrow_schema(reader.schema_arrow)
+            for name, feature in features.items():  # bytes, or bytes with a path
+                if feature == datasets.Value("binary") or (
+                    isinstance(feature, dict) and feature.keys() == {"bytes", "path"}
+                ):
+                    features[name] = datasets.Image()
             image = find_column(features, columns.image, is_image, "image", "--image-column")
             has_labels = columns.needs_labels or columns.label is not None
             label = find_label_column(features, columns.label) if has_labels else None
             feature = None if label is None else features[label]
             groups = [reader.metadata.row_group(number) for number in range(reader.num_row_groups)]
             is_plain = isinstance(feature, datasets.Value)
-            is_text = isinstance(feature, datasets.Value) and "string" in feature.dtype
+            is_text = is_plain and "string" in feature.dtype
             is_read = is_text or (is_plain and columns.counts_labels)
             values = {*(reader.read([label])[label].to_pylist() if is_read else ())} - {None}
     except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
@@ -347,15 +345,6 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
         "image_column": image,
         "label_column": label,
     }
-
-
-def _mark_images(schema: pa.Schema) -> datasets.Features:
-    """Features of a parquet file; columns of bytes, or of bytes with a path, are images."""
-    features = datasets.Features.from_arrow_schema(schema)
-    for name, feature in features.items():
-        if feature == datasets.Value("binary") or (isinstance(feature, dict) and set(feature) == {"bytes", "path"}):
-            features[name] = datasets.Image()
-    return features
 
 
 def open_file(name: str, block_size: int | None = None) -> Any:

@@ -4,10 +4,9 @@ import io
 import json
 import multiprocessing
 import tarfile
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +66,13 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
     for split_name, split in opened.items():
         shards = range(-(-len(split) // plan.images))
         files = [output / f"{split_name}-{number:05d}.tar" for number in shards]
-        todo = [
-            (plan, split_name, number, file) for number, file in zip(shards, files, strict=True) if not file.exists()
-        ]
-        with tqdm(total=len(todo), desc=f"Writing {split_name}", unit=" shards") as bar:
-            for _ in _run_all(todo, workers):
-                bar.update()
+        todo = [(number, file) for number, file in zip(shards, files, strict=True) if not file.exists()]
+        write = partial(_write_shard, plan, split_name)
+        with ProcessPoolExecutor(max(workers, 1), multiprocessing.get_context("spawn")) as pool:
+            run: Any = (
+                pool.map if workers > 1 and len(todo) > 1 else map
+            )  # the pool starts processes for its first task
+            list(tqdm(run(write, todo), f"Writing {split_name}", len(todo), unit=" shards"))
         written[split_name] = index_shards([file.as_posix() for file in files], split.label_names)
         if missing := len(split) - written[split_name]:
             tqdm.write(f"{missing} of {len(split)} images of {split_name} cannot be read and were omitted")
@@ -108,22 +108,6 @@ def _write_plan(plan: ShardPlan, data: dict[str, Any], output: Path) -> None:
     write_json(output / _PLAN, {**noted, "data": {**noted["data"], **data}})
 
 
-def _run_all(todo: list[tuple], workers: int) -> Iterator[None]:
-    """Write shards in parallel; an error in one worker ends all of them."""
-    if workers < 2 or len(todo) < 2:
-        for arguments in todo:
-            yield _write_shard(*arguments)
-        return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(_write_shard, *arguments) for arguments in todo]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
 @lru_cache(8)
 def _open(plan: ShardPlan, split_name: str) -> Split:
     samples = load_split(plan.source, split_name, plan.config)
@@ -136,8 +120,13 @@ def _open(plan: ShardPlan, split_name: str) -> Split:
     return split
 
 
-def _write_shard(plan: ShardPlan, split_name: str, number: int, file: Path) -> None:
-    """Write one shard atomically."""
+def _write_shard(plan: ShardPlan, split_name: str, shard: tuple[int, Path]) -> None:
+    """Write one shard atomically.
+
+    Args:
+        shard: its number and its file.
+    """
+    number, file = shard
     split = _open(plan, split_name)
     indices = np.arange(number * plan.images, min((number + 1) * plan.images, len(split)))
     rows = ShuffledSampler(len(split), seed=0).rows(0, indices)

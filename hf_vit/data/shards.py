@@ -71,7 +71,7 @@ class ShardedDataset:
 
     @property
     def uses_event_loop(self) -> bool:
-        """Return whether the file system of the shards has an event loop, like those of http and s3."""
+        """Return whether the file system of the shards has an event loop, as those of http and s3 have."""
         return not self.is_local and filesystem_of(self.index.files[0])[0].async_impl
 
     def __len__(self) -> int:
@@ -116,23 +116,15 @@ class ShardedDataset:
         window, blocks = self._held.get(block.lane, (None, {}))
         if window != block.window:
             window, blocks = self._held[block.lane] = (block.window, {})
-        if block.first not in blocks:
-            blocks[block.first] = self._start(block)
-        return blocks[block.first]
-
-    def _start(self, block: Block) -> Future:
-        if not self.is_local:
-            return self._threads.submit(self._fetch, block)
-        done: Future = Future()  # a local file is read at once: a thread would not be faster
-        done.set_result(self._fetch(block))
-        return done
-
-    @property
-    def _threads(self) -> ThreadPoolExecutor:
-        """Thread pool of this process; that of the parent does not survive a fork."""
-        if self._pool is None or self._pool[0] != os.getpid():
+        if block.first in blocks:
+            return blocks[block.first]
+        if self.is_local:  # read at once: a thread would not be faster
+            future = blocks[block.first] = Future()
+            future.set_result(self._fetch(block))
+            return future
+        if self._pool is None or self._pool[0] != os.getpid():  # the threads of the parent do not survive a fork
             self._pool = (os.getpid(), ThreadPoolExecutor(_THREADS))
-        return self._pool[1]
+        return blocks.setdefault(block.first, self._pool[1].submit(self._fetch, block))
 
     def _fetch(self, block: Block) -> Any:
         file = self._file_of(block.first)
@@ -177,12 +169,8 @@ class ShardedDataset:
             sample[self.index.label_column] = int(self.index.units["label"][row])
         return sample
 
-    def _number(self, label: Any) -> Any:
-        """Return the class number of a label, which is a number or a name of the index."""
-        return self._names.get(label, -1) if isinstance(label, str) else label
-
     @cached_property
-    def _names(self) -> dict[str, int]:
+    def _numbers(self) -> dict[str, int]:
         """Class numbers by name, for labels that are text."""
         names = self.index.features[str(self.index.label_column)].names
         return {name: number for number, name in enumerate(names)}
@@ -204,8 +192,8 @@ class ShardedDataset:
         if isinstance(content, bytes):
             content = {"bytes": content, "path": None}
         sample[self.index.image_column] = content and content | {"bytes": content["bytes"] or b""}  # opens no path
-        if (label := self.index.label_column) is not None:
-            sample[label] = self._number(sample[label])
+        if (column := self.index.label_column) is not None and isinstance(sample[column], str):
+            sample[column] = self._numbers.get(sample[column], -1)
         return sample
 
 

@@ -343,9 +343,8 @@ def find_column(
         return name
     found = [column for column, feature in features.items() if fits(feature)]
     if len(found) != 1:
-        columns = ", ".join(f"{column} ({_describe_feature(feature)})" for column, feature in features.items())
         raise ValueError(
-            f"{len(found) or 'no'} columns of type {what}; choose with {option}; the columns are {columns}"
+            f"{len(found) or 'no'} columns of type {what}; choose with {option}; the columns are {_listing(features)}"
         )
     return found[0]
 
@@ -372,12 +371,15 @@ def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
 
 def no_classes(features: Mapping[str, Any]) -> ValueError:
     """Return the error for images without labels."""
-    columns = ", ".join(f"{column} ({_describe_feature(feature)})" for column, feature in features.items())
     return ValueError(
-        f"the images have no classes (columns: {columns}); make a folder of images for each of two classes or more "
-        "(FOLDER/CLASS/IMAGE), or name a column with --label-column"
+        f"the images have no classes (columns: {_listing(features)}); make a folder of images for each of two classes "
+        "or more (FOLDER/CLASS/IMAGE), or name a column with --label-column"
     )
 
 
-def _describe_feature(feature) -> str:
-    return feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__
+def _listing(features: Mapping[str, Any]) -> str:
+    """Return the columns with their types."""
+    return ", ".join(
+        f"{name} ({feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__})"
+        for name, feature in features.items()
+    )

@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 
 from ..models.configuration_hf_vision import MAX_LABELS
 from ..models.image_reading import ImageReadingError
@@ -99,14 +100,10 @@ class Split:
     def label_counts(self) -> Counter[tuple[int, ...]]:
         """Count the images with each combination of class numbers; (-1,) are images without a label."""
         assert self.label_column is not None
-        labels = self.samples.select_columns([self.label_column]).with_format("arrow")[:][self.label_column].to_pylist()
-        if self.multi_label:
-            counts = Counter((-1,) if numbers is None else tuple(numbers) for numbers in labels)
-        else:
-            counts = Counter((-1 if number is None else number,) for number in labels)
-        if self.numbers is None:
-            return counts
-        return Counter({tuple(map(self._renumber, numbers)): count for numbers, count in counts.items()})
+        if not self.multi_label:
+            return Counter({(number,): count for number, count in Counter(self.class_numbers().tolist()).items()})
+        lists = _read_column(self.samples, self.label_column).to_pylist()
+        return Counter((-1,) if numbers is None else tuple(map(self._renumber, numbers)) for numbers in lists)
 
     def class_numbers(self, purpose: str = "it") -> np.ndarray:
         """Return the class number of each image, (images,); -1 for no label.
@@ -121,7 +118,8 @@ class Split:
             kind = "images with several labels" if self.multi_label else "images without labels"
             kind = "shards" if self.is_sharded else kind
             raise ValueError(f"{purpose}, which counts images per class: this does not work with {kind}")
-        return np.array([self._renumber(label) for label in _read_labels(self.samples, self.label_column)], np.int64)
+        labels = _read_column(self.samples, self.label_column).fill_null(-1).to_pylist()
+        return np.array([self._renumber(label) for label in labels], np.int64)
 
     def _renumber(self, label: int) -> int:
         return label if self.numbers is None or label < 0 else self.numbers[label]
@@ -163,7 +161,8 @@ def open_split(
     if is_list_of(samples.features[label_column], datasets.Value):
         samples = _encode_lists(samples, label_column)
     names, multi_label = _classes_of(samples.features[label_column])
-    num_labels = len(names) if names is not None else max(_read_labels(samples, label_column)) + 1
+    labels = [] if names is not None else _read_column(samples, label_column).fill_null(-1).to_pylist()
+    num_labels = max(labels, default=-1) + 1 if names is None else len(names)
     if num_labels > MAX_LABELS:
         raise ValueError(f"the column {label_column} has {num_labels:,} classes (expected {MAX_LABELS:,} at most)")
     return Split(samples, image_column, label_column, names, num_labels, multi_label)
@@ -178,7 +177,7 @@ def _classes_of(feature: Any) -> tuple[list[str] | None, bool]:
 
 def _encode_lists(samples: datasets.Dataset, column: str) -> datasets.Dataset:
     """Turn lists of class names, or of class numbers, into lists of classes."""
-    lists = samples.select_columns([column]).with_format("arrow")[:][column].to_pylist()
+    lists = _read_column(samples, column).to_pylist()
     found = {label for labels in lists for label in labels or []}
     if not found or None in found:
         raise ValueError(f"the column {column} has {'empty labels' if found else 'no labels'}")
@@ -197,10 +196,8 @@ def _encode_lists(samples: datasets.Dataset, column: str) -> datasets.Dataset:
     return samples.remove_columns(column).add_column(column, encoded, feature=feature)  # pyright: ignore
 
 
-def _read_labels(samples: datasets.Dataset, column: str) -> list[int]:
-    """Read a column of class numbers; -1 for no label."""
-    labels = samples.select_columns([column]).with_format("arrow")[:][column]
-    return labels.fill_null(-1).to_pylist()
+def _read_column(samples: datasets.Dataset, column: str) -> pa.ChunkedArray:
+    return samples.select_columns([column]).with_format("arrow")[:][column]
 
 
 def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> Split:
