@@ -17,8 +17,9 @@ from ..data.labels import match_to_model, names_of
 from ..data.sources import names_of_splits
 from ..data.splits import Split, find_eval_split, open_named, split_off_holdout
 from ..devices import describe_device
+from ..files.download import fetch
 from ..files.messages import shorten
-from ..files.reading import parse_yaml, read_json, read_json_object, read_yaml
+from ..files.reading import read_json, read_json_object, read_yaml
 from ..loading import find_file, local_model
 from ..models.configuration_hf_vision import MAX_LABELS, score_function, thresholds_of
 from ..settings.fields import AUTO, EvaluateSettings
@@ -90,8 +91,8 @@ def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
             return held_out, f"the tenth of {train_split} that training held out"
         if is_trained_on:
             raise ValueError(
-                f"nothing tells which images of {data[0]} were held out when {settings.model} was trained: the folder "
-                f"has changed, or has fewer than 10 images; --split {train_split} evaluates all of them"
+                f"cannot find the images of {data[0]} that were held out when {settings.model} was trained: the folder "
+                f"has changed, or has fewer than 10 images; use --split {train_split} to evaluate all images"
             )
     name = record.get("eval_split") if is_trained_on else find_eval_split(*data, train_split)
     name = train_split if name in (None, AUTO) else name
@@ -114,13 +115,22 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     Raises:
         ValueError: the model does not have 1,000 classes, or no image has a class of ImageNet.
     """
+    from .metrics import SetTopKAccuracy  # importing evaluate takes seconds
+
     model, processor = load_classifier(settings, accelerator)
     if model.config.num_labels != 1000:
         raise ValueError(f"objectnet needs ImageNet's 1000 classes, but {settings.model} has {model.config.num_labels}")
     split = open_named(settings, settings.split or "train")
-    split, accepted = _choose_objectnet(split, read_objectnet_classes(settings.objectnet_classes))
+    classes, names = read_objectnet_classes(settings.objectnet_classes), split.label_names or []
+    labels = split.class_numbers("--protocol is objectnet").tolist()
+    chosen = [row for row, label in enumerate(labels) if 0 <= label < len(names) and names[label] in classes]
+    if not chosen:
+        raise ValueError(f"no image has a class of ImageNet; the classes are {', '.join(names[:5]) or 'none'}")
+    split.samples = split.samples.select(chosen)
     predictions = _run(settings, accelerator, model, partial(without_border, processor), split)
-    return _score_objectnet(predictions, accepted)
+    accepted = [classes[names[labels[chosen[index]]]] for index in predictions["index"]]
+    results = SetTopKAccuracy().compute(predictions=predictions["ranked"], references=accepted) or {}
+    return {**results, "samples": len(accepted), "skipped": predictions["skipped"]}
 
 
 def _run(
@@ -132,34 +142,24 @@ def _run(
     return predict(accelerator, model, batches, loss)
 
 
-def read_real_labels(place: str) -> list[list[int]]:
+def read_real_labels(source: str) -> list[list[int]]:
     """Read ReaL labels from a file or an address: the correct classes of each image, in order.
 
     Raises:
         ValueError: the content is not a list of lists of class numbers, or the download fails.
     """
-    labels = read_json(_local_file(place))
+    labels = read_json(fetch(source).path)
     if not isinstance(labels, list):
-        raise ValueError(f"{place} holds a {type(labels).__name__} (expected a list of lists of class numbers)")
+        raise ValueError(f"{source} holds a {type(labels).__name__} (expected a list of lists of class numbers)")
     for index, entry in enumerate(labels):
-        _check_class_numbers(entry, f"entry {index} of {place}")
+        _check_class_numbers(entry, f"entry {index} of {source}")
     return labels
 
 
-def _check_class_numbers(numbers: Any, place: str) -> None:
+def _check_class_numbers(numbers: Any, name: str) -> None:
     """Raise ValueError unless the value is a list of class numbers."""
     if not isinstance(numbers, list) or not all(type(number) is int and 0 <= number < MAX_LABELS for number in numbers):
-        raise ValueError(f"{place} is {shorten(numbers)}; it must be a list of class numbers, 0 to {MAX_LABELS - 1:,}")
-
-
-def _local_file(place: str) -> Path:
-    """Return the path of a file; an address is downloaded into the cache of `datasets`."""
-    if not place.startswith(("http://", "https://")):
-        return Path(place).expanduser()
-    try:
-        return Path(str(datasets.DownloadManager().download(place)))
-    except (OSError, ConnectionError) as error:
-        raise ValueError(f"cannot download {place}: {error}; download it elsewhere and pass the file") from error
+        raise ValueError(f"{name} is {shorten(numbers)}; it must be a list of class numbers, 0 to {MAX_LABELS - 1:,}")
 
 
 def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
@@ -168,9 +168,12 @@ def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
     Raises:
         ValueError: file names have no numbers, and there are not as many labels as images.
     """
-    numbers = _validation_numbers(split) if isinstance(split.samples, datasets.Dataset) else None
-    if numbers is not None and max(numbers) <= len(real):
-        return [real[number - 1] for number in numbers]
+    if isinstance(split.samples, datasets.Dataset):
+        rows: Any = split.samples.select_columns(split.image_column)
+        found = [_VALIDATION_FILE.search(Path(row[split.image_column]["path"] or "").name) for row in rows]
+        numbers = [int(match[1]) for match in found if match]
+        if len(numbers) == len(found) and 0 < max(numbers, default=0) <= len(real):
+            return [real[number - 1] for number in numbers]
     if len(real) != len(split):
         raise ValueError(
             f"cannot match ReaL labels of {len(real)} images: the split has {len(split)}, whose files are not called "
@@ -179,57 +182,24 @@ def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
     return real
 
 
-def _validation_numbers(split: Split) -> list[int] | None:
-    """Return the number of each image among ImageNet's validation images; None if a file name has none."""
-    images = split.samples.select_columns(split.image_column)
-    found = [_VALIDATION_FILE.search(Path(row[split.image_column]["path"] or "").name) for row in images]
-    return [int(match.group(1)) for match in found if match] if found and all(found) else None
-
-
-def read_objectnet_classes(place: str | None) -> dict[str, list[int]]:
+def read_objectnet_classes(path: str | None) -> dict[str, list[int]]:
     """Read the mapping from ObjectNet's folders to ImageNet's class numbers.
 
     Args:
-        place: a YAML file; None: the 113 folders of ObjectNet's authors.
+        path: a YAML file; None: the 113 folders of ObjectNet's authors.
 
     Raises:
         ValueError: the file is not such a mapping.
     """
-    file = files("hf_vit.evaluation") / "objectnet.yaml" if place is None else Path(place).expanduser()
-    classes = parse_yaml(file.read_text(encoding="utf-8"), str(file)) if place is None else read_yaml(str(file))
+    classes = read_yaml(str(files("hf_vit.evaluation") / "objectnet.yaml") if path is None else Path(path).expanduser())
     if not isinstance(classes, dict) or not all(isinstance(folder, str) for folder in classes):
-        raise ValueError(f"{place} is not a mapping of folders to lists of class numbers")
+        raise ValueError(f"{path} is not a mapping of folders to lists of class numbers")
     for folder, numbers in classes.items():
-        _check_class_numbers(numbers, f"{shorten(folder)} in {place}")
+        _check_class_numbers(numbers, f"{shorten(folder)} in {path}")
     return classes
-
-
-def _choose_objectnet(split: Split, classes: dict[str, list[int]]) -> tuple[Split, list[list[int]]]:
-    """Choose the images of ImageNet's classes, with the correct class numbers of each.
-
-    Raises:
-        ValueError: there are none.
-    """
-    names = split.label_names or []
-    wanted = {number for number, name in enumerate(names) if name in classes}
-    labels = list(split.samples[split.label_column]) if wanted else []
-    chosen = [number for number, label in enumerate(labels) if label in wanted]
-    if not chosen:
-        raise ValueError(f"no image has a class of ImageNet; the classes are {', '.join(names[:5]) or 'none'}")
-    split.samples = split.samples.select(chosen)
-    return split, [classes[names[labels[number]]] for number in chosen]
 
 
 def without_border(processor: Any, image: Image, **options: Any) -> Any:
     """Process an image without its red border."""
     width, height = image.size
     return processor(image.crop((_RED_BORDER, _RED_BORDER, width - _RED_BORDER, height - _RED_BORDER)), **options)
-
-
-def _score_objectnet(predictions: dict[str, Any], accepted: list[list[int]]) -> dict[str, Any]:
-    """Return top-1 and top-5 accuracy over the readable images."""
-    from .metrics import SetTopKAccuracy  # importing evaluate takes seconds
-
-    references = [accepted[index] for index in predictions["index"]]
-    results = SetTopKAccuracy().compute(predictions=predictions["ranked"], references=references) or {}
-    return {**results, "samples": len(references), "skipped": predictions["skipped"]}

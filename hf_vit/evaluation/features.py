@@ -6,7 +6,6 @@ same model and images reuses them.
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from ..settings.fields import EvaluateSettings
 from .models import load_encoder
 from .predictions import EvaluationBatches, collect, model_inputs
 
-_PIECE = 8192  # images between two writes
+_PIECE = 8192  # images per stored piece
 
 
 @dataclass
@@ -54,7 +53,7 @@ class Extractor:
         self.settings, self.accelerator = settings, accelerator
         self.model, self.processor = load_encoder(settings, accelerator)
         self.config = self.model.config
-        self.model_identity = fingerprint_model(str(local_model(settings.model))) if settings.output_dir else {}
+        self.model_fingerprint = fingerprint_model(str(local_model(settings.model))) if settings.output_dir else {}
         _check_choice(settings, self.config)
 
     def extract(self, split: Split, name: str, wanted: np.ndarray | None = None) -> Features:
@@ -69,8 +68,12 @@ class Extractor:
             ValueError: features are not finite, or no image can be read.
         """
         wanted = np.arange(len(split)) if wanted is None else np.unique(wanted)
-        folder = self._folder_of(split, name)
-        pieces = list(_read_pieces(folder, self.settings.overwrite))
+        folder, pieces = self._folder_of(split, name), []
+        for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
+            if self.settings.overwrite:
+                file.unlink(missing_ok=True)
+            else:
+                pieces.append(load_file(file))
         known = np.concatenate([piece["index"].numpy() for piece in pieces]) if pieces else np.array([], int)
         self.accelerator.wait_for_everyone()  # before the main process writes more pieces
         missing = np.setdiff1d(wanted, known)
@@ -83,33 +86,36 @@ class Extractor:
         return _assemble(pieces, wanted, name)
 
     def _folder_of(self, split: Split, name: str) -> Path | None:
+        """Return the folder of the features of a split, named by a hash of everything that they depend on."""
         if not self.settings.output_dir:
             return None
-        text = json.dumps(self._identity(split, name), sort_keys=True, default=str)
+        chosen = ("dataset", "dataset_config", "image_column", "label_column", "image_size", "mixed_precision")
+        chosen += ("features", "feature_layer", *(("patch_size",) if self.settings.patch_size else ()))
+        chosen += () if self.settings.backend == "eager" else ("backend",)
+        about = {
+            "model": self.model_fingerprint,
+            "data": fingerprint_data(split),
+            "processor": self.processor.to_dict(),
+            "split": name,
+            **{setting: getattr(self.settings, setting) for setting in chosen},
+        }
+        text = json.dumps(about, sort_keys=True, default=str)
         folder = Path(self.settings.output_dir) / "features" / hashlib.sha256(text.encode()).hexdigest()[:16]
         if self.accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / "about.json", text + "\n")
         return folder
 
-    def _identity(self, split: Split, name: str) -> dict[str, Any]:
-        """Return everything that the features depend on."""
-        chosen = ("dataset", "dataset_config", "image_column", "label_column", "image_size", "mixed_precision")
-        chosen += ("features", "feature_layer", *(("patch_size",) if self.settings.patch_size else ()))
-        chosen += () if self.settings.backend == "eager" else ("backend",)
-        return {
-            "model": self.model_identity,
-            "data": fingerprint_data(split),
-            "processor": self.processor.to_dict(),
-            "split": name,
-            **{setting: getattr(self.settings, setting) for setting in chosen},
-        }
-
     def compute(self, split: Split, numbers: np.ndarray) -> dict[str, torch.Tensor]:
         """Compute the features of the images with these indices; of unreadable images only the indices are returned."""
         part = replace(split, samples=split.samples.select(numbers))
         batches = EvaluationBatches(self.settings, part, self.processor, self.config, self.accelerator)
-        columns = collect(self.accelerator, self.model, batches, self._features_of)
+
+        def choose(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            which = self.settings.features, self.settings.feature_layer
+            return {"features": _choose_features(self.model, model_inputs(batch), *which).float()}
+
+        columns = collect(self.accelerator, self.model, batches, choose)
         good = numbers[columns["index"]]
         if not np.isfinite(columns["features"]).all():
             first = good[~np.isfinite(columns["features"]).all(axis=1)][0]
@@ -121,12 +127,6 @@ class Extractor:
             "label": torch.from_numpy(labels),
             "index": torch.from_numpy(np.concatenate([good, unreadable])),
         }
-
-    def _features_of(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Compute the features of a batch: (batch, features) in float32."""
-        inputs = model_inputs(batch)
-        chosen = _choose_features(self.model, inputs, self.settings.features, self.settings.feature_layer)
-        return {"features": chosen.float()}
 
 
 def _check_choice(settings: EvaluateSettings, config: Any) -> None:
@@ -156,24 +156,15 @@ def _choose_features(model: Any, inputs: dict[str, torch.Tensor], which: str, la
     tokens = outputs.last_hidden_state if layer is None else outputs.hidden_states[layer]
     if which == "pre_logits":
         mask = None if mask is None else torch.nn.functional.pad(mask, (prefix, 0), value=1)
-        norm_first = not model.config.norm_after_pooling
-        return (
-            model.pooler(model.layernorm(tokens), mask) if norm_first else model.pooler(tokens, mask, model.layernorm)
-        )
+        if model.config.norm_after_pooling:
+            return model.pooler(tokens, mask, model.layernorm)
+        return model.pooler(model.layernorm(tokens), mask)
     tokens = tokens if layer is None else model.layernorm(tokens)
     if which == "class_token":
         return tokens[:, 0]
     patches = tokens[:, prefix:]
     weights = patches.new_ones(patches.shape[:2]) if mask is None else mask.to(patches.dtype)
     return (patches * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True)
-
-
-def _read_pieces(folder: Path | None, overwrite: bool) -> Iterator[dict[str, torch.Tensor]]:
-    for file in sorted(folder.glob("*.safetensors")) if folder is not None else []:
-        if overwrite:
-            file.unlink(missing_ok=True)
-        else:
-            yield load_file(file)
 
 
 def _assemble(pieces: list[dict[str, torch.Tensor]], wanted: np.ndarray, name: str) -> Features:
