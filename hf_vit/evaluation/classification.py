@@ -25,7 +25,6 @@ from ..models.configuration_hf_vision import MAX_LABELS, score_function, thresho
 from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.reader import dump
 from .models import load_classifier
-from .multi_label_page import write_multi_label_results
 from .predictions import EvaluationBatches, predict, score
 from .result_page import HeldOut, title_of, write_results
 
@@ -61,8 +60,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
             "backend": settings.backend,
         }
         title = title_of(settings.model, settings.dataset)
-        write = write_results if held_out.is_single_label else write_multi_label_results
-        write(Path(settings.output_dir), held_out, title, facts, dump(settings))
+        write_results(Path(settings.output_dir), held_out, title, facts, dump(settings))
     return score(predictions, real, thresholds_of(model.config))
 
 

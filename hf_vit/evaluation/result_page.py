@@ -19,6 +19,7 @@ from ..files.pages import page_color, render_page
 from ..files.predictions import Table
 from ..files.versions import versions_of
 from ..models.image_reading import ImageReadingError, read_picture
+from .multi_label import average_precision, score_labels
 
 _FRAME = 460, 200  # width and height of the calibration's plot, in SVG units
 _PICTURES = 24  # number of images on each of the two contact sheets
@@ -56,24 +57,16 @@ class HeldOut:
 
     @property
     def is_single_label(self) -> bool:
-        """Return whether each image has one label or none, as the page requires."""
+        """Return whether each image has one label or none."""
         return self.predictions["label"].ndim == 1
 
     def labeled(self, name: str) -> np.ndarray:
         """Return one column of the predictions, without images that have no label."""
         return self.predictions[name][self.predictions["label"] >= 0]
 
-    def name_label(self, number: int) -> str:
-        """Return the name of a class; empty for no label."""
-        return self.names[number] if number >= 0 else ""
-
-
-class _Picture(NamedTuple):
-    file: str
-    data: str  # as a data: URI
-    label: str
-    prediction: str
-    probability: float
+    def names_in(self, chosen: np.ndarray) -> list[str]:
+        """Return the names of the classes that are True in (classes,)."""
+        return [self.names[number] for number in np.flatnonzero(chosen).tolist()]
 
 
 def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
@@ -107,26 +100,37 @@ def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
 
 def title_of(model: Any, dataset: Any) -> str:
     """Return a heading for a model and a data set, from names on the Hub or names of folders."""
-    names = (Path(str(place)).expanduser() for place in (model, dataset))
+    names = (Path(str(name)).expanduser() for name in (model, dataset))
     return " on ".join(name.resolve().name if name.exists() else str(name) for name in names)
 
 
 def write_results(
     output: Path, held_out: HeldOut, title: str, facts: dict[str, str], recipe: str, curve: Path | None = None
 ) -> None:
-    """Write predictions.csv, and report.html if any image has a label; images have at most one.
+    """Write predictions.csv, and report.html if any image has a label.
 
     Args:
         facts: device, throughput and the like.
         recipe: settings of the run, as YAML.
-        curve: picture of the learning curve.
+        curve: PNG of the learning curve.
     """
     output.mkdir(parents=True, exist_ok=True)
     files = list(name_files(held_out.split, held_out.folder))
-    write_text(output / "predictions.csv", _as_csv(held_out, files))
-    if len(held_out.labeled("label")):
-        about = {"title": title, "facts": facts, "recipe": recipe, "curve": picture_data(curve)}
-        write_text(output / "report.html", _render(held_out, files, **about))
+    single = held_out.is_single_label
+    write_text(output / "predictions.csv", (_as_csv if single else _as_multi_label_csv)(held_out, files))
+    if single and not len(held_out.labeled("label")):
+        return
+    template = f"{'result' if single else 'multi_label'}_page.html.jinja"
+    content = (_single_label if single else _multi_label)(held_out, files)
+    content |= {
+        "title": title,
+        "facts": facts,
+        "recipe": recipe,
+        "curve": "" if curve is None else _as_data("png", curve.read_bytes()),
+        "skipped": held_out.predictions["skipped"],
+        "version": versions_of(("hf_vit",))["hf_vit"],
+    }
+    write_text(output / "report.html", render_page("hf_vit.evaluation", template, **content))
 
 
 def name_files(split: Split, folder: Path) -> Iterator[str]:
@@ -139,97 +143,168 @@ def name_files(split: Split, folder: Path) -> Iterator[str]:
     for batch in batches:
         paths: Iterable[Any] = batch[split.image_column].combine_chunks().field("path").to_pylist()
         for path in paths:
-            place = Path(os.path.abspath(path or ""))
-            yield place.relative_to(folder).as_posix() if place.is_relative_to(folder) else path or ""
+            file = Path(os.path.abspath(path or ""))
+            yield file.relative_to(folder).as_posix() if file.is_relative_to(folder) else path or ""
 
 
 def _as_csv(held_out: HeldOut, files: Sequence[str]) -> str:
     """Return CSV with a row per image: row in the split, file, label, and the top classes with probabilities."""
     found = held_out.predictions
-    ranks = range(1, found["ranked"].shape[1] + 1)
-    suffixes = ["", *(f"_{rank}" for rank in ranks[1:])]
+    suffixes = ["", *(f"_{rank}" for rank in range(2, found["ranked"].shape[1] + 1))]
+    header = [name + suffix for suffix in suffixes for name in ("prediction", "probability")]
     text = io.StringIO()
-    header = ["row", "file", "label", *(name + s for s in suffixes for name in ("prediction", "probability"))]
-    table = Table(text, header)
+    table = Table(text, ["row", "file", "label", *header])
     columns = (found[name] for name in ("index", "label", "ranked", "probabilities"))
     for index, label, ranked, probabilities in zip(*columns, strict=True):
         pairs = zip(ranked, probabilities, strict=True)
         best = [entry for number, value in pairs for entry in (held_out.names[number], f"{value:.6g}")]
-        table.extend([[index, files[index], held_out.name_label(label), *best]])
+        table.extend([[index, files[index], held_out.names[label] if label >= 0 else "", *best]])
     return text.getvalue()
 
 
-def _render(held_out: HeldOut, files: Sequence[str], **about: Any) -> str:
-    labels, ranked = held_out.labeled("label"), held_out.labeled("ranked")
-    probability = held_out.labeled("probabilities")[:, 0]
-    right = ranked[:, 0] == labels
+def _as_multi_label_csv(held_out: HeldOut, files: Sequence[str]) -> str:
+    """Return CSV with a row per image: row in the split, file, labels, predicted labels, score of each class."""
+    text = io.StringIO()
+    table = Table(text, ["row", "file", "labels", "predictions", *held_out.names])
+    for index, labels, scores in zip(
+        *(held_out.predictions[name] for name in ("index", "label", "scores")), strict=True
+    ):
+        joined = [
+            ";".join(held_out.names_in(chosen)) for chosen in (labels > 0, scores >= np.asarray(held_out.thresholds))
+        ]
+        table.extend([[index, files[index], *joined, *(f"{score:.6g}" for score in scores)]])
+    return text.getvalue()
+
+
+def _single_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
+    """Content of the page of a classifier with one label per image."""
+    columns = [held_out.labeled(name) for name in ("index", "label", "ranked", "probabilities")]
+    index, labels, ranked, probabilities = columns
+    predicted, probability = ranked[:, 0], probabilities[:, 0]
+    right = predicted == labels
+
+    def show(rows: Iterable[int]) -> list[dict[str, Any]]:
+        return _thumbnails(
+            held_out,
+            files,
+            (
+                (
+                    int(index[row]),
+                    {
+                        "label": held_out.names[labels[row]],
+                        "prediction": held_out.names[predicted[row]],
+                        "probability": float(probability[row]),
+                    },
+                )
+                for row in rows
+            ),
+        )
+
     rows = np.argsort(-probability, kind="stable")
     mistakes = [row for row in rows if not right[row]]
-    bins, calibration_error = reliability(probability, right)
-    tops = (ranked == labels[:, None]).any(axis=1)
-    return render_page(
-        "hf_vit.evaluation",
-        "result_page.html.jinja",
-        **about,
-        names=held_out.names,
-        images=len(labels),
-        right=int(right.sum()),
-        interval=wilson_interval(int(right.sum()), len(labels)),
-        top5=float(tops.mean()) if ranked.shape[1] == 5 < len(held_out.names) else None,
-        skipped=held_out.predictions["skipped"],
-        unlabeled=len(held_out.predictions["label"]) - len(labels),
-        frame=_FRAME,
-        mistakes=list(_pictures(held_out, files, mistakes[:_PICTURES])),
-        num_mistakes=len(mistakes),
-        least_sure=list(_pictures(held_out, files, rows[::-1][:_PICTURES])),
-        **_classes(labels, ranked[:, 0]),
-        bins=bins,
-        calibration_error=calibration_error,
-        confidence=float(probability.mean()),
-        version=versions_of(("hf_vit",))["hf_vit"],
-    )
-
-
-def _classes(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
-    """Content of the page by class: a confusion matrix for few classes, else the most frequent mistakes."""
+    bins, error = reliability(probability, right)
     classes = score_classes(labels, predicted)
     numbers = sorted(one.number for one in classes)
-    is_small = len(numbers) <= _MATRIX_CLASSES
+    has_matrix = len(numbers) <= _MATRIX_CLASSES
     return {
+        "names": held_out.names,
+        "images": len(labels),
+        "right": int(right.sum()),
+        "interval": wilson_interval(int(right.sum()), len(labels)),
+        "top5": float((ranked == labels[:, None]).any(axis=1).mean())
+        if ranked.shape[1] == 5 < len(held_out.names)
+        else None,
+        "unlabeled": len(held_out.predictions["label"]) - len(labels),
+        "frame": _FRAME,
+        "mistakes": show(mistakes[:_PICTURES]),
+        "num_mistakes": len(mistakes),
+        "least_sure": show(rows[::-1][:_PICTURES]),
         "numbers": numbers,
-        "matrix": confusion_matrix(labels, predicted, numbers).tolist() if is_small else None,
-        "pairs": [] if is_small else mistaken_pairs(labels, predicted, _LISTED_PAIRS),
+        "matrix": confusion_matrix(labels, predicted, numbers).tolist() if has_matrix else None,
+        "pairs": [] if has_matrix else mistaken_pairs(labels, predicted, _LISTED_PAIRS),
         "classes": classes[:_LISTED_CLASSES],
         "num_classes": len(classes),
+        "bins": bins,
+        "calibration_error": error,
+        "confidence": float(probability.mean()),
     }
 
 
-def _pictures(held_out: HeldOut, files: Sequence[str], rows: Iterable[int]) -> Iterator[_Picture]:
-    """Yield thumbnails of some images with labels; an image that can no longer be read is omitted."""
-    columns = [held_out.labeled(name) for name in ("index", "label", "ranked", "probabilities")]
-    for row in rows:
-        index, label, ranked, probabilities = (column[row] for column in columns)
-        index, predicted = int(index), int(ranked[0])
-        if (data := thumbnail(held_out.split, index)) is not None:
-            names = held_out.names[int(label)], held_out.names[predicted]
-            yield _Picture(files[index] or f"row {index}", data, *names, float(probabilities[0]))
+def _multi_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
+    """Content of the page of a classifier with several labels per image."""
+    scores, labels = held_out.predictions["scores"], held_out.predictions["label"] > 0
+    predicted = scores >= np.asarray(held_out.thresholds)
+    right, counts = (labels & predicted).sum(axis=0), labels.sum(axis=0)
+    classes = [
+        {
+            "name": name,
+            "images": int(count),
+            "average_precision": float(precision) if count else None,
+            "threshold": threshold,
+            "recall": hits / count if count else None,
+            "precision": hits / all_predicted if all_predicted else None,
+        }
+        for name, count, precision, threshold, hits, all_predicted in zip(
+            held_out.names,
+            counts,
+            average_precision(scores, labels),
+            held_out.thresholds,
+            right,
+            predicted.sum(axis=0),
+            strict=True,
+        )
+    ]
+
+    def show(pairs: np.ndarray) -> list[dict[str, Any]]:
+        """Show pairs of an image and a class."""
+        return _thumbnails(
+            held_out,
+            files,
+            (
+                (
+                    int(held_out.predictions["index"][row]),
+                    {
+                        "label": held_out.names[number],
+                        "score": float(scores[row, number]),
+                        "labels": ", ".join(held_out.names_in(labels[row])) or "no label",
+                    },
+                )
+                for row, number in pairs[:_PICTURES].tolist()
+            ),
+        )
+
+    wrong, missed = np.argwhere(predicted & ~labels), np.argwhere(~predicted & labels)
+    return {
+        "metrics": score_labels(scores, labels, held_out.thresholds),
+        "images": len(labels),
+        "labels": int(labels.sum()),
+        "wrong": show(wrong[np.argsort(-scores[tuple(wrong.T)], kind="stable")]),
+        "missed": show(missed[np.argsort(scores[tuple(missed.T)], kind="stable")]),
+        "num_wrong": len(wrong),
+        "num_missed": len(missed),
+        "classes": sorted(classes, key=lambda one: (one["average_precision"] is None, one["average_precision"] or 0)),
+    }
 
 
-def thumbnail(split: Split, index: int) -> str | None:
-    """Return an image of a split as a data: URI, at most 128 x 128 pixels; None if it cannot be read again."""
-    file = split.image(split.samples[index], index)
-    with suppress(ImageReadingError):
-        image = read_picture(file, _PICTURE_SIZE)
-        image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
-        content = io.BytesIO()
-        image.save(content, "JPEG", quality=80)
-        return _as_data("jpeg", content.getvalue())
-    return None
+def _thumbnails(
+    held_out: HeldOut, files: Sequence[str], chosen: Iterable[tuple[int, dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return images of a contact sheet, at most 128 x 128 pixels; one that can no longer be read is omitted.
 
-
-def picture_data(path: Path | None) -> str:
-    """Return a PNG file as a data: URI; empty without a file."""
-    return "" if path is None else _as_data("png", path.read_bytes())
+    Args:
+        chosen: number of each image in the split, and what the page says about it.
+    """
+    shown = []
+    for index, about in chosen:
+        file = held_out.split.image(held_out.split.samples[index], index)
+        with suppress(ImageReadingError):
+            image = read_picture(file, _PICTURE_SIZE)
+            image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
+            content = io.BytesIO()
+            image.save(content, "JPEG", quality=80)
+            data = _as_data("jpeg", content.getvalue())
+            shown.append({"file": files[index] or f"row {index}", "data": data, **about})
+    return shown
 
 
 def _as_data(kind: str, content: bytes) -> str:

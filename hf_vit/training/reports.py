@@ -12,7 +12,6 @@ from PIL import Image, ImageDraw
 
 from ..data.labels import distinguish, names_of
 from ..devices import describe_device
-from ..evaluation.multi_label_page import write_multi_label_results
 from ..evaluation.result_page import HeldOut, title_of, write_card_results, write_results
 from ..files.output import new_file, write_json
 from ..files.pages import page_color
@@ -46,8 +45,7 @@ def write_run_reports(trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
     if held_out is not None:
         title = title_of(details["base_model"] or "a new model", trainer.settings.dataset)
         about = title, _describe_run(trainer, details), dump(trainer.settings)
-        write = write_results if held_out.is_single_label else write_multi_label_results
-        write(output, held_out, *about, curve=output / "learning_curve.png")
+        write_results(output, held_out, *about, curve=output / "learning_curve.png")
 
 
 def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:

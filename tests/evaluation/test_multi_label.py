@@ -11,8 +11,7 @@ from sklearn.metrics import average_precision_score, f1_score
 
 from hf_vit.data.splits import open_split
 from hf_vit.evaluation.multi_label import average_precision, choose_thresholds, f1_scores, score_labels
-from hf_vit.evaluation.multi_label_page import write_multi_label_results
-from hf_vit.evaluation.result_page import HeldOut
+from hf_vit.evaluation.result_page import HeldOut, write_results
 
 
 @pytest.fixture(params=["continuous", "tied"])
@@ -66,7 +65,7 @@ def test_the_report_has_scores_labels_and_thresholds(tmp_path):
     indicators = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0]], np.float32)
     predictions = {"scores": scores, "label": indicators, "index": np.arange(4), "skipped": 0}
     held_out = HeldOut(predictions, split, names, tmp_path / "data", thresholds=[0.25, 0.75, 0.65])
-    write_multi_label_results(tmp_path / "out", held_out, "model on data", {"device": "cpu"}, "seed: 0")
+    write_results(tmp_path / "out", held_out, "model on data", {"device": "cpu"}, "seed: 0")
     with open(tmp_path / "out" / "predictions.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["predictions"] for row in rows] == ["a<b>", "a<b>;c", "", "c"]
