@@ -38,7 +38,8 @@ from .tables import ConversionError
 
 _RUNTIME = "onnxruntime-web@1.30.0"  # of npm, MIT license
 _RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
-_RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
+_ASSEMBLY = "ort-wasm-simd-threaded.wasm"
+_RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", _ASSEMBLY)
 _PAGE_FILES = ("index.html", "page.js", "worker.js", "service-worker.js", "styles.css")
 _LEAST_VALUES = 1024  # smaller constants stay in float32
 
@@ -93,12 +94,14 @@ def write_web_page(
     runtime = find_runtime() if runtime is None else Path(runtime)
     with new_folder(folder, overwrite) as draft:
         _copy_runtime(runtime, draft / "runtime")
+        assembly = {"file": f"runtime/{_ASSEMBLY}", "bytes": (draft / "runtime" / _ASSEMBLY).stat().st_size}
         for file in _PAGE_FILES:
             (draft / file).write_bytes(files("hf_vit.conversion").joinpath("web_page", file).read_bytes())
         entries = []
         for number, (name, (model, processor)) in enumerate(models.items(), start=1):
             subfolder = "" if number == 1 else f"model{number}/"
-            entries.append({"name": name, "folder": subfolder, **_write_model(draft / subfolder, model, processor)})
+            entry = _write_model(draft / subfolder, model, processor)
+            entries.append({"name": name, "folder": subfolder, "runtime": assembly, **entry})
         for example in examples:
             (draft / "examples").mkdir(exist_ok=True)
             shutil.copyfile(example, draft / "examples" / example.name)

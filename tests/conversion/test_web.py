@@ -222,7 +222,7 @@ def test_a_visitor_classifies_pictures_without_a_network(page, tmp_path):
     status.filter(has_text="model2/config.json").wait_for()
     page.locator("#programs").select_option(index=0)
     status.filter(has_text="green.png: kind").wait_for()
-    page.get_by_label("Download of the model").wait_for(state="hidden")
+    page.get_by_label("Download", exact=True).wait_for(state="hidden")
     page.context.set_offline(False)
     assert not page.foreign
 

@@ -1,7 +1,6 @@
 // Decodes pictures and runs the model, away from the page, which stays responsive.
 import * as ort from "./runtime/ort.wasm.bundle.min.mjs";
 
-ort.env.wasm.wasmPaths = { wasm: new URL("./runtime/ort-wasm-simd-threaded.wasm", import.meta.url).href };
 ort.env.wasm.numThreads = self.crossOriginIsolated ? Math.min(navigator.hardwareConcurrency || 1, 8) : 1;
 
 const THUMBNAIL = 640; // pixels of the longer side
@@ -35,21 +34,26 @@ async function load(file) {
   if (loaded?.file === file) return;
   await loaded?.session.release();
   loaded = undefined;
-  loaded = { file, session: await ort.InferenceSession.create(await download(file)) };
+  const { bytes } = settings.programs.find((program) => file.endsWith(program.file));
+  const downloads = [{ file, bytes }];
+  if (!ort.env.wasm.wasmBinary) downloads.push(settings.runtime);
+  const total = downloads.reduce((sum, { bytes }) => sum + bytes, 0);
+  let received = 0;
+  const count = (length) => self.postMessage({ downloaded: (received += length) / total });
+  const [program, runtime] = await Promise.all(downloads.map(({ file }) => download(file, count)));
+  ort.env.wasm.wasmBinary ??= runtime;
+  loaded = { file, session: await ort.InferenceSession.create(program) };
 }
 
-async function download(file) {
+async function download(file, count) {
   const response = await fetch(new URL(file, import.meta.url)).catch(() => ({}));
   if (!response.ok) {
     const reason = response.status ? `the server answered ${response.status}` : "check your network connection";
     throw new Error(`${file} could not be downloaded: ${reason}.`);
   }
-  const { bytes } = settings.programs.find((program) => file.endsWith(program.file));
-  let received = 0;
   const counter = new TransformStream({
     transform(chunk, controller) {
-      received += chunk.length;
-      self.postMessage({ downloaded: received / bytes });
+      count(chunk.length);
       controller.enqueue(chunk);
     },
   });
