@@ -85,7 +85,8 @@ def find_released(location: str) -> Released | None:
     if len(namesakes) == 1:
         return namesakes[0]
     if (parsed := parse_augreg(name)) is not None:
-        return Released("augreg", name, AUGREG_MODELS[parsed.model], _augreg_entry(parsed))
+        trained = "It is one of the 52,268 files that were released with the paper."
+        return _released("augreg", {"name": name, "variant": AUGREG_MODELS[parsed.model], "trained": trained})
     return _of_pattern(name)
 
 
@@ -106,12 +107,6 @@ def refused(location: str) -> str | None:
         if fnmatchcase(location if "://" in location else f"/{location}", files):
             return entry["what"]
     return None
-
-
-def _augreg_entry(parsed: AugRegName) -> dict[str, Any]:
-    family = {name: value for name, value in released_facts()["families"]["augreg"].items() if name != "checkpoints"}
-    trained = "It is one of the 52,268 files that were released with the paper."
-    return family | _augreg_facts(parsed) | {"trained": trained}
 
 
 def copies_of(location: str) -> list[str]:

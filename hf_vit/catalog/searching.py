@@ -4,11 +4,8 @@ import csv
 import math
 import os
 import re
-from collections.abc import Iterator
-from contextlib import suppress
 from io import StringIO
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..files.download import fetch
 from ..files.messages import shorten
@@ -27,10 +24,8 @@ from .released import (
     variants,
 )
 
-COLUMNS = ("name", "ds", "final_val", "adapt_ds", "adapt_resolution", "adapt_final_val", "adapt_final_test",
-           "filename", "adapt_filename")  # fmt: skip
+_NUMBERS = ("final_val", "adapt_resolution", "adapt_final_val", "adapt_final_test")  # columns of the index
 _FILE = re.compile(r"[\w.+-]*")  # a file name in the index, without folders; empty for a model without fine-tuning
-_ORIGIN = "(origin)"  # key of a row's index file and line
 
 
 class Found(NamedTuple):
@@ -69,26 +64,35 @@ def search(
             f"cannot search for files fine-tuned on {adapted_to!r}: unknown data set (expected {', '.join(ADAPTED_TO)})"
         )
     if index is None:
-        found = [Found(entry.location, entry.facts["title"]) for entry in released()
-                 if _fits(entry, variant, adapted_to, resolution)]  # fmt: skip
+        data = ADAPTED_TO.get(adapted_to or "")
+        found = []
+        for entry in released():
+            datasets = entry.facts["datasets"]
+            is_adapted = data is None or (len(datasets) > 1 and datasets[-1] == data)
+            has_size = resolution in (None, entry.facts.get("resolution"))
+            if (
+                entry.variant.removesuffix("-gap-norep") == variant.removesuffix("-gap-norep")
+                and is_adapted
+                and has_size
+            ):
+                found.append(Found(entry.location, entry.facts["title"]))
         if adapted_to is None and resolution is None:
             for family, facts in released_facts()["patterns"].items():
                 found += files_of(family) if variant in facts["variants"] else []
         return found[:limit]
-    rows = (row for row in _read_index(index) if row["name"] == variant)
+    rows = [row for row in _read_index(index) if row["name"] == variant]
     if adapted_to is None and resolution is None:
-        best = sorted({(_number(row, "final_val"), row["filename"], row["ds"]) for row in rows}, reverse=True)
+        best = sorted({(row["final_val"], row["filename"], row["ds"]) for row in rows}, reverse=True)
         return [Found(f"{AUGREG}/{file}.npz", f"pre-trained on {ds}: {value:.4f}") for value, file, ds in best[:limit]]
     chosen = [
         row for row in rows
-        if adapted_to in (None, row["adapt_ds"]) and resolution in (None, int(_number(row, "adapt_resolution")))
+        if adapted_to in (None, row["adapt_ds"]) and resolution in (None, row["adapt_resolution"])
     ]  # fmt: skip
-    chosen.sort(key=lambda row: _number(row, "adapt_final_val"), reverse=True)
+    chosen.sort(key=lambda row: row["adapt_final_val"], reverse=True)
     return [
         Found(
             f"{AUGREG}/{row['adapt_filename']}.npz",
-            f"{row['adapt_ds']}: validation {_number(row, 'adapt_final_val'):.4f}, "
-            f"test {_number(row, 'adapt_final_test'):.4f}",
+            f"{row['adapt_ds']}: validation {row['adapt_final_val']:.4f}, test {row['adapt_final_test']:.4f}",
         )
         for row in chosen[:limit]
     ]
@@ -109,47 +113,26 @@ def files_of(family: str) -> list[Found]:
     return found
 
 
-def _fits(entry: Released, variant: str, adapted_to: str | None, resolution: int | None) -> bool:
-    data = ADAPTED_TO.get(adapted_to or "")
-    return (
-        entry.variant.removesuffix("-gap-norep") == variant.removesuffix("-gap-norep")
-        and (data is None or (entry.facts["datasets"][-1] == data and len(entry.facts["datasets"]) > 1))
-        and resolution in (None, entry.facts.get("resolution"))
-    )
-
-
-def _read_index(index: str | os.PathLike) -> Iterator[dict[str, str]]:
-    """Yield the rows of AugReg's index.csv, given as a path or as an address (downloaded once).
+def _read_index(index: str | os.PathLike) -> list[dict[str, Any]]:
+    """Return the rows of AugReg's index.csv, given as a path or as an address (downloaded once).
 
     Raises:
         ValueError: it lacks a column, or has an invalid row; the message names the line.
     """
-    path = Path(index)
-    if "://" in str(index):
-        path = fetch(str(index)).path
+    text = read_text(fetch(str(index)).path if "://" in str(index) else index)
+    reader, rows = csv.DictReader(StringIO(text, newline=""), strict=True), []
     try:
-        reader = csv.DictReader(StringIO(read_text(path), newline=""), strict=True)
-        if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
-            raise ValueError(f"no column {', '.join(missing)} (expected AugReg's index.csv)")
         for row in reader:
-            files = (row["filename"], row["adapt_filename"])
-            if None in row or None in row.values() or not all(map(_FILE.fullmatch, files)):
-                raise ValueError(f"line {reader.line_num} has no file names, or too few or too many values")
-            yield {**row, _ORIGIN: f"{index}, line {reader.line_num}"}
-    except (csv.Error, ValueError) as error:
-        raise ValueError(f"cannot read {index}: {error}") from error
-
-
-def _number(row: dict[str, str], column: str) -> float:
-    """Return a number of a row.
-
-    Raises:
-        ValueError: the text is not a finite number; the message names the line.
-    """
-    with suppress(ValueError):
-        if math.isfinite(number := float(row[column])):
-            return number
-    raise ValueError(f"cannot read {row[_ORIGIN]}: {column} is {shorten(row[column])} (expected a number)")
+            if not all(_FILE.fullmatch(row[column]) for column in ("filename", "adapt_filename")):
+                raise ValueError(f"its file name is {shorten(row['filename'])}")
+            numbers = {column: float(row[column]) for column in _NUMBERS}
+            if not all(map(math.isfinite, numbers.values())):
+                raise ValueError(f"its numbers are {numbers}")
+            rows.append({**row, **numbers})
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        where = f"{index}, line {reader.line_num}"
+        raise ValueError(f"cannot read {where}: {error!r} (expected AugReg's index.csv)") from error
+    return rows
 
 
 def best_augreg(variant: str, index: str | os.PathLike | None = None) -> str:
@@ -176,7 +159,7 @@ def best_augreg(variant: str, index: str | os.PathLike | None = None) -> str:
     rows = [row for row in _read_index(index or INDEX) if row["name"] == variant and row["ds"] == "i21k"]
     if not rows:
         raise ValueError(f"{index or INDEX} has no {variant} pre-trained on i21k")
-    return max(rows, key=lambda row: _number(row, "final_val"))["filename"]
+    return max(rows, key=lambda row: row["final_val"])["filename"]
 
 
 def _recommended(variant: str, resolution: int) -> str:

@@ -217,7 +217,15 @@ class RuleSource(Source):
         check_names(rules, arrays, file)
         check_shapes(shapes, model.state_dict(), rules, file)
         if not request.without_weights:
-            fill(model, rules, checkpoint, arrays, request.weights)
+            order = {name: number for number, name in enumerate(checkpoint.shapes)}
+            rules = sorted(rules, key=lambda rule: order[arrays[rule.theirs].name])
+            converted = _convert_arrays(rules, checkpoint, arrays)
+            if request.weights is None or not checkpoint.streams:
+                model.load_state_dict(dict(converted), assign=True)
+            else:  # the model stays empty
+                parameters = model.state_dict()
+                sizes = {rule.ours: tuple(parameters[rule.ours].shape) for rule in rules}
+                write_safetensors(request.weights, sizes, converted)
         record = {
             "dialect": naming.dialect,
             "dtypes": sorted({checkpoint.dtypes[stored.name] for stored in arrays.values()}),
@@ -279,8 +287,17 @@ class TorchSource(RuleSource):
             stated = self.stated(checkpoint.settings)
         fields = self.sizes(shapes, request.position_grid, file) | with_reason(stated, "stated in config.json")
         if "hidden_size" in fields and "num_attention_heads" not in {**fields, **overrides}:
-            hidden_size = overrides.get("hidden_size", fields["hidden_size"].value)
-            fields = {"num_attention_heads": _num_heads(hidden_size, file), **fields}
+            width = overrides.get("hidden_size", fields["hidden_size"].value)
+            if width not in _HEADS and width % 64:
+                raise ConversionError(
+                    f"cannot infer the number of attention heads of {file}: its width is {width} "
+                    "(expected a multiple of 64); state num_attention_heads"
+                )
+            reason = f"heads of 64 channels: {width} / 64"
+            if width in _HEADS:
+                reason = f"as in published models of width {width}"
+            heads = Inferred(_HEADS.get(width, width // 64), f"no array shows it; {reason}", is_assumed=True)
+            fields = {"num_attention_heads": heads, **fields}
         return {name: value for name, value in fields.items() if name not in overrides}
 
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
@@ -305,19 +322,6 @@ class TorchSource(RuleSource):
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the fields that the config.json of the weights states."""
         return {}
-
-
-def _num_heads(hidden_size: int, file: str) -> Inferred:
-    """Infer the number of heads: fused projections do not show it, so heads of 64 channels are assumed."""
-    if hidden_size in _HEADS:
-        reason = f"no array shows it; as in published models of width {hidden_size}"
-        return Inferred(_HEADS[hidden_size], reason, is_assumed=True)
-    if hidden_size % 64:
-        raise ConversionError(
-            f"cannot infer the number of attention heads of {file}: its width is {hidden_size} "
-            "(expected a multiple of 64); state num_attention_heads"
-        )
-    return Inferred(hidden_size // 64, f"no array shows it; heads of 64 channels: {hidden_size} / 64", is_assumed=True)
 
 
 # By configuration: the bare encoder and the classifier.
@@ -359,36 +363,6 @@ def shapes_of(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict
             shape = (shape[0], shape[1] + 1, *shape[2:])
         shapes[name] = shape
     return shapes
-
-
-def fill(
-    model: HfVisionPreTrainedModel,
-    rules: list[Rule],
-    checkpoint: Checkpoint,
-    arrays: Mapping[str, StoredArray],
-    weights: Path | None,
-) -> None:
-    """Give an empty model its parameters, in float32, after checking all values; shapes are already checked.
-
-    Args:
-        model: the empty model.
-        rules: its rules.
-        checkpoint: the open checkpoint.
-        arrays: name in the rules -> place.
-        weights: a .safetensors file to stream the arrays into, if the checkpoint supports it; the model then stays
-            empty.
-
-    Raises:
-        ConversionError: an array is not floating point, or not finite.
-    """
-    parameters = model.state_dict()
-    place = {name: index for index, name in enumerate(checkpoint.shapes)}
-    rules = sorted(rules, key=lambda rule: place[arrays[rule.theirs].name])
-    converted = _convert_arrays(rules, checkpoint, arrays)
-    if weights is None or not checkpoint.streams:
-        model.load_state_dict(dict(converted), assign=True)
-    else:
-        write_safetensors(weights, {rule.ours: tuple(parameters[rule.ours].shape) for rule in rules}, converted)
 
 
 def _convert_arrays(
@@ -440,11 +414,12 @@ def as_text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def length_of(name: str, shapes: Mapping[str, tuple[int, ...]], axis: int) -> Inferred:
-    """Infer a number from the length of an array's axis; None without the array."""
-    if name not in shapes:
-        return Inferred(None, f"there is no {name}")
-    return Inferred(shapes[name][axis], f"{name} is {by(shapes[name])}")
+def sizes_of(shapes: Shapes, name: str, optional: bool = False, **axes: int) -> Fields:
+    """Read fields off the axes of an array, field=axis; None without an optional array."""
+    if optional and name not in shapes:
+        return with_reason(dict.fromkeys(axes), f"there is no {name}")
+    sizes = {field: shapes[name][axis] for field, axis in axes.items()}
+    return with_reason(sizes, f"{name} is {by(shapes[name])}")
 
 
 def has_array(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Inferred:
@@ -530,11 +505,11 @@ def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Field
     for name in dict.fromkeys((*fields, *sorted(stated))):
         before = fields.get(name, Inferred(None, "stated"))
         value = getattr(config, name, before.value)
-        is_stated = name in stated
-        if not is_stated and (value == before.value or name not in _FOLLOWING or "patch_size" not in stated):
+        follows = "patch_size" in stated and name in _FOLLOWING and value != before.value
+        if name not in stated and not follows:
             found[name] = before._replace(value=value)
             continue
-        found[name] = Inferred(value, "stated" if is_stated else "follows from the stated patch size")
+        found[name] = Inferred(value, "stated" if name in stated else "follows from the stated patch size")
         if name == "image_size" and before.is_assumed and has_table and "position_grid" not in fields:
             grid = getattr(config, "position_grid", None) or "square"
             found["position_grid"] = Inferred(grid, before.reason, is_assumed=True)

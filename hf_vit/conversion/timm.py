@@ -34,10 +34,10 @@ from .source import (
     has_array,
     has_head,
     image_size_of,
-    length_of,
     one_or_pair,
     other_numbers,
     projection,
+    sizes_of,
     variants_of_the_paper,
     with_class_row,
     with_reason,
@@ -187,35 +187,33 @@ class Timm(TorchSource, Writer):
         return naming._replace(arrays=arrays)
 
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
-        hidden_size, map_channels, patch_rows, patch_columns = shapes[self.marker]
+        _, _, *patch_size = shapes[self.marker]
         has_cls = "cls_token" in shapes
         stem = _stem(shapes)
         stride = stem_stride(stem["stem_depths"].value) if stem else 1
         blocks = {name.split(".")[1] for name in shapes if name.startswith("blocks.")}
-        kernel = f"{self.marker} is {by(shapes[self.marker])}"
         class_token = has_array("cls_token", shapes)
         fields: Fields = {
-            "patch_size": Inferred(one_or_pair(patch_rows, patch_columns), kernel),
-            "num_channels": Inferred(map_channels, kernel),
-            "hidden_size": Inferred(hidden_size, kernel),
+            "patch_size": Inferred(one_or_pair(*patch_size), f"{self.marker} is {by(shapes[self.marker])}"),
+            **sizes_of(shapes, self.marker, num_channels=1, hidden_size=0),
             "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
-            "intermediate_size": Inferred(shapes[_FC1][0], f"{_FC1} is {by(shapes[_FC1])}"),
+            **sizes_of(shapes, _FC1, intermediate_size=0),
             **with_reason({"hidden_act": "gelu", "layer_norm_eps": 1e-6}, "no array shows it; timm's default", True),
             "qkv_bias": has_array("blocks.0.attn.qkv.bias", shapes),
             "pooling": _pooling(shapes),
             "use_cls_token": class_token,
             "pool_patches_only": Inferred(has_cls, f"{class_token.reason}; timm pools without the class token"),
             "norm_after_pooling": has_array("fc_norm.weight", shapes),
-            "representation_size": length_of("pre_logits.fc.weight", shapes, 0),
+            **sizes_of(shapes, "pre_logits.fc.weight", optional=True, representation_size=0),
             "position_interpolation": Inferred("bicubic", "as in timm"),
             **stem,
         }
         if "head.weight" in shapes:
-            fields["num_labels"] = length_of("head.weight", shapes, 0)
+            fields |= sizes_of(shapes, "head.weight", num_labels=0)
         if POSITIONS not in shapes:
             fields["position_embedding_type"] = Inferred("none", "there is no table of positions")
         num_patches = shapes[POSITIONS][1] - has_cls if POSITIONS in shapes else None
-        pixels = patch_rows * stride, patch_columns * stride
+        pixels = [size * stride for size in patch_size]
         return {**fields, "image_size": image_size_of(num_patches, pixels, grid, file, has_cls)}
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -296,11 +294,10 @@ def _stem(shapes: Shapes) -> Fields:
     name = next((name for name in _RESNET_ROOTS if name in shapes), None)
     if name is None:
         return {}
-    root = shapes[name]
     depths = count_units(shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
     return {
         "stem_depths": Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their blocks"),
-        **with_reason({"stem_width": root[0], "num_channels": root[1]}, f"{name} is {by(root)}"),
+        **sizes_of(shapes, name, stem_width=0, num_channels=1),
         **with_reason(TIMM_NUMBERS, "as in timm's ResNets"),
     }
 
@@ -353,17 +350,16 @@ class TimmBit(TorchSource, Writer):
     models = (HfBiTModel, HfBiTForImageClassification)
 
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
-        width, channels, *_ = shapes[_ROOT]
         depths = count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
         fields = {
-            **with_reason({"num_channels": channels, "embedding_size": width}, f"{_ROOT} is {by(shapes[_ROOT])}"),
+            **sizes_of(shapes, _ROOT, num_channels=1, embedding_size=0),
             "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their blocks"),
             # other numbers are big_transfer's, the defaults of the configuration
             "weight_standardization_eps": Inferred(_NUMBERS["weight_standardization_eps"], "as in timm's ResNets"),
             "image_size": UNKNOWN_IMAGE_SIZE,
         }
         if "head.fc.weight" in shapes:
-            fields["num_labels"] = length_of("head.fc.weight", shapes, 0)
+            fields |= sizes_of(shapes, "head.fc.weight", num_labels=0)
         return fields
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:

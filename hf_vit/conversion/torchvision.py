@@ -5,7 +5,7 @@ from typing import Any
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_resizing import BILINEAR
 from .checkpoint import Checkpoint
-from .source import Fields, Grid, Inferred, Shapes, TorchSource, by, image_size_of, length_of, one_or_pair, with_reason
+from .source import Fields, Grid, Inferred, Shapes, TorchSource, by, image_size_of, one_or_pair, sizes_of, with_reason
 from .tables import IMAGENET, Rule, as_is, part, weight_and_bias, within
 
 _POSITIONS = "encoder.pos_embedding"
@@ -54,22 +54,20 @@ class Torchvision(TorchSource):
         return name.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3.")
 
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
-        hidden_size, channels, *pixels = shapes[self.marker]
+        pixels = shapes[self.marker][2:]
         blocks = {name.removeprefix(_BLOCK).split(".")[0] for name in shapes if name.startswith(_BLOCK)}
-        kernel = f"{self.marker} is {by(shapes[self.marker])}"
         theirs = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "position_interpolation": "bicubic"}
         fields = {
-            "patch_size": Inferred(one_or_pair(*pixels), kernel),
-            "num_channels": Inferred(channels, kernel),
-            "hidden_size": Inferred(hidden_size, kernel),
+            "patch_size": Inferred(one_or_pair(*pixels), f"{self.marker} is {by(shapes[self.marker])}"),
+            **sizes_of(shapes, self.marker, num_channels=1, hidden_size=0),
             "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
-            "intermediate_size": Inferred(shapes[_FC1][0], f"{_FC1} is {by(shapes[_FC1])}"),
+            **sizes_of(shapes, _FC1, intermediate_size=0),
             "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, file, has_cls=True),
             **with_reason(theirs, "as in torchvision's ViTs"),
-            "representation_size": length_of("heads.pre_logits.weight", shapes, 0),
+            **sizes_of(shapes, "heads.pre_logits.weight", optional=True, representation_size=0),
         }
         if "heads.head.weight" in shapes:
-            fields["num_labels"] = length_of("heads.head.weight", shapes, 0)
+            fields |= sizes_of(shapes, "heads.head.weight", num_labels=0)
         return fields
 
     def table(self, config: HfViTConfig) -> list[Rule]:

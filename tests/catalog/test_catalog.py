@@ -19,7 +19,6 @@ from hf_vit.catalog import (
     search,
 )
 from hf_vit.catalog.augreg import ADAPTED_TO, AUGMENTATION, AUGREG
-from hf_vit.catalog.searching import COLUMNS
 from hf_vit.cli import main
 from hf_vit.conversion import convert
 from hf_vit.models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
@@ -217,7 +216,7 @@ def index(tmp_path):
                 }
             )
     with open(tmp_path / "index.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
     return tmp_path / "index.csv"
@@ -250,7 +249,7 @@ def test_best_augreg_chooses_as_the_original_code(index, tmp_path):
     with pytest.raises(ValueError, match="S/16"):
         best_augreg("S/16", index)
     (tmp_path / "other.csv").write_text("name,ds\nB/16,i21k\n")
-    with pytest.raises(ValueError, match="final_val"):
+    with pytest.raises(ValueError, match="other.csv"):
         best_augreg("B/16", tmp_path / "other.csv")
 
 

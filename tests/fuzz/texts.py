@@ -14,7 +14,7 @@ from PIL import Image
 from transformers import ViTImageProcessorPil
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.catalog.searching import COLUMNS, best_augreg, search
+from hf_vit.catalog.searching import best_augreg, search
 from hf_vit.conversion.converting import convert_to_folder, set_labels
 from hf_vit.conversion.exporting import export
 from hf_vit.data.labels import match_to_model
@@ -217,7 +217,7 @@ class Index(Kind):
     name = "index"
 
     def prepare(self, folder: Path) -> None:
-        rows = [",".join(COLUMNS)]
+        rows = ["name,ds,final_val,adapt_ds,adapt_resolution,adapt_final_val,adapt_final_test,filename,adapt_filename"]
         for number in range(12):
             model, data = ("B/16", "R50+L/32", "Ti/16")[number % 3], ("imagenet2012", "cifar100", "kitti")[number // 4]
             file = f"{model.replace('/', '_')}-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.{number}"

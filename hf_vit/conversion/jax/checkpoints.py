@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from transformers.utils import logging
@@ -48,10 +48,10 @@ from ..source import (
     has_array,
     has_head,
     image_size_of,
-    length_of,
     one_or_pair,
     other_numbers,
     record_of,
+    sizes_of,
     variants_of_the_paper,
     with_class_row,
     with_reason,
@@ -81,20 +81,6 @@ _STEM_NUMBERS = {name: value for name, value in ORIGINALS["bit"].items() if "eps
 _FLEXIVIT = "big_vision/flexivit/"
 _FLEXIVIT_KERNEL, _FLEXIVIT_GRID, _FLEXIVIT_IMAGE_SIZE = (32, 32), (7, 7), 240
 _RGB = 3
-
-
-class Dialect(NamedTuple):
-    """Dialect of a file.
-
-    names: "vit_jax" (released), "flax" (present-day numbering) or "big_vision" (as flax, positions at the root); for
-        BiT a key of `BIT_NAMES`.
-    prefix: prefix of every name: "", "params/", "params/img/", "opt/target/" ...
-    stacked: arrays of all blocks are stacked, with a leading axis over depth.
-    """
-
-    names: str
-    prefix: str = ""
-    stacked: bool = False
 
 
 class JaxSource(RuleSource, Writer):
@@ -152,32 +138,30 @@ class Jax(JaxSource):
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         if (prefix := _prefix_of(checkpoint.shapes)) is None:
             return None
-        dialect, arrays = _translate(checkpoint, prefix)
+        names, is_stacked, arrays = _translate(checkpoint, prefix)
         root = prefix.removesuffix(_TOWER)
         others = {name.removeprefix(root).split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
         if prefix.endswith(_TOWER) and not _OTHER_TOWERS.isdisjoint(others):
             arrays = {_renamed(name, _HEAD, _PROJECTION): stored for name, stored in arrays.items()}
-        if dialect.names == "big_vision":
+        if names == "big_vision":
             arrays = with_class_row(checkpoint, arrays, "cls", POSITIONS, request.position_grid)
-        described = dialect._asdict() | _flat_norms(checkpoint, arrays)
+        dialect = {"names": names, "prefix": prefix, "stacked": is_stacked, **_flat_norms(checkpoint, arrays)}
         if _has_patch_vectors(checkpoint.shapes):
-            described, arrays = {**described, "patch_vectors": True}, _as_convolution(checkpoint, arrays)
-        return Naming(described, arrays, sorted(others), _similarity(checkpoint, prefix))
+            dialect["patch_vectors"], arrays = True, _as_convolution(checkpoint, arrays)
+        return Naming(dialect, arrays, sorted(others), _similarity(checkpoint, prefix))
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
-        patch_rows, patch_columns, channels, hidden_size = shapes[_KERNEL]
+        patch_size = shapes[_KERNEL][:2]
         blocks = {match[1] for name in shapes if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}
-        kernel = f"the kernel of the patches is {by(shapes[_KERNEL])}"
         fields: Fields = {
-            "patch_size": Inferred(one_or_pair(patch_rows, patch_columns), kernel),
-            "num_channels": Inferred(channels, kernel),
-            "hidden_size": Inferred(hidden_size, kernel),
+            "patch_size": Inferred(one_or_pair(*patch_size), f"{_KERNEL} is {by(shapes[_KERNEL])}"),
+            **sizes_of(shapes, _KERNEL, num_channels=2, hidden_size=3),
             "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
-            "num_attention_heads": Inferred(shapes[_QUERY][1], f"the kernel of the queries is {by(shapes[_QUERY])}"),
-            "intermediate_size": Inferred(shapes[_DENSE][1], f"the first kernel of the MLP is {by(shapes[_DENSE])}"),
+            **sizes_of(shapes, _QUERY, num_attention_heads=1),
+            **sizes_of(shapes, _DENSE, intermediate_size=1),
             "pooling": _pooling(shapes, checkpoint),
             "use_cls_token": has_array("cls", shapes),
-            "representation_size": length_of("pre_logits/kernel", shapes, 1),
+            **sizes_of(shapes, "pre_logits/kernel", optional=True, representation_size=1),
         }
         grid, stride = request.position_grid, 1
         if _has_patch_vectors(checkpoint.shapes):
@@ -185,18 +169,16 @@ class Jax(JaxSource):
             positions = checkpoint.shapes.get(f"{_prefix_of(checkpoint.shapes)}pos_embedding", ())
             grid = grid or (positions[:2] if len(positions) == 3 else None)
         if "head/kernel" in shapes:
-            fields["num_labels"] = length_of("head/kernel", shapes, 1)
+            fields |= sizes_of(shapes, "head/kernel", num_labels=1)
         if "projection/kernel" in shapes:
-            fields["projection_dim"] = length_of("projection/kernel", shapes, 1)
+            fields |= sizes_of(shapes, "projection/kernel", projection_dim=1)
         if "conv_root/kernel" in shapes:
             depths = count_units(shapes, r"block(\d+)/unit(\d+)/", first=1)
-            _, _, channels, width = shapes["conv_root/kernel"]
-            root = f"the kernel of the ResNet's root is {by(shapes['conv_root/kernel'])}"
             fields["stem_depths"] = Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their units")
-            fields |= with_reason({"stem_width": width, "num_channels": channels}, root)
+            fields |= sizes_of(shapes, "conv_root/kernel", stem_width=3, num_channels=2)
             stride = stem_stride(depths)
         num_patches = shapes[POSITIONS][1] - ("cls" in shapes) if POSITIONS in shapes else None
-        pixels = patch_rows * stride, patch_columns * stride
+        pixels = [size * stride for size in patch_size]
         image_size = image_size_of(num_patches, pixels, grid, checkpoint.path.name, "cls" in shapes)
         if POSITIONS in shapes:
             positions = Inferred("learned", f"there is a table of positions, {by(shapes[POSITIONS])}")
@@ -282,8 +264,13 @@ def _prefix_of(names: Collection[str]) -> str | None:
     return next((prefix for prefix in _PREFIXES if prefix + _KERNEL in names), None)
 
 
-def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[Dialect, dict[str, StoredArray]]:
-    """Return the dialect, and name in the rules -> place of the arrays below a prefix."""
+def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[str, bool, dict[str, StoredArray]]:
+    """Return the naming of the arrays below a prefix.
+
+    Returns:
+        The dialect: "vit_jax" (released), "flax" (present-day numbering) or "big_vision" (as flax, positions at the
+        root); whether arrays of all blocks are stacked, with a leading axis over depth; name in the rules -> array.
+    """
     shapes = {name.removeprefix(prefix): shape for name, shape in checkpoint.shapes.items() if name.startswith(prefix)}
     depths = {shape[0] for name, shape in shapes.items() if name.startswith(_STACKED) and shape}
     if len(depths) > 1 or max(depths, default=0) > MAX_LAYERS:  # before names are made for each
@@ -308,8 +295,8 @@ def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[Dialect, dict[str, 
     per_class = any(re.match(r"Transformer/encoderblock(_\d+)?/MlpBlock_0/", name) for name in shapes)
     of_big_vision = {"pos_embedding", "Transformer/pos_embedding", "MAPHead_0/probe", "probe"} & set(shapes)
     if depths or of_big_vision or (per_class and POSITIONS not in arrays):
-        return Dialect("big_vision", prefix, bool(depths)), arrays
-    return Dialect("flax" if per_class else "vit_jax", prefix), arrays
+        return "big_vision", bool(depths), arrays
+    return "flax" if per_class else "vit_jax", False, arrays
 
 
 def _renamed(name: str, old: str, new: str) -> str:
@@ -469,28 +456,24 @@ class JaxBiT(JaxSource):
             arrays = {re.sub(r"(?<=/standardized_conv2d)_\d+(?=/)", "", name): StoredArray(own[name]) for name in own}
             if self.root in arrays:
                 beside = {name.split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
-                dialect = Dialect(self.code, prefix)._asdict() | _flat_norms(checkpoint, arrays)
+                dialect = {"names": self.code, "prefix": prefix, "stacked": False, **_flat_norms(checkpoint, arrays)}
                 return Naming(dialect, arrays, sorted(beside))
         return None
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
-        _, _, channels, width = shapes[self.root]
         depths = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1) or [1]
-        root, image_size = f"the kernel of the root is {by(shapes[self.root])}", UNKNOWN_IMAGE_SIZE
+        image_size = UNKNOWN_IMAGE_SIZE
         if self.is_released:
             image_size = image_size._replace(value=image_size_of_bit(checkpoint.location))
             if find_released(checkpoint.location) is not None:
                 image_size = Inferred(image_size.value, "evaluation of the released file of this name")
         fields = {
-            **with_reason({"num_channels": channels, "embedding_size": width}, root),
+            **sizes_of(shapes, self.root, num_channels=2, embedding_size=3),
             "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their units"),
             **with_reason(ORIGINALS[self.code], f"as in the code of {self.code}"),
             "image_size": image_size,
         }
-        if self.head[0] in shapes:
-            head = shapes[self.head[0]]
-            fields["num_labels"] = Inferred(head[-1], f"the kernel of the head is {by(head)}")
-        return fields
+        return fields | (sizes_of(shapes, self.head[0], num_labels=-1) if self.head[0] in shapes else {})
 
     def table(self, config: HfBiTConfig) -> list[Rule]:
         return self.names.table
