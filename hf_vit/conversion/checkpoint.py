@@ -66,7 +66,7 @@ def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
     """Find a local file or folder, or download it from an address or from the Hub.
 
     A file of a bucket, `gs://...`, is looked for in the mirrors of `HF_VIT_SOURCES`, in the bucket, and in the copies
-    that the catalog knows; the first that has it is taken.
+    that the catalog knows; the first that has it is taken, and named in a warning if others refused.
 
     Args:
         location: path, address, or name of a model on the Hub.
@@ -75,75 +75,57 @@ def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
     Raises:
         SourceError: it does not exist or cannot be downloaded.
     """
-    is_name = HUB_NAME.fullmatch(location) and not location.endswith(_SUFFIXES) and not Path(location).exists()
-    if is_name:
-        return Fetched(location, _fetch_from_hub(location, where or {}))
     if location.startswith(f"{BUCKETS}/"):
         location = f"gs://{unquote(location.removeprefix(f'{BUCKETS}/'))}"
     if not location.startswith("gs://"):
-        return fetch(location)
-    return fetch_folder(location) if is_folder_address(location) else _fetch_from_any_source(location)
-
-
-def _fetch_from_any_source(location: str) -> Fetched:
-    """Fetch a file of a bucket from the first source that has it; a source other than the first is named in a warning.
-
-    Raises:
-        SourceError: no source has it.
-    """
+        return _fetch_from(location, where or {})
+    if is_folder_address(location):
+        return fetch_folder(location)
     roots = [root.strip() for root in os.environ.get("HF_VIT_SOURCES", "").split(",") if root.strip()]
-    path = location.removeprefix("gs://")
-    mirrors = [f"{root if root.endswith('/') else f'{root}/'}{path}" for root in roots]
-    copies = copies_of(location)
-    refusals: list[tuple[str, UnavailableError]] = []
+    mirrors = [f"{root.removesuffix('/')}/{location.removeprefix('gs://')}" for root in roots]
+    copies, refusals = copies_of(location), {}
     for source in dict.fromkeys((*mirrors, location, *copies)):
         try:
-            fetched = Fetched(source, _fetch_from_hub(source, {})) if source in copies else _fetch_from(source)
+            fetched = _fetch_from(source, {})
         except UnavailableError as error:
-            refusals.append((source, error))
+            refusals[source] = error
             continue
         if refusals:
             lost = ", ".join(lost_by(source))
             logger.warning(f"{_reasons(refusals)}; took {source}{f', which lacks the {lost}' if lost else ''}")
         return Fetched(location, fetched.path, fetched.sha256, source if source in copies else None)
     if len(refusals) == 1:
-        raise refusals[0][1]
+        raise refusals.popitem()[1]
     raise SourceError(f"cannot get {location}: {_reasons(refusals)}; HF_VIT_SOURCES lists mirrors of your own")
 
 
-def _reasons(refusals: list[tuple[str, UnavailableError]]) -> str:
-    return "; ".join(f"{source} {error.reason}" for source, error in refusals)
+def _reasons(refusals: Mapping[str, UnavailableError]) -> str:
+    return "; ".join(f"{source} {error.reason}" for source, error in refusals.items())
 
 
-def _fetch_from(source: str) -> Fetched:
-    """Fetch a file by its path, its address, or `hf://owner/name/path` in a repository of the Hub."""
-    if source.startswith("hf://"):
-        owner, name, file = source.removeprefix("hf://").split("/", 2)
-        try:
-            return Fetched(source, Path(hf_hub_download(f"{owner}/{name}", file)))
-        except (HfHubHTTPError, OSError) as error:
-            raise _unavailable(source, error) from error
-    if "://" not in source and not Path(source).expanduser().exists():
-        raise UnavailableError(f"{source} does not exist", "does not exist")
-    return fetch(source)
+def _fetch_from(source: str, where: Mapping[str, Any]) -> Fetched:
+    """Fetch a path, an address, `hf://owner/name/path` of a file on the Hub, or the model of that name on the Hub.
 
-
-def _unavailable(source: str, error: Exception) -> UnavailableError:
-    reason = str(error).strip().splitlines()[0]
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    message = f"{source} is no local file or folder, and cannot be downloaded from the Hub: {reason}"
-    return UnavailableError(message, f"answers {status}" if status else "cannot be downloaded from the Hub")
-
-
-def _fetch_from_hub(name: str, where: Mapping[str, Any]) -> Path:
-    """Download the files of a model on the Hub that a conversion needs; return the folder in the Hub's cache."""
+    Raises:
+        UnavailableError: this source does not have it.
+    """
     try:
-        folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"], **where))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.bin", "*.npz", "*.msgpack"], **where))
-        return folder
+        if source.startswith("hf://"):
+            owner, name, file = source.removeprefix("hf://").split("/", 2)
+            return Fetched(source, Path(hf_hub_download(f"{owner}/{name}", file)))
+        if HUB_NAME.fullmatch(source) and not source.endswith(_SUFFIXES) and not Path(source).exists():
+            folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"], **where))
+            if not any(folder.glob("*.safetensors")):
+                others = ["*.json", "*.bin", "*.npz", "*.msgpack"]
+                folder = Path(snapshot_download(source, allow_patterns=others, **where))
+            return Fetched(source, folder)
     except (HfHubHTTPError, OSError) as error:
-        raise _unavailable(name, error) from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        reason = f"answers {status}" if status else "cannot be downloaded from the Hub"
+        first_line = str(error).strip().splitlines()[0]
+        message = f"{source} is no local file or folder, and cannot be downloaded from the Hub: {first_line}"
+        raise UnavailableError(message, reason) from error
+    return fetch(source)
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
         return Fetched(location, *_fetch_url(https_address(location), cache_dir, progress))
     path = Path(os.path.abspath(os.path.expanduser(location)))
     if not os.path.exists(path):
-        raise SourceError(f"{path} does not exist")
+        raise UnavailableError(f"{path} does not exist", "does not exist")
     if path.is_dir() and not os.listdir(path):
         raise SourceError(f"{path} is an empty folder")
     return Fetched(location, path)
