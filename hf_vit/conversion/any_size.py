@@ -11,7 +11,6 @@ part of the program. Products and sums have the same order, so that the levels a
 """
 
 import copy
-import os
 from typing import Any
 
 import PIL
@@ -22,23 +21,13 @@ from torch.export import Dim
 from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
 from ..models.image_resizing import AREA, BICUBIC, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
-from .programs import quiet, write_onnx
+from .programs import quiet
 from .tables import ConversionError
 
 Length = Any  # of an axis: an int, or a torch.SymInt of torch.export
 Taps = tuple[torch.Tensor, torch.Tensor]  # indices of values and their weights, (taps, outputs) each
 _PILLOW_BITS = 22  # bits of a weight in Pillow's fixed-point arithmetic
 ANY_SIZE = "any"
-
-
-def export_any_size_onnx(
-    model: HfVisionPreTrainedModel,
-    path: str | os.PathLike,
-    processor: HfViTImageProcessor | None,
-    overwrite: bool = False,
-) -> None:
-    """Write a classifier as this program, for levels in uint8; other arguments and errors as in `export_onnx`."""
-    write_onnx(path, overwrite, lambda: make_any_size_onnx(model, processor))
 
 
 def make_any_size_onnx(

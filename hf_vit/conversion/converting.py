@@ -154,62 +154,50 @@ def convert_request(
 
 
 def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
-    """Give a model the sizes that the caller states; return their entries for `conversion.json`."""
-    record: dict[str, Any] = {}
-    if request.patch_size is not None:
-        image_size = _set_patch_size(model, request.patch_size, image_size, request.overrides)
-        record["patch_size"] = request.patch_size
-    elif image_size is not None:
-        model.set_image_size(image_size, processor_follows=True)
+    """Give a model the sizes that the caller states; return their entries for `conversion.json`.
+
+    With a patch size, the model becomes flexible. If its patches do not divide the model's image size, and none is
+    stated, the model gets the image size of the stored grid.
+    """
+    config, patch_size = model.config, request.patch_size
+    if patch_size is not None:
+        if not isinstance(config, HfViTConfig):
+            raise ConversionError(f"{type(model).__name__} has no patches; omit patch_size={patch_size}")
+        model.make_flexible()
+        if "position_interpolation" in request.overrides:
+            config.position_interpolation = request.overrides["position_interpolation"]
+        model.set_patch_size(patch_size)
+        pixels = [size * config.stride for size in as_pair(patch_size)]
+        if image_size is None and any(np.mod(as_pair(config.image_size), pixels)):
+            image_size = one_or_pair(*(count * size for count, size in zip(config.stored_grid, pixels, strict=True)))
     if image_size is not None:
-        record["image_size"] = image_size
-    if getattr(model.config, "is_flexible", False):
+        if patch_size is not None:
+            config.grid_of(*as_pair(image_size))  # raises if the patches do not divide the size
+        model.set_image_size(image_size, processor_follows=True)
+    stated = {"patch_size": patch_size, "image_size": image_size}
+    record: dict[str, Any] = {name: size for name, size in stated.items() if size is not None}
+    if getattr(config, "is_flexible", False):
         record["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
     return record
-
-
-def _set_patch_size(model: Any, patch_size: Size, image_size: Size | None, overrides: dict[str, Any]) -> Size | None:
-    """Make a model flexible, with this patch size.
-
-    Returns:
-        The image size: the caller's; or None (the model's own) if the patches divide it; or that of the stored grid.
-    """
-    config = model.config
-    if not isinstance(config, HfViTConfig):
-        raise ConversionError(f"{type(model).__name__} has no patches; omit patch_size={patch_size}")
-    model.make_flexible()
-    if "position_interpolation" in overrides:
-        config.position_interpolation = overrides["position_interpolation"]
-    model.set_patch_size(patch_size)
-    pixels = [size * config.stride for size in as_pair(patch_size)]
-    if image_size is None and any(np.mod(as_pair(config.image_size), pixels)):
-        image_size = one_or_pair(*(count * size for count, size in zip(config.stored_grid, pixels, strict=True)))
-    if image_size is not None:
-        config.grid_of(*as_pair(image_size))  # raises if the patches do not divide the size
-        model.set_image_size(image_size, processor_follows=True)
-    return image_size
 
 
 def _label(
     model: HfVisionPreTrainedModel, source: Source, checkpoint: Checkpoint, labels: str | Path | list[str] | None
 ) -> Inferred:
     """Name the classes of a model, by the caller's names or else the source's; return their number and origin."""
-    names = labels
-    if names is None and has_head(model):
+    origin = "stated"
+    if labels is None and has_head(model):
+        origin = "those of the released file" if isinstance(source, JaxSource) else "stated in config.json"
         with wrong_types_refused(f"the config.json of {checkpoint.path.name}"):
-            names = source.labels(checkpoint, model.config.num_labels or 0)
-    if names is not None:
-        set_labels(model, names)
+            labels = source.labels(checkpoint, model.config.num_labels or 0)
+    if labels is not None:
+        set_labels(model, labels)
     if not hasattr(model, "classifier"):
         return Inferred(None, "there is no trained head")
     used = list(model.config.id2label.values())
     if all(name == f"LABEL_{index}" for index, name in enumerate(used)):
         return Inferred(None, "no names are stored")
-    origin = "stated in config.json" if labels is None else "stated"
-    if labels is None and isinstance(source, JaxSource):  # it names the classes of released files only
-        origin = "those of the released file"
-    shown = ", ".join(map(str, used[:3])) + (", ..." if len(used) > 3 else "")
-    return Inferred(len(used), f"{origin}: {shown}")
+    return Inferred(len(used), f"{origin}: {', '.join(map(str, used[:3]))}{', ...' * (len(used) > 3)}")
 
 
 def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -> None:

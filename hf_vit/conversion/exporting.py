@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers.utils import logging
@@ -16,12 +16,12 @@ from ..files.output import refuse_existing
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
-from .any_size import ANY_SIZE, export_any_size_onnx
+from .any_size import ANY_SIZE, make_any_size_onnx
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .deployment import RUNTIMES, export_deployment
 from .jax.checkpoints import JaxSource
 from .jax.tables import POSITIONS
-from .programs import export_aot_inductor, export_onnx, export_torch
+from .programs import export_aot_inductor, export_onnx, export_torch, write_onnx
 from .recognition import SOURCES, recognize
 from .source import Naming, Request, Writer, Writing, record_of
 from .tables import ConversionError
@@ -73,12 +73,23 @@ def export(
         ConversionError: the format does not support the model, or the size does not fit.
         FileExistsError: `path` exists and may not be overwritten.
     """
-    _check_options(to, dialect, size, original)
-    if runtime is not None and to != "web":
-        raise ConversionError(f"cannot export to {to} with a runtime (expected web); leave it out")
+    if to not in FORMATS:
+        raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
+    not_taken = {
+        "dialect": dialect is not None and (to in (*_WITH_SIZE, "web") or original is not None),
+        "original": original is not None and to != "jax",
+        "size": size is not None and to not in _WITH_SIZE,
+        f"size={ANY_SIZE!r}": size == ANY_SIZE and to != "onnx",
+        "runtime": runtime is not None and to != "web",
+    }
+    if found := [option for option, is_given in not_taken.items() if is_given]:
+        raise ConversionError(f"cannot export to {to} with {found[0]}; leave it out")
     refuse_existing(path, overwrite)
     if to != "jax" and getattr(model.config, "is_flexible", False) and not hasattr(model, "write_program"):
-        model = _fixed(model, size)
+        model = copy.deepcopy(model)  # no other format supports flexible models
+        if size is not None and not isinstance(size, str):
+            model.set_image_size(size, processor_follows=True)
+        cast(Any, model).make_fixed()
     if to == "web":
         export_web(model, path, processor, runtime=runtime, overwrite=overwrite)
         return {}
@@ -88,7 +99,7 @@ def export(
         export_deployment(model, path, to, processor, size, overwrite)
         return {}
     if size == ANY_SIZE:
-        export_any_size_onnx(model, path, processor, overwrite)
+        write_onnx(path, overwrite, lambda: make_any_size_onnx(model, processor))
         return {}
     if to in _PROGRAMS:
         _PROGRAMS[to](model, path, size, overwrite)
@@ -104,31 +115,6 @@ def export(
         )
     writer, dialect = find_writer(model, to, dialect)
     return writer.write(model, Path(path), Writing(dialect, processor, overwrite, images))
-
-
-def _check_options(to: str, dialect: str | None, size: Size | str | None, original: str | os.PathLike | None) -> None:
-    """Refuse an unknown format, and options that it does not take."""
-    if to not in FORMATS:
-        raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
-    is_program = to in (*_WITH_SIZE, "web")
-    not_taken = {
-        "dialect": is_program and dialect is not None,
-        "original": original is not None and (to != "jax" or dialect is not None),
-        "size": size is not None and to not in _WITH_SIZE,
-        f"size={ANY_SIZE!r}": size == ANY_SIZE and to != "onnx",
-    }
-    if found := [option for option, is_given in not_taken.items() if is_given]:
-        with_dialect = f" and dialect={dialect!r}" if original is not None and dialect is not None else ""
-        raise ConversionError(f"cannot export to {to}{with_dialect} with {found[0]}; omit it")
-
-
-def _fixed(model: Any, size: Size | str | None) -> Any:
-    """Copy a flexible model and resize its weights permanently, since other formats do not support flexible models."""
-    model = copy.deepcopy(model)
-    if size is not None and not isinstance(size, str):
-        model.set_image_size(size, processor_follows=True)
-    model.make_fixed()
-    return model
 
 
 def export_jax(

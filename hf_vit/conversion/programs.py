@@ -147,11 +147,7 @@ def export_torch(
 
     Arguments and errors as in `export_onnx`.
     """
-    _check_suffix(path, ".pt2")
-    refuse_existing(path, overwrite)
-    program = trace(model, size)
-    with new_file(path, overwrite) as file:
-        torch.export.save(program, file)
+    _write_program(model, path, size, overwrite, torch.export.save)
 
 
 def export_aot_inductor(
@@ -161,11 +157,20 @@ def export_aot_inductor(
 
     Arguments and errors as in `export_onnx`. Needs a C++ compiler.
     """
-    _check_suffix(path, ".pt2")
+
+    def compile_program(program: ExportedProgram, file: Path) -> None:
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file))
+
+    _write_program(model, path, size, overwrite, compile_program)
+
+
+def _write_program(model: Any, path: str | os.PathLike, size: Any, overwrite: bool, save: Callable[..., None]) -> None:
+    if Path(path).suffix != ".pt2":
+        raise ConversionError(f"cannot write {path}: PyTorch's programs end in .pt2; rename it")
     refuse_existing(path, overwrite)
     program = trace(model, size)
     with new_file(path, overwrite) as file, quiet():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(file))
+        save(program, file)
 
 
 def trace(
@@ -226,11 +231,6 @@ def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
         2: rows * Dim("rows", min=2, max=_MAX_PATCHES),
         3: columns * Dim("columns", min=2, max=_MAX_PATCHES),
     }
-
-
-def _check_suffix(path: str | os.PathLike, suffix: str) -> None:
-    if Path(path).suffix != suffix:
-        raise ConversionError(f"cannot write {path}: PyTorch's programs end in {suffix}; rename it")
 
 
 def stored_thresholds(config: Any) -> dict[str, Any]:
