@@ -108,7 +108,7 @@ def load(
     if num_channels is not None:
         processor = with_channels(model, processor, num_channels)
     if preset is not None:
-        processor = with_resizing_of(_as_ours(processor, model.config), preset, model.config)
+        processor = with_preset(_as_ours(processor, model.config), preset, model.config, keeps_normalization=True)
     sync_processor_size(model, processor, name, asked=image_size is not None or preset is not None)
     if backend is not None:
         from .backends.choosing import use_backend  # imports torch's exporters
@@ -369,8 +369,11 @@ def _as_ours(processor: Any, config: Any) -> HfViTImageProcessor:
     return HfViTImageProcessor.for_model(config, **found, size=dict(zip(("height", "width"), size, strict=True)))
 
 
-def with_preset(processor: Any, preset: str | None, config: Any) -> Any:
+def with_preset(processor: Any, preset: str | None, config: Any, keeps_normalization: bool = False) -> Any:
     """Set another preset of `HfViTImageProcessor`, at the same size; None changes nothing.
+
+    Args:
+        keeps_normalization: keep mean and standard deviation, which the weights depend on.
 
     Raises:
         ValueError: the processor is of another class, or the model cannot take the preset's output.
@@ -381,17 +384,10 @@ def with_preset(processor: Any, preset: str | None, config: Any) -> Any:
         raise ValueError(f"cannot set preset {preset}: {type(processor).__name__} has no presets")
     if preset == "native" and getattr(config, "stride", 1) != 1:
         raise ValueError("cannot set preset native: it cuts images into patches, and a ResNet needs whole images")
+    kept = {name: getattr(processor, name) for name in _NORMALIZATION} if keeps_normalization else {}
     patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
     processor.update(preset=preset, **patches)
-    return processor
-
-
-def with_resizing_of(processor: Any, preset: str | None, config: Any) -> Any:
-    """Set the resizing and cropping of a preset; keep mean and standard deviation, which the weights depend on."""
-    if preset is None:
-        return processor
-    normalization = {name: getattr(processor, name) for name in _NORMALIZATION}
-    with_preset(processor, preset, config).update(**normalization)
+    processor.update(**kept)
     return processor
 
 

@@ -255,11 +255,8 @@ class Timm(TorchSource, Writer):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        is_hybrid, pooling, positions = (
-            isinstance(config, HfViTHybridConfig),
-            config.pooling,
-            config.position_embedding_type,
-        )
+        is_hybrid, pooling = isinstance(config, HfViTHybridConfig), config.pooling
+        positions = config.position_embedding_type
         depths = tuple(config.stem_depths) if is_hybrid else ()
         pools_token = pooling in ("mean", "map") and config.use_cls_token and not config.pool_patches_only
         features = {

@@ -15,7 +15,7 @@ from transformers import (
 from ..data.loaders import channel_statistics
 from ..data.splits import Split
 from ..evaluation.models import load_pretrained, read_config, refuse_other_models, refuse_random_weights
-from ..loading import local_model, with_channels, with_resizing_of
+from ..loading import local_model, with_channels, with_preset
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
@@ -55,7 +55,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
         processor = with_channels(model, processor, settings.num_channels)
     _replace_head(model, split, settings.keep_pre_logits)
     _set_labels(model.config, split, settings.loss)
-    processor = with_resizing_of(processor, settings.preset, model.config)
+    processor = with_preset(processor, settings.preset, model.config, keeps_normalization=True)
     measure_channels(processor, split)
     if settings.lora_rank:
         model = _add_adapters(model, settings)
@@ -122,7 +122,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
     freeze_parameters(model, settings.freeze)
     height, width = as_pair(config.image_size)
     processor = HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
-    processor = with_resizing_of(processor, settings.preset, config)
+    processor = with_preset(processor, settings.preset, config, keeps_normalization=True)
     measure_channels(processor, split)
     return model, processor
 

@@ -17,8 +17,9 @@ from hf_vit.conversion.checkpoint import fetch_any, open_checkpoint
 from hf_vit.conversion.converting import read_as_original
 from hf_vit.conversion.recognition import recognize
 from hf_vit.conversion.source import Request
+from hf_vit.prediction import classify
 
-from ..paths import PEERS, SHARED
+from ..paths import PEERS, ROOT, SHARED
 from ..tiny_models import randomize
 
 WEIGHTS = SHARED / "weights"
@@ -149,6 +150,15 @@ def test_commands_work_while_the_bucket_is_closed(client, closed_bucket, real_co
     assert output.count("cat.jpg") == 1
     assert fingerprint(tmp_path / "ti16") == fingerprint(NPZ)
     assert (tmp_path / "mine" / "model.safetensors").is_file()
+
+
+def test_the_first_python_block_of_the_readme_needs_no_bucket(client, closed_bucket, real_copy, tmp_path, monkeypatch):
+    Image.effect_noise((256, 300), 80).convert("RGB").save(tmp_path / "cat.jpg")
+    block = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    output = client(with_bucket(closed_bucket, f"os.chdir({str(tmp_path)!r})\n{block}"))
+    monkeypatch.setenv("HF_VIT_SOURCES", str(tmp_path / "mirror"))
+    expected = classify(*convert(real_copy[0]), [Image.open(tmp_path / "cat.jpg")], top_k=3)
+    assert output.splitlines()[-1] == str(expected[0])
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ class Jax(JaxSource):
         dialect = {"names": names, "prefix": prefix, "stacked": is_stacked, **_flat_norms(checkpoint, arrays)}
         if _has_patch_vectors(checkpoint.shapes):
             dialect["patch_vectors"], arrays = True, _as_convolution(checkpoint, arrays)
-        return Naming(dialect, arrays, sorted(others), _similarity(checkpoint, prefix))
+        similarity = _similarity(checkpoint, root) if root != prefix else {}
+        return Naming(dialect, arrays, sorted(others), similarity)
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
         patch_size = shapes[_KERNEL][:2]
@@ -345,12 +346,10 @@ def _as_released(image_size: Inferred, location: str) -> Inferred:
     return Inferred(image_size.value, reason)
 
 
-def _similarity(checkpoint: Checkpoint, prefix: str) -> dict[str, float]:
+def _similarity(checkpoint: Checkpoint, root: str) -> dict[str, float]:
     """Read temperature `t` (a logarithm) and bias `b` of the similarity of two towers, if the file holds them."""
-    root = prefix.removesuffix(_TOWER)
-    names = {name: root + name for name in ("t", "b")} if root != prefix else {}
-    single = {name: stored for name, stored in names.items() if math.prod(checkpoint.shapes.get(stored, (0,))) == 1}
-    numbers = {name: float(checkpoint.read(stored)) for name, stored in single.items()}
+    stored = {name: root + name for name in ("t", "b") if math.prod(checkpoint.shapes.get(root + name, (0,))) == 1}
+    numbers = {name: float(checkpoint.read(array)) for name, array in stored.items()}
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
