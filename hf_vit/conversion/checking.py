@@ -47,8 +47,12 @@ def check(
     request = Request(grid, None, overrides, patch_size, without_weights=True)
     model, _, found = convert_request(source, request, labels, image_size, preset)
     record: dict[str, Any] = model.conversion_record or {}
+    dialect = [f"{record['file']}: names of {record['dialect']['names']}"]
+    for name, value in record["dialect"].items():
+        if value and name != "names":
+            dialect.append(name.replace("_", " ") + ("" if value is True else f" {value}"))
     kind = f"{type(model).__name__}, {model.num_parameters():,} parameters"
-    return "\n".join([f"{record['file']}: {_dialect(record)}", kind, *_table(found), *left_out(record)])
+    return "\n".join([", ".join([*dialect, *record["dtypes"]]), kind, *_table(found), *left_out(record)])
 
 
 def left_out(record: dict[str, Any]) -> list[str]:
@@ -67,15 +71,6 @@ def left_out(record: dict[str, Any]) -> list[str]:
         names = [f"{name} ({_BESIDE[name]})" if name in _BESIDE else name for name in record["beside"]]
         lines.append(f"not converted, other parts of the file: {', '.join(names)}")
     return lines
-
-
-def _dialect(record: dict[str, Any]) -> str:
-    """Describe the names of the file's arrays, and their dtypes."""
-    dialect = dict(record["dialect"])
-    parts = [f"names of {dialect.pop('names')}"]
-    named = {name.replace("_", " "): value for name, value in dialect.items() if value}
-    parts += [name if value is True else f"{name} {value}" for name, value in named.items()]
-    return ", ".join([*parts, *record["dtypes"]])
 
 
 def _table(found: Fields) -> list[str]:

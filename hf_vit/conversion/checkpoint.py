@@ -168,16 +168,17 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
 def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
     model_type = settings.get("model_type")
     if model_type and not is_of_transformers(settings):
-        is_ours = model_type.startswith("hf_vit")
-        what = "is in the format of hf_vit already" if is_ours else f"holds a {model_type} model"
+        what = (
+            "is in the format of hf_vit already" if model_type.startswith("hf_vit") else f"holds a {model_type} model"
+        )
         raise ConversionError(
             f"{folder} {what}; hf_vit converts vit, vit_mae, vit-hybrid, bit and siglip_vision_model of transformers"
         )
-    found = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
-    if settings and found:
-        return found[0]
-    if model_type:
-        raise ConversionError(f"{folder} has a config.json but no weights ({', '.join(_WEIGHTS)})")
+    weights = [folder / name for name in _WEIGHTS if settings and (folder / name).is_file()]
+    if weights or model_type:
+        if not weights:
+            raise ConversionError(f"{folder} has a config.json but no weights ({', '.join(_WEIGHTS)})")
+        return weights[0]
     containers = {path: array_container(path) for path in folder.iterdir()}
     candidates = {container or path for path, container in containers.items() if container or path.suffix in _SUFFIXES}
     if len(candidates) != 1:

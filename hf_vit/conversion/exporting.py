@@ -10,7 +10,7 @@ import torch
 from transformers.utils import logging
 
 from ..catalog import address_of
-from ..files.download import Fetched, sha256_at
+from ..files.download import sha256_at
 from ..files.npz import write_npz
 from ..files.output import refuse_existing
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
@@ -239,7 +239,10 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
         source, naming = recognize(checkpoint, Request(grid))
         if not isinstance(source, JaxSource) or not isinstance(model, source.models):
             raise ConversionError(f"{file} is no checkpoint of the original JAX code with a {type(model).__name__}")
-        _check_original(record_of(model), fetched, checkpoint, naming)
+        record, sha256 = record_of(model), fetched.sha256 or sha256_at(checkpoint.path)
+        if record.get("sha256", sha256) != sha256:
+            origin = f"{record['file']} (sha256 {record['sha256']})"
+            raise ConversionError(f"{file} (sha256 {sha256}) does not fit: the model was converted from {origin}")
         arrays = dict(source.arrays(model, naming.dialect))  # views, no copies
         expected = {name: checkpoint.shapes[stored.name] for name, stored in naming.arrays.items()}
         expected |= {name: expected[name][1:] for name, stored in naming.arrays.items() if stored.index is not None}
@@ -250,17 +253,6 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
             theirs, ours = expected.get(different[0]), found.get(different[0])
             raise ConversionError(f"{file} does not fit: {different[0]} is {theirs} there, {ours} in the model")
         write_npz(path, _merge(arrays, checkpoint, naming))
-
-
-def _check_original(record: Mapping[str, Any], fetched: Fetched, checkpoint: Checkpoint, naming: Naming) -> None:
-    """Refuse a file that the model was not converted from, by the sha256 (or else the dialect) in the record."""
-    identity = "sha256" if "sha256" in record else "dialect"
-    found = naming.dialect if identity == "dialect" else fetched.sha256 or sha256_at(checkpoint.path)
-    if record and record.get(identity) != found:
-        origin = f"{record.get('file', 'another file')} ({identity} {record.get(identity)})"
-        raise ConversionError(
-            f"{checkpoint.path.name} ({identity} {found}) does not fit: the model was converted from {origin}"
-        )
 
 
 def _merge(

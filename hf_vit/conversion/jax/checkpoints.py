@@ -380,17 +380,17 @@ def _flexible_fields(
     if fields["position_embedding_type"].value != "learned" or is_of_vit_jax or "stem_depths" in fields:
         return {}
     sizes = sizes_of_flexivit(checkpoint.location)
-    kernel = as_pair(fields["patch_size"].value)
-    has_its_buffers = kernel == _FLEXIVIT_KERNEL and grid == _FLEXIVIT_GRID
-    looks_flexible = (has_its_buffers and fields["pooling"].value == "mean") or _FLEXIVIT in checkpoint.location
-    if sizes is None and not looks_flexible:
-        return {}
-    if sizes is None and patch_size is None:
-        raise ConversionError(
-            f"cannot infer the patch size of {checkpoint.path.name}: its stored sizes are FlexiViT's ({kernel[0]} x "
-            f"{kernel[1]} kernel, {grid[0]} x {grid[1]} positions); state patch_size=16 (any from 8 to 48) for a "
-            f"FlexiViT at {_FLEXIVIT_IMAGE_SIZE} pixels, patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
-        )
+    if sizes is None:
+        kernel = as_pair(fields["patch_size"].value)
+        has_its_buffers = (kernel, grid) == (_FLEXIVIT_KERNEL, _FLEXIVIT_GRID) and fields["pooling"].value == "mean"
+        if not has_its_buffers and _FLEXIVIT not in checkpoint.location:
+            return {}
+        if patch_size is None:
+            raise ConversionError(
+                f"cannot infer the patch size of {checkpoint.path.name}: its stored sizes are FlexiViT's ({by(kernel)} "
+                f"kernel, {by(grid)} positions); state patch_size=16 (any from 8 to 48) for a FlexiViT at "
+                f"{_FLEXIVIT_IMAGE_SIZE} pixels, patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
+            )
     known_patch, image_size = sizes or (patch_size, _FLEXIVIT_IMAGE_SIZE)
     reason = "the name of the file is FlexiViT's" if sizes else "its stored sizes are FlexiViT's"
     return {
