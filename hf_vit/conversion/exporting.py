@@ -76,7 +76,8 @@ def export(
     if to not in FORMATS:
         raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
     not_taken = {
-        "dialect": dialect is not None and (to in (*_WITH_SIZE, "web") or original is not None),
+        "dialect": dialect is not None and to in (*_WITH_SIZE, "web"),
+        "dialect and original": dialect is not None and original is not None,
         "original": original is not None and to != "jax",
         "size": size is not None and to not in _WITH_SIZE,
         f"size={ANY_SIZE!r}": size == ANY_SIZE and to != "onnx",
