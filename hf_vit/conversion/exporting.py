@@ -84,7 +84,7 @@ def export(
         "runtime": runtime is not None and to != "web",
     }
     if found := [option for option, is_given in not_taken.items() if is_given]:
-        raise ConversionError(f"cannot export to {to} with {found[0]}; leave it out")
+        raise ConversionError(f"cannot export to {to} with {found[0]}; omit it")
     refuse_existing(path, overwrite)
     if to != "jax" and getattr(model.config, "is_flexible", False) and not hasattr(model, "write_program"):
         model = copy.deepcopy(model)  # no other format supports flexible models
