@@ -197,7 +197,7 @@ class TrainingSettings(DataSettings):
         lambda: [0.05, 1.0], "crop inception: smallest and largest share of the image's area", above=0, at_most=1
     )
     resize: int | list[int] | None = _augment(
-        None, "pixels before the crop; random: [height, width]; resmall: shorter side"
+        None, "size before the crop; random: [height, width]; resmall: shorter side"
     )
     flip: bool = _augment(True, "mirror half of the images")
     randaugment_layers: int = _augment(0, "RandAugment: number of operations per image; 0: off", at_least=0)
@@ -205,9 +205,7 @@ class TrainingSettings(DataSettings):
     mixup_alpha: float = _augment(0.0, "mixup: parameter of its Beta distribution; 0: off", at_least=0)
     cutmix_alpha: float = _augment(0.0, "CutMix: parameter of its Beta distribution; 0: off", at_least=0)
     antialias: bool = _augment(False, "antialias when a crop is made smaller; the original does not")
-    reduced_decoding: bool = _augment(
-        False, "decode large JPEGs at 1/2, 1/4 or 1/8 size, if the crop stays large enough"
-    )
+    reduced_decoding: bool = _augment(False, "decode large JPEGs at 1/2, 1/4 or 1/8 size if crops stay large enough")
     augment_on: Literal["auto", "cpu", "device"] = _augment(
         AUTO,
         "where to resize and flip crops and to apply RandAugment; cpu: in the data workers; device: on the device, in "
@@ -408,9 +406,7 @@ class EvaluateSettings(DataSettings):
     split: str | None = _data(
         None, "split to evaluate on; by default test, else what training held out; real: validation, objectnet: train"
     )
-    patch_size: int | list[int] | None = _model(
-        None, "patch size in pixels, or [height, width]; by default the model's"
-    )
+    patch_size: int | list[int] | None = _model(None, "patch size: pixels, or [height, width]; by default the model's")
     backend: Backend = _model(
         "eager",
         "library that computes the forward, as in `hf-vit predict --backend`; int8 is written by hf-vit quantize",
@@ -436,9 +432,7 @@ class EvaluateSettings(DataSettings):
     probe_l2: list[float] = _protocol(
         lambda: [10.0**power for power in range(-6, 2)], "linear_probe: L2 regularizations to choose from", above=0
     )
-    held_out: float = _protocol(
-        0.2, "linear_probe: share of training images to choose probe_l2 on", above=0, at_most=0.9
-    )
+    held_out: float = _protocol(0.2, "linear_probe: share of images to choose probe_l2 on", above=0, at_most=0.9)
     neighbors: list[int] = _protocol(lambda: [10, 20], "knn: number of neighbors that vote", above=0)
     temperature: float = _protocol(0.07, "knn: temperature of the neighbors' votes", above=0)
 

@@ -283,7 +283,7 @@ def whole_model(model: torch.nn.Module, keep: bool) -> Tensors:
     return tensors
 
 
-def run_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Tensors | None = None) -> Tensors:
+def run_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None = None) -> Tensors:
     """Return the tensors of a run by name: `model/NAME`, `optimizer/PARAMETER/NAME` and `average/NAME`.
 
     The order is the same on every process, also where an optimizer was restored in another order.
@@ -292,13 +292,11 @@ def run_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, averag
     for name, parameter in model.named_parameters():
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
-    return tensors | {f"average/{name}": tensor for name, tensor in (average or {}).items()}
+    return tensors | {f"average/{name}": tensor for name, tensor in (ema or {}).items()}
 
 
 @torch.no_grad()
-def restore(
-    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Tensors | None = None
-) -> None:
+def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None = None) -> None:
     """Restore the tensors of a run in place from a checkpoint; every process must call it.
 
     Raises:
@@ -314,7 +312,7 @@ def restore(
         raise ValueError(f"cannot resume from {path}: {len(missing)} of its tensors are missing: {sorted(missing)}")
     optimizer.state.clear()
     make_states(optimizer)
-    tensors = run_tensors(model, optimizer, average)
+    tensors = run_tensors(model, optimizer, ema)
     for name in tensors.keys() - saved.keys():  # of parameters that had no gradient yet
         if name.startswith("optimizer/"):
             parameter, _, key = name.removeprefix("optimizer/").rpartition("/")
@@ -356,8 +354,8 @@ def save(trainer: "Trainer") -> None:
 
 def _stateful_objects(trainer: "Trainer") -> tuple[torch.nn.Module, torch.optim.Optimizer, Tensors | None]:
     """Return the model, the optimizer, and the EMA's parameters if there is one."""
-    average = trainer.ema.parameters if trainer.ema is not None else None
-    return trainer.accelerator.unwrap_model(trainer.model), trainer.optimizer.optimizer, average
+    ema = trainer.ema.parameters if trainer.ema is not None else None
+    return trainer.accelerator.unwrap_model(trainer.model), trainer.optimizer.optimizer, ema
 
 
 def _state_of(trainer: "Trainer") -> dict[str, Any]:

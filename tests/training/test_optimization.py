@@ -113,7 +113,7 @@ def test_published_decay_conversion():
 BFLOAT16 = {"momentum_dtype": "bfloat16"}
 ADAM = {"optimizer": "adamw", "weight_decay_convention": "jax"}
 OPTAX = {
-    # run of goldens/training/optimizers.npz -> settings beside those that it holds, and the largest difference
+    # run of goldens/training/optimizers.npz -> settings besides its own, and the largest difference
     "sgd": (BFLOAT16, 2e-3),
     "sgd_linear": ({**BFLOAT16, "schedule": "linear", "final_learning_rate": 1e-5}, 2e-3),
     "sgd_float32": ({}, 5e-6),
