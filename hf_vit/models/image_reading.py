@@ -137,22 +137,23 @@ def read_image(
     Raises:
         ImageReadingError: it cannot be read, is not an image, or its channels cannot be converted to `num_channels`.
     """
-    if isinstance(image, dict) and "channels" in image:
-        parts = enumerate(image["channels"])
-        channels = [read_image(part, 1, keep_float=keep_float, name=f"channel {n} of {name}") for n, part in parts]
-        levels = _stack(channels, name)
-    elif isinstance(image, np.ndarray | torch.Tensor):
-        levels = _levels_of_array(image, num_channels, input_data_format, keep_float, name)
-    elif is_npy(image):
-        levels = _levels_of_array(_load_npy(image, name), num_channels, input_data_format, keep_float, name)
-    elif num_channels not in (None, 1, 3) and (pages := _pages_of_tiff(image, num_channels, name)):
-        levels = _stack([_levels_of_array(page, None, None, False, name) for page in pages], name)
-    else:
-        pixels = _pixels_of_pillow(load_image(image, reduce_to, name), name)
-        levels = _levels_of_array(pixels, None, "channels_last", False, name)
-    if 0 in levels.shape:
-        raise ImageReadingError(f"{name} is empty: its shape is {tuple(getattr(image, 'shape', levels.shape))}")
-    return levels if num_channels is None else _convert_channels(levels, num_channels, background, name)
+    with _named_errors(name, ValueError, TypeError):
+        if isinstance(image, dict) and "channels" in image:
+            parts = enumerate(image["channels"])
+            channels = [read_image(part, 1, keep_float=keep_float, name=f"channel {n} of {name}") for n, part in parts]
+            levels = _stack(channels)
+        elif isinstance(image, np.ndarray | torch.Tensor):
+            levels = _levels_of_array(image, num_channels, input_data_format, keep_float)
+        elif is_npy(image):
+            levels = _levels_of_array(_load_npy(image, name), num_channels, input_data_format, keep_float)
+        elif num_channels not in (None, 1, 3) and (pages := _pages_of_tiff(image, num_channels, name)):
+            levels = _stack([_levels_of_array(page) for page in pages])
+        else:
+            pixels = _pixels_of_pillow(load_image(image, reduce_to, name))
+            levels = _levels_of_array(pixels, data_format="channels_last")
+        if 0 in levels.shape:
+            raise ValueError(f"it is empty: its shape is {tuple(getattr(image, 'shape', levels.shape))}")
+        return levels if num_channels is None else _convert_channels(levels, num_channels, background)
 
 
 def load_image(
@@ -163,13 +164,13 @@ def load_image(
     Raises:
         ImageReadingError: it cannot be read.
     """
-    with _opened(image, name) as file:
+    with _open(image, name) as file:
         _check_png(file)
         if file is not image and getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: with a preview
             logger.warning_once(f"{file.format} images with several frames: the first frame is used")
         if file is not image and reduce_to is not None:
-            height, width = reduce_to(*_turn(file.size, file)[::-1])
-            file.draft(None, _turn((width, height), file))
+            height, width = reduce_to(*_apply_orientation(file.size, file)[::-1])
+            file.draft(None, _apply_orientation((width, height), file))
         upright = file if file.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(file)
         upright.load()
         return upright
@@ -199,8 +200,8 @@ def read_size(image: Any, name: str = "the image") -> tuple[int, int]:
     Raises:
         ImageReadingError: it cannot be read.
     """
-    with _opened(image, name) as file:
-        width, height = _turn(file.size, file)
+    with _open(image, name) as file:
+        width, height = _apply_orientation(file.size, file)
         return height, width
 
 
@@ -219,24 +220,31 @@ def to_mode(
 
 
 @contextmanager
-def _opened(image: Any, name: str) -> Iterator[Image.Image]:
-    """Open an image file, if it is not a PIL image, within the limits; any error becomes an ImageReadingError."""
+def _named_errors(name: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn some kinds of errors into an ImageReadingError that names the image."""
     try:
-        with ExitStack() as files:
-            if not isinstance(image, Image.Image):
-                image = files.enter_context(Image.open(files.enter_context(_open_source(image)), formats=_FORMATS))
-            elif image.format == "EPS":
-                raise ValueError("it is in the format EPS, which starts a program")
-            _check_pixels(image.width, image.height)
-            yield image
+        yield
     except ImageReadingError:
         raise
     except Image.UnidentifiedImageError as error:
         hint = "" if "HEIF" in _FORMATS else "; for HEIC: pip install pillow-heif"
         raise ImageReadingError(f"{name} is not an image in one of the formats {', '.join(_FORMATS)}{hint}") from error
-    except Exception as error:  # decoders of damaged files raise anything: OSError, SyntaxError, struct.error, ...
+    except kinds as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ImageReadingError(f"cannot read {name}: {reason}") from error
+
+
+@contextmanager
+def _open(image: Any, name: str) -> Iterator[Image.Image]:
+    """Open an image file, if it is not a PIL image, within the limits; any error becomes an ImageReadingError."""
+    # decoders of damaged files raise anything: OSError, SyntaxError, struct.error, ...
+    with _named_errors(name, Exception), ExitStack() as files:
+        if not isinstance(image, Image.Image):
+            image = files.enter_context(Image.open(files.enter_context(_open_source(image)), formats=_FORMATS))
+        elif image.format == "EPS":
+            raise ValueError("it is in the format EPS, which starts a program")
+        _check_pixels(image.width, image.height)
+        yield image
 
 
 def _check_pixels(width: int, height: int) -> None:
@@ -296,7 +304,7 @@ def _download(url: str) -> bytes:
     return body.getvalue()
 
 
-def _pixels_of_pillow(image: Image.Image, name: str) -> np.ndarray:
+def _pixels_of_pillow(image: Image.Image) -> np.ndarray:
     """Return the pixels of a PIL image in a mode that `_levels_of_array` and `_convert_channels` accept.
 
     Returns:
@@ -308,13 +316,10 @@ def _pixels_of_pillow(image: Image.Image, name: str) -> np.ndarray:
             return pixels
         if pixels.min(initial=0) < 0 or pixels.max(initial=0) > 65535:
             values = f"integers from {pixels.min()} to {pixels.max()}"
-            raise ImageReadingError(f"{name} has {values} (expected 16 bits: 0 to 65535)")
+            raise ValueError(f"it has {values} (expected 16 bits: 0 to 65535)")
         return pixels.astype(np.uint16)
     mode = "RGBA" if "transparency" in image.info else _EIGHT_BIT_MODES.get(image.mode, "RGB")
-    try:
-        return np.array(image if image.mode == mode else image.convert(mode))
-    except TypeError as error:  # of Pillow, for a transparency that is no color
-        raise ImageReadingError(f"cannot read {name}: {error}") from error
+    return np.array(image if image.mode == mode else image.convert(mode))
 
 
 def is_npy(image: Any) -> bool:
@@ -327,60 +332,59 @@ def is_npy(image: Any) -> bool:
 
 
 def _load_npy(image: Any, name: str) -> np.ndarray:
-    try:
-        with _open_source(image) as file:
-            return np.load(file, allow_pickle=False)
-    except Exception as error:  # a damaged file raises ValueError, EOFError, SyntaxError, ...
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ImageReadingError(f"cannot read {name}: {reason}") from error
+    with _named_errors(name, Exception), _open_source(image) as file:  # damage raises EOFError, SyntaxError, ...
+        return np.load(file, allow_pickle=False)
 
 
 def _pages_of_tiff(image: Any, num_channels: int, name: str) -> list[np.ndarray]:
     """Return the pixels of every page of a TIFF that has a page for each channel; of other images an empty list."""
-    with _opened(image, name) as file:
+    with _open(image, name) as file:
         if file.format != "TIFF" or (count := getattr(file, "n_frames", 1)) == 1:
             return []
         if count != num_channels:
             raise ValueError(f"it has {count} pages (expected one per channel, {num_channels})")
         _check_pixels(file.width, file.height * num_channels)
-        pages = [_pixels_of_pillow(page, name) for page in ImageSequence.Iterator(file)]
+        pages = [_pixels_of_pillow(page) for page in ImageSequence.Iterator(file)]
         if any(page.ndim != 2 for page in pages):
             raise ValueError("its pages have several channels each (expected one)")
         return pages
 
 
-def _stack(channels: list[torch.Tensor], name: str) -> torch.Tensor:
+def _stack(channels: list[torch.Tensor]) -> torch.Tensor:
     """Join images of one channel; their levels are uint8, or float32 if those of one of them are."""
     shapes = {tuple(channel.shape) for channel in channels}
     if len(shapes) != 1:
-        raise ImageReadingError(f"the channels of {name} have different sizes, {sorted(shapes)}")
+        raise ValueError(f"its channels have different sizes, {sorted(shapes)}")
     return torch.cat(channels)  # of uint8 and float32: float32
 
 
-def _turn(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
+def _apply_orientation(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
     """Convert (width, height) between the file's orientation and upright; the conversion is its own inverse."""
     return size if image.getexif().get(_ORIENTATION, 1) < 5 else (size[1], size[0])
 
 
 def _levels_of_array(
-    array: np.ndarray | torch.Tensor, num_channels: int | None, data_format: str | None, keep_float: bool, name: str
+    array: np.ndarray | torch.Tensor,
+    num_channels: int | None = None,
+    data_format: str | None = None,
+    keep_float: bool = False,
 ) -> torch.Tensor:
     """Return the levels (..., channels, height, width) of an array or tensor."""
     if isinstance(array, torch.Tensor) and not _is_dense(array):
-        raise ImageReadingError(f"{name} is not a dense tensor with values")
+        raise ValueError("it is not a dense tensor with values")
     if array.dtype.is_complex if isinstance(array, torch.Tensor) else array.dtype.kind not in "biuf":
-        raise ImageReadingError(f"{name} has dtype {array.dtype} (expected bool, integer or floating point)")
+        raise ValueError(f"it has dtype {array.dtype} (expected bool, integer or floating point)")
     if array.ndim not in (2, 3, 4):
-        raise ImageReadingError(f"{name} has shape {tuple(array.shape)} (expected 2, 3 or 4 dimensions)")
+        raise ValueError(f"it has shape {tuple(array.shape)} (expected 2, 3 or 4 dimensions)")
     if (values := math.prod(array.shape[-3:])) > 4 * _MAX_PIXELS and not allowed("large"):  # possible for a view
         limit = f"at most {4 * _MAX_PIXELS:,} are read; set HF_VIT_ALLOW=large to read more"
-        raise ImageReadingError(f"{name} has shape {tuple(array.shape)}, {values:,} values; {limit}")
+        raise ValueError(f"it has shape {tuple(array.shape)}, {values:,} values; {limit}")
     tensor = array if isinstance(array, torch.Tensor) else _tensor_of(array)
     if tensor.ndim == 2:
-        return _to_levels(tensor[None], keep_float, name)
-    if (data_format or _infer_data_format(array, num_channels, name)) == "channels_last":
+        return _to_levels(tensor[None], keep_float)
+    if (data_format or _infer_data_format(array, num_channels)) == "channels_last":
         tensor = tensor.movedim(-1, -3)
-    return _to_levels(tensor, keep_float, name)
+    return _to_levels(tensor, keep_float)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -397,7 +401,7 @@ def _tensor_of(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array if usable else array.copy())
 
 
-def _to_levels(tensor: torch.Tensor, keep_float: bool, name: str) -> torch.Tensor:
+def _to_levels(tensor: torch.Tensor, keep_float: bool) -> torch.Tensor:
     """Convert values of any dtype to levels, by the table at the top."""
     if tensor.dtype == torch.uint8:
         return tensor
@@ -407,17 +411,17 @@ def _to_levels(tensor: torch.Tensor, keep_float: bool, name: str) -> torch.Tenso
         return tensor.float() / 257
     if not tensor.is_floating_point():
         tensor = tensor.long()  # PyTorch has few operations for uint32 and uint64
-        _check_range(tensor, 255, "integer images are in [0, 255] (or uint16)", name)
+        _check_range(tensor, 255, "integer images are in [0, 255] (or uint16)")
         return tensor.to(torch.uint8)
     if keep_float or tensor.element_size() == 1:  # PyTorch cannot compute with float8
         tensor = tensor.float()
     if keep_float:
         return tensor
-    _check_range(tensor, 1, "floating-point images are in [0, 1] (divide by 255, or pass uint8)", name)
+    _check_range(tensor, 1, "floating-point images are in [0, 1] (divide by 255, or pass uint8)")
     return (tensor.float() * 65535).round() / 257  # 16 bits, so that k / 255 becomes exactly k
 
 
-def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None, name: str) -> str:
+def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None) -> str:
     """Find the channel axis: the one of length `num_channels`; if both or none match, the library's convention."""
     first, last = array.shape[-3], array.shape[-1]
     if (first == num_channels) != (last == num_channels):
@@ -428,21 +432,19 @@ def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | Non
     for data_format, length in candidates.items():
         if length in _CHANNEL_COUNTS or length == num_channels:
             return data_format
-    raise ImageReadingError(
-        f"{name} has shape {tuple(array.shape)}: neither the first nor the last axis can be the channels; "
+    raise ValueError(
+        f"it has shape {tuple(array.shape)}: neither the first nor the last axis can be the channels; "
         'set input_data_format to "channels_first" or "channels_last"'
     )
 
 
-def _check_range(tensor: torch.Tensor, highest: int, expected: str, name: str):
+def _check_range(tensor: torch.Tensor, highest: int, expected: str):
     low, high = (value.item() for value in tensor.aminmax()) if tensor.numel() else (0, 0)
     if not (low >= 0 and high <= highest):  # also true for NaN
-        raise ImageReadingError(f"{name} has values from {low:g} to {high:g}; {expected}")
+        raise ValueError(f"it has values from {low:g} to {high:g}; {expected}")
 
 
-def _convert_channels(
-    levels: torch.Tensor, num_channels: int, background: tuple[int, ...] | list[int], name: str
-) -> torch.Tensor:
+def _convert_channels(levels: torch.Tensor, num_channels: int, background: tuple[int, ...] | list[int]) -> torch.Tensor:
     """Convert to (..., num_channels, height, width): gray is repeated, alpha is composited."""
     channels = levels.shape[-3]
     if channels == num_channels:
@@ -454,7 +456,7 @@ def _convert_channels(
             levels = levels[..., [0, 0, 0, 1], :, :]
         color = levels if channels == 3 else composite(levels, background)
         return color if num_channels == 3 else _luma(color)
-    raise ImageReadingError(f"{name} has {channels} channels (expected {num_channels})")
+    raise ValueError(f"it has {channels} channels (expected {num_channels})")
 
 
 def composite(levels: torch.Tensor, background: tuple[int, ...] | list[int]) -> torch.Tensor:
