@@ -262,10 +262,11 @@ def _compute(
         workers = 0 if are_few else min(_WORKERS, os.cpu_count() or 1)
     if batch_size < 1 or workers < 0:
         raise ValueError(f"batch_size is {batch_size} and workers is {workers}; expected at least 1 and at least 0")
+    left = enumerate(images)
     # The sampler yields the images themselves, so that a generator is read once, in this process.
     loader = DataLoader(
         _Identity(),
-        batch_sampler=cast("Any", _batches_of(enumerate(images), batch_size)),
+        batch_sampler=cast("Any", iter(lambda: list(islice(left, batch_size)), [])),
         collate_fn=partial(_read, processor),
         num_workers=workers,
     )
@@ -295,12 +296,6 @@ def _read(processor: Any, batch: list[tuple[int, Any]]) -> list[Batch]:
             return [Batch([], None, {numbers[0]: error})]
     half = len(batch) // 2
     return _read(processor, batch[:half]) + _read(processor, batch[half:])
-
-
-def _batches_of(images: Iterable[Any], batch_size: int) -> Iterator[list[Any]]:
-    left = iter(images)
-    while batch := list(islice(left, batch_size)):
-        yield batch
 
 
 @torch.inference_mode()

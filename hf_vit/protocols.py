@@ -54,7 +54,7 @@ def evaluate(
         >>> hf_vit.evaluate("out", "photographs", split="test")["accuracy"]
     """
     own = {"model": model, "dataset": dataset, "output_dir": output_dir}
-    own = {name: None if place is None else str(place) for name, place in own.items()}
+    own = {name: None if value is None else str(value) for name, value in own.items()}
     return run_protocol(build_settings(EvaluateSettings, {**settings, **own, "protocol": protocol, "split": split}))
 
 

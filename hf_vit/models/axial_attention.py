@@ -61,7 +61,9 @@ class AxialAttention(nn.Module):
             )
         qkv = self.norm_qkv(self.qkv(lines)).unflatten(1, (NUM_HEADS, -1))
         query, key, value = qkv.split(self.sizes, dim=2)  # (batch, heads, head_dim, lines, length)
-        to_query, to_key, to_value = self._positions(lines.shape[3]).split(self.sizes)
+        index = torch.arange(lines.shape[3], device=lines.device)
+        positions = self.positions[:, index[:, None] - index + self.span - 1]  # [:, i, j] is for the distance i - j
+        to_query, to_key, to_value = positions.split(self.sizes)
         logits = (
             torch.einsum("bhcli,bhclj->bhlij", query, key),
             torch.einsum("bhcli,cij->bhlij", query, to_query),
@@ -76,11 +78,6 @@ class AxialAttention(nn.Module):
         output = self.norm_output(torch.stack(attended, dim=3).flatten(1, 3))  # 2 * channels
         output = output.unflatten(1, (-1, 2)).sum(dim=2)
         return output.transpose(2, 3) if self.along_columns else output
-
-    def _positions(self, length: int) -> torch.Tensor:
-        """(channels, length, length); [:, i, j] belongs to the distance i - j."""
-        place = torch.arange(length, device=self.positions.device)
-        return self.positions[:, place[:, None] - place[None, :] + self.span - 1]
 
 
 def replace_convolutions(resnet: ResNetStem, image_size: Size, numbers: StemNumbers) -> None:

@@ -22,7 +22,8 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from .utils import (
-    OutdatesManifest,
+    WHERE,
+    DropsManifest,
     Size,
     absence_explained,
     check_place,
@@ -46,10 +47,7 @@ _KNOWN_EXTRAS = frozenset(
     "torch_dtype use_cache".split()
 )
 # Arguments of `from_pretrained` that locate a config.json.
-_WHERE = (
-    "cache_dir force_download local_files_only proxies revision subfolder token trust_remote_code _from_auto "
-    "_from_pipeline".split()
-)
+_WHERE = (*WHERE, "trust_remote_code", "_from_auto", "_from_pipeline")
 # Arguments of `from_pretrained` that a configuration does not use.
 _OF_LOADING = frozenset("adapter_kwargs code_revision gguf_file quantization_config user_agent".split())
 # Names that a config.json may give. Any other would be downloaded from the Hub, as a repository of kernels.
@@ -88,7 +86,7 @@ def thresholds_of(config: PreTrainedConfig) -> list[float]:
     return stored if len(stored) == classes else [0.5] * classes
 
 
-class HfVisionConfig(OutdatesManifest, BackboneConfigMixin, PreTrainedConfig):
+class HfVisionConfig(DropsManifest, BackboneConfigMixin, PreTrainedConfig):
     """Base of the configurations; a subclass is `@strict` and declares `num_channels` and `image_size`."""
 
     num_channels: int = 3

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.utils.generic import maybe_autocast
 
-from .configuration_hf_vision import Size, as_pair, check_size
+from .configuration_hf_vision import Size, as_pair
 from .configuration_hf_vit import HfViTConfig
 from .position_embeddings import Grid, PositionTables, constant
 from .pretrained import HfVisionPreTrainedModel
@@ -73,10 +73,9 @@ class FlexibleSizes(HfVisionPreTrainedModel):
             ValueError: the patches do not divide the image size of a model that is not flexible; the message names
                 the nearest sizes.
         """
-        check_size("patch_size", patch_size)
         before = self.config.image_size
         self._set_sizes(patch_size, before if image_size is None else image_size)
-        self._note_new_size(before, processor_follows)
+        self._warn_of_new_size(before, processor_follows)
 
     def make_flexible(self) -> None:
         """Keep kernel and position embeddings as stored from now on; each forward resizes them to the sizes in use.
@@ -103,7 +102,6 @@ class FlexibleSizes(HfVisionPreTrainedModel):
 
     def _set_sizes(self, patch_size: Size, image_size: Size) -> None:
         config, after = self.config, copy(self.config)
-        check_size("image_size", image_size)
         after.patch_size, after.image_size = patch_size, image_size
         if config.is_flexible:
             config.position_grid = config.stored_grid  # before the sizes change, on which its default depends
@@ -148,8 +146,8 @@ def patch_mask(spatial_shapes: Any, pixel_values: torch.Tensor) -> torch.Tensor:
         pixel_values: (batch, patches, values)
     """
     shapes = torch.as_tensor(spatial_shapes).to(pixel_values.device, non_blocking=True)
-    places = torch.arange(pixel_values.shape[1], device=shapes.device)
-    return (places < shapes.prod(dim=1, keepdim=True)).int()
+    index = torch.arange(pixel_values.shape[1], device=shapes.device)
+    return (index < shapes.prod(dim=1, keepdim=True)).int()
 
 
 def embed_mixed_sizes(
@@ -230,8 +228,8 @@ def keep_patches(
     """
     refuse_mixed_sizes(config)
     prefix = config.num_prefix_tokens
-    places = F.pad(kept_patches.clamp(min=0) + prefix, (prefix, 0))  # a class token comes first
-    return tokens.take_along_dim(places.unsqueeze(-1), dim=1), (kept_patches >= 0).int()
+    indices = F.pad(kept_patches.clamp(min=0) + prefix, (prefix, 0))  # a class token comes first
+    return tokens.take_along_dim(indices.unsqueeze(-1), dim=1), (kept_patches >= 0).int()
 
 
 def unpatchify(patches: torch.Tensor, grid: Grid, patch_size: tuple[int, int]) -> torch.Tensor:

@@ -17,10 +17,10 @@ from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
 
 from .image_presets import MAX_OUTPUT_PIXELS, PRESETS, first_settings, override_settings, scale_and_offset
 from .image_reading import ImageReadingError, count_images, list_images, name_image, read_image
-from .image_resizing import KERNELS, Filter, Window, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
+from .image_resizing import KERNELS, Filter, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
 from .utils import (
     WHERE,
-    OutdatesManifest,
+    DropsManifest,
     Size,
     allowed,
     as_pair,
@@ -63,7 +63,7 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
     return_tensors: Literal["pt", "np"] | None
 
 
-class HfViTImageProcessor(OutdatesManifest, BaseImageProcessor):
+class HfViTImageProcessor(DropsManifest, BaseImageProcessor):
     r"""Image processor that computes the `pixel_values` that a checkpoint was evaluated with.
 
     An image is a path, URL, bytes, PIL image, array or tensor of any mode and type (rules: `image_reading`). One image,
@@ -366,7 +366,10 @@ def read(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
 def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.Tensor:
     """Resize an image and crop it; only the pixels inside the crop are computed."""
     size = _resized_size(*levels.shape[-2:], settings=settings)
-    window = _crop_window(size, settings)
+    window = range(size[0]), range(size[1])
+    if settings.do_center_crop:
+        crop_size = settings.crop_size["height"], settings.crop_size["width"]
+        window = center_window(size, crop_size, round_half=_follows_torchvision(settings))
     if settings.do_resize:
         pixels, channels = len(window[0]) * len(window[1]), levels.shape[-3]
         if pixels * (channels if channels > 4 else 1) > MAX_OUTPUT_PIXELS and not allowed("large"):
@@ -390,13 +393,6 @@ def _resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[i
     if "height" in settings.size:
         return settings.size["height"], settings.size["width"]
     return shortest_edge_size(height, width, settings.size["shortest_edge"], truncate=_follows_torchvision(settings))
-
-
-def _crop_window(size: tuple[int, int], settings: SimpleNamespace) -> Window:
-    if not settings.do_center_crop:
-        return range(size[0]), range(size[1])
-    crop_size = settings.crop_size["height"], settings.crop_size["width"]
-    return center_window(size, crop_size, round_half=_follows_torchvision(settings))
 
 
 def _follows_torchvision(settings: SimpleNamespace) -> bool:

@@ -203,12 +203,15 @@ def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Win
 def _bilinear_taps(old: int, new: int, part: range, values: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Return two neighbors and the weight of the second: `tf.image.resize(method="bilinear")` in float32.
 
-    Pixels have half-pixel centers, and `values` values each (see `spread`).
+    Pixels have half-pixel centers, and `values` values each (see `value_indices`).
     """
     scale = np.float32(old) / np.float32(new)
     position = (np.arange(part.start, part.stop, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
     below = np.floor(position)
-    first, second = spread(np.maximum(below, 0), values), spread(np.minimum(np.ceil(position), old - 1), values)
+    first, second = (
+        value_indices(np.maximum(below, 0), values),
+        value_indices(np.minimum(np.ceil(position), old - 1), values),
+    )
     return first.to(device), second.to(device), torch.from_numpy(np.tile(position - below, values)).to(device)
 
 
@@ -216,8 +219,8 @@ def _bilinear_taps(old: int, new: int, part: range, values: int, device: torch.d
 def _bilinear_rows(old: int, new: int, part: range, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Return the used rows, then `_bilinear_taps` with indices among these rows."""
     first, second, weight = _bilinear_taps(old, new, part, 1, torch.device("cpu"))
-    used, places = torch.cat([first, second]).unique(return_inverse=True)
-    return tuple(tensor.to(device) for tensor in (used, places[: len(part)], places[len(part) :], weight))
+    used, indices = torch.cat([first, second]).unique(return_inverse=True)
+    return tuple(tensor.to(device) for tensor in (used, indices[: len(part)], indices[len(part) :], weight))
 
 
 @lru_cache(maxsize=512)
@@ -285,12 +288,12 @@ KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 def _to_taps(numbers: np.ndarray, weights: np.ndarray, values: int, device: torch.device) -> _Taps:
     """Convert arrays (part, taps) of pixels and weights to one pair of tensors per tap."""
     return [
-        (spread(number, values).to(device), torch.from_numpy(np.tile(weight, values)).to(device))
+        (value_indices(number, values).to(device), torch.from_numpy(np.tile(weight, values)).to(device))
         for number, weight in zip(numbers.T, weights.T, strict=True)
     ]
 
 
-def spread(pixels: np.ndarray, values: int) -> torch.Tensor:
+def value_indices(pixels: np.ndarray, values: int) -> torch.Tensor:
     """Convert indices of pixels to indices of their values, the first channel first.
 
     [0, 2] -> [0, 6, 1, 7, 2, 8] for three values per pixel.
@@ -313,7 +316,7 @@ def _rows_of_values(levels: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def _images_of_values(rows: torch.Tensor, values: int) -> torch.Tensor:
-    """Convert rows (..., height, values * width), in the order of `spread`, to (..., channels, height, width)."""
+    """Convert rows (..., height, values * width), ordered by `value_indices`, to (..., channels, height, width)."""
     return rows if values == 1 else rows.unflatten(-1, (values, -1)).movedim(-2, -3)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
-from .pretrained import is_recorded
+from .pretrained import is_tracing
 from .utils import is_same_grid
 
 Grid = tuple[int, int]  # (rows, columns) of patches
@@ -46,7 +46,7 @@ def constant(compute: Callable[..., list[torch.Tensor]]) -> Callable[..., list[t
 
     @wraps(compute)
     def computed(*arguments: Any, like: torch.Tensor) -> list[torch.Tensor]:
-        if is_recorded() or type(like) not in (torch.Tensor, nn.Parameter):  # a symbolic tensor must not be kept
+        if is_tracing() or type(like) not in (torch.Tensor, nn.Parameter):  # a symbolic tensor must not be kept
             return [tensor.to(like) for tensor in compute(*arguments)]
         return kept(like.device, like.dtype, *arguments)
 
@@ -128,14 +128,14 @@ def resize_relative_embeddings(
     special, distances = embeddings.split([num_special, num_distances], dim=1)
     new_reach = [size - 1 for size in new_grid]
     old_reach = [old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)]  # 0 if one row is left
-    old_places, _ = _indices_of_distances(old_grid, old_reach, embeddings.device)
-    new_places, counts = _indices_of_distances(new_grid, new_reach, embeddings.device)
+    old_indices, _ = _indices_of_distances(old_grid, old_reach, embeddings.device)
+    new_indices, counts = _indices_of_distances(new_grid, new_reach, embeddings.device)
     old_size, new_size = ((2 * rows + 1, 2 * columns + 1) for rows, columns in (old_reach, new_reach))
     wide = distances.to(torch.promote_types(embeddings.dtype, torch.float32))
-    spread = resize_position_embeddings(wide[:, old_places], old_size, new_size, 0, method)
+    spread = resize_position_embeddings(wide[:, old_indices], old_size, new_size, 0, method)
     length, counts = 2 * new_grid[0] * new_grid[1] - 1, counts.to(wide.dtype)
-    totals = counts.new_zeros(length).index_add(0, new_places, counts)
-    folded = wide.new_zeros(len(wide), length, wide.shape[2]).index_add(1, new_places, spread * counts[:, None])
+    totals = counts.new_zeros(length).index_add(0, new_indices, counts)
+    folded = wide.new_zeros(len(wide), length, wide.shape[2]).index_add(1, new_indices, spread * counts[:, None])
     return torch.cat([special, (folded / totals[:, None]).to(embeddings.dtype)], dim=1)
 
 
@@ -147,9 +147,9 @@ def _indices_of_distances(grid: Grid, reach: Sequence[int], device: torch.device
         (2 * reach[0] + 1) * (2 * reach[1] + 1).
     """
     rows, columns = (torch.arange(-far, far + 1, device=device) for far in reach)
-    places = rows[:, None] * grid[1] + columns + grid[0] * grid[1] - 1
+    indices = rows[:, None] * grid[1] + columns + grid[0] * grid[1] - 1
     counts = (grid[0] - rows.abs())[:, None] * (grid[1] - columns.abs())
-    return places.flatten(), counts.flatten()
+    return indices.flatten(), counts.flatten()
 
 
 @constant
@@ -265,9 +265,9 @@ class RelativePositions(PositionTables):
 
     def forward(self, grid: Grid) -> torch.Tensor:
         """(rows, columns) -> (queries, keys, head_dim)"""
-        return self.on(grid)[0, self.index(grid)]
+        return self.table_for(grid)[0, self.index(grid)]
 
-    def on(self, grid: Grid) -> torch.Tensor:
+    def table_for(self, grid: Grid) -> torch.Tensor:
         """Return the table on a grid: (1, special pairs + 2 * rows * columns - 1, head_dim)."""
         config = self.config
         return resize_relative_embeddings(
@@ -276,16 +276,16 @@ class RelativePositions(PositionTables):
 
     def index(self, grid: Grid) -> torch.Tensor:
         """Return the table's row for each pair of tokens: (queries, keys)."""
-        place = torch.arange(grid[0] * grid[1], device=self.table.device)
-        distance = place[:, None] - place + (self.num_special + grid[0] * grid[1] - 1)
+        index = torch.arange(grid[0] * grid[1], device=self.table.device)
+        distance = index[:, None] - index + (self.num_special + grid[0] * grid[1] - 1)
         if not self.num_special:
             return distance
-        seen_by_class_token = F.pad(torch.zeros_like(place), (1, 0), value=2)
+        seen_by_class_token = F.pad(torch.zeros_like(index), (1, 0), value=2)
         return torch.cat([seen_by_class_token[None], F.pad(distance, (1, 0), value=1)])
 
     @torch.no_grad()
     def resample(self, grid: Grid) -> None:
-        self.table = nn.Parameter(self.on(grid), self.table.requires_grad)
+        self.table = nn.Parameter(self.table_for(grid), self.table.requires_grad)
 
 
 def build_tables(config: HfViTConfig, count: int) -> PositionTables:

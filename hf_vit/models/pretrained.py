@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from .configuration_hf_vision import HfVisionConfig, read_settings
 from .packed_linear import freeze
-from .utils import WHERE, OutdatesManifest, Size, allowed, as_pair, check_pushed, find_file, read_json_object
+from .utils import WHERE, DropsManifest, Size, allowed, as_pair, check_pushed, find_file, read_json_object
 
 logger = logging.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class HfViTHead(nn.Linear):
         init.zeros_(self.weight)
 
 
-class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
+class HfVisionPreTrainedModel(DropsManifest, PreTrainedModel):
     """Base of the Vision Transformers, the hybrids and the ResNets."""
 
     if TYPE_CHECKING:
@@ -234,9 +234,9 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
         """
         before = self.config.image_size
         self._apply_image_size(image_size)
-        self._note_new_size(before, processor_follows)
+        self._warn_of_new_size(before, processor_follows)
 
-    def _note_new_size(self, before: Size, processor_follows: bool) -> None:
+    def _warn_of_new_size(self, before: Size, processor_follows: bool) -> None:
         """Warn that the image size has changed, unless the caller changes the image processor too."""
         cast(Any, self.base_model)._has_warned_of_image_size = False
         (old_height, old_width), (height, width) = as_pair(before), as_pair(self.config.image_size)
@@ -294,7 +294,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
             pixel_values: (batch, num_channels, height, width)
             is_intended: the caller wants positions to follow the images, so that no warning is needed.
         """
-        if is_intended or is_recorded() or self._has_warned_of_image_size:
+        if is_intended or is_tracing() or self._has_warned_of_image_size:
             return
         size, own = (pixel_values.shape[-2], pixel_values.shape[-1]), as_pair(self.config.image_size)
         if size != own:
@@ -347,7 +347,7 @@ class HfVisionPreTrainedModel(OutdatesManifest, PreTrainedModel):
             init.xavier_uniform_(module.weight)
 
 
-def is_recorded() -> bool:
+def is_tracing() -> bool:
     """Return whether torch records the computation for other inputs: torch.compile, torch.export, torch.jit.trace."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
 

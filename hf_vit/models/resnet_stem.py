@@ -63,11 +63,6 @@ def _pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float 
     return pad(images, padding, value=value)
 
 
-def _pad_fixed(images: torch.Tensor, kernel_size: int, value: float = 0.0) -> torch.Tensor:
-    """Pad every side equally: at odd sizes the same as 'SAME', at even sizes shifted by one row and column."""
-    return pad(images, [(kernel_size - 1) // 2] * 4, value=value)
-
-
 def standardize(weight: torch.Tensor, numbers: StemNumbers = _ORIGINAL) -> torch.Tensor:
     """Compute (weight - mean) / (std + eps) per output channel, with the population's std, in float32 at least.
 
@@ -251,6 +246,8 @@ class ResNetStem(nn.Module):
         is_exported = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
         zero = 1e-30 if is_exported else 0.0
         value = zero if self.numbers.pool_padding == "zero" else float("-inf")
-        is_fixed = self.numbers.padding == "fixed"
-        hidden = _pad_fixed(hidden, 3, value) if is_fixed else _pad_same(hidden, 3, 2, value)
+        if self.numbers.padding == "fixed":  # at odd sizes the same as 'SAME', at even sizes shifted by one pixel
+            hidden = pad(hidden, [1, 1, 1, 1], value=value)
+        else:
+            hidden = _pad_same(hidden, 3, 2, value)
         return max_pool2d(hidden, 3, stride=2)

@@ -272,7 +272,7 @@ def is_our_manifest(file: Path) -> bool:
         return b"hf_vit manifest" in content.read(100)
 
 
-class OutdatesManifest:
+class DropsManifest:
     """Mixin that deletes the manifest of an earlier `hf_vit.push` when transformers saves or pushes a model."""
 
     if not TYPE_CHECKING:  # otherwise a type checker would see these instead of the methods of transformers

@@ -14,17 +14,13 @@ from ..references import VIT_PARAMETERS
 from ..tiny_models import UNKNOWN_FIELDS, add_fields, save_tiny
 
 
-def test_every_variant_has_a_known_parameter_count():
-    assert set(VARIANTS) == set(VIT_PARAMETERS)
-
-
-@pytest.mark.parametrize(("name", "parameters"), VIT_PARAMETERS.items())
-def test_parameter_counts(name, parameters):
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parameter_counts(name):
     config = HfViTConfig.from_variant(name, num_labels=1000)
     hybrid = isinstance(config, HfViTHybridConfig)
     model_class = hf_vit.HfViTHybridForImageClassification if hybrid else hf_vit.HfViTForImageClassification
     with torch.device("meta"):
-        assert model_class(config).num_parameters() == parameters
+        assert model_class(config).num_parameters() == VIT_PARAMETERS[name]
 
 
 def test_from_variant_takes_overrides_and_refuses_unknown_names():
@@ -32,11 +28,6 @@ def test_from_variant_takes_overrides_and_refuses_unknown_names():
     assert config.grid_size == (24, 24)
     with pytest.raises(ValueError, match="'B/17'"):
         HfViTConfig.from_variant("B/17")
-
-
-def test_defaults_equal_the_original():
-    config = HfViTConfig()
-    assert (config.hidden_act, config.layer_norm_eps) == ("gelu_pytorch_tanh", 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +55,14 @@ def test_defaults_equal_the_original():
             "num_hidden_layers",
         ),
         ({"attention_axes": "axial", "pooling": "mean", "position_embedding_type": "relative"}, "relative"),
+        ({"stem_width": 48}, "48"),
+        ({"stem_depths": [3, 0]}, "stem_depths"),
     ],
 )
 def test_impossible_architectures_are_refused(fields, message):
-    with pytest.raises(Exception, match=f"(?s){message}"):
-        HfViTConfig(**fields)
+    config_class = HfViTHybridConfig if any(name.startswith("stem") for name in fields) else HfViTConfig
+    with pytest.raises(ValueError, match=message):
+        config_class(**fields)
 
 
 def test_a_config_field_called_name_is_unknown():
@@ -76,15 +70,6 @@ def test_a_config_field_called_name_is_unknown():
     for variant in ("B/16", "R50x1"):
         with pytest.raises(ValueError, match="name"):
             config_of_variant(variant, name="x")
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [({"stem_width": 48}, "48"), ({"stem_depths": [3, 0]}, "stem_depths")],
-)
-def test_impossible_stems_are_refused(fields, message):
-    with pytest.raises(Exception, match=message):
-        HfViTHybridConfig(**fields)
 
 
 @pytest.mark.parametrize("name", ["S/32-gap-norep", "R26+S/32"])

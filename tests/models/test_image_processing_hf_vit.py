@@ -12,8 +12,6 @@ import torch
 from PIL import Image
 from transformers import (
     AutoImageProcessor,
-    BaseImageProcessor,
-    BatchFeature,
     ViTConfig,
     ViTForImageClassification,
     pipeline,
@@ -22,7 +20,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from hf_vit.models.image_presets import PRESETS
-from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor, HfViTImageProcessorKwargs
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError
 from hf_vit.models.image_resizing import shortest_edge_size
 
@@ -296,9 +294,6 @@ def test_an_unknown_argument_is_refused(pixels, tmp_path):
         HfViTImageProcessor()(pixels, data_format="last")
     with pytest.raises(ValueError, match="do_resize"):
         HfViTImageProcessor()(pixels, do_resize="yes")
-
-
-def test_an_empty_batch():
     with pytest.raises(ValueError, match="no images"):
         HfViTImageProcessor()([])
 
@@ -340,15 +335,6 @@ def test_settings_are_saved_and_loaded_as_json(tmp_path):
     assert HfViTImageProcessor.from_dict(processor.to_dict(), size=42).size == {"height": 42, "width": 42}
 
 
-def test_the_processor_has_the_interface_of_transformers():
-    assert issubclass(HfViTImageProcessor, BaseImageProcessor)
-    assert HfViTImageProcessor.valid_kwargs is HfViTImageProcessorKwargs
-    processor = HfViTImageProcessor()
-    assert processor.model_input_names == ["pixel_values"]
-    for name in ("image_mean", "image_std", "do_normalize", "do_resize", "do_rescale", "size"):
-        assert hasattr(processor, name)
-
-
 def test_processors_share_no_settings(pixels):
     first, second = HfViTImageProcessor(), HfViTImageProcessor()
     first.size["height"] = 999
@@ -370,12 +356,6 @@ def test_arguments_of_a_call_override_settings(pixels):
     processor = HfViTImageProcessor(size=(20, 36))
     changed = HfViTImageProcessor(size=(48, 32), do_normalize=False)
     torch.testing.assert_close(process(pixels, processor, size=(48, 32), do_normalize=False), process(pixels, changed))
-
-
-def test_the_result_can_be_cast(pixels):
-    features = HfViTImageProcessor(size=20)(pixels, return_tensors="pt")
-    assert isinstance(features, BatchFeature)
-    assert features.to("cpu", torch.bfloat16).pixel_values.dtype == torch.bfloat16
 
 
 def test_pixel_values_are_computed_on_the_device(pixels):

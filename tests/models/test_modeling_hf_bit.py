@@ -33,18 +33,12 @@ def count(depths, factor: int, classes: int = 1000) -> int:
     return total + 2 * entering + (entering + 1) * classes
 
 
-def test_every_variant_has_a_known_parameter_count():
-    assert set(VARIANTS) == set(BIT_PARAMETERS)
-
-
-@pytest.mark.parametrize(("name", "parameters"), BIT_PARAMETERS.items())
-def test_parameter_counts(name, parameters):
-    layers, factor = VARIANTS[name]
-    assert count(DEPTHS[layers], factor) == parameters
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parameter_counts(name):
+    (layers, factor), config = VARIANTS[name], HfBiTConfig.from_variant(name, num_labels=1000)
+    assert count(DEPTHS[layers], factor) == BIT_PARAMETERS[name]
     with torch.device("meta"):
-        assert (
-            HfBiTForImageClassification(HfBiTConfig.from_variant(name, num_labels=1000)).num_parameters() == parameters
-        )
+        assert HfBiTForImageClassification(config).num_parameters() == BIT_PARAMETERS[name]
 
 
 def test_variants_and_originals_are_selected_by_name():
@@ -66,11 +60,11 @@ def test_variants_and_originals_are_selected_by_name():
         ({"image_size": 0}, "image_size"),
         ({"num_channels": 0}, "num_channels"),
         ({"patch_size": 16}, "patch_size"),
-        ({"layer_type": "basic"}, "layer_type|expected"),
+        ({"layer_type": "basic"}, "layer_type"),
     ],
 )
 def test_impossible_architectures_are_refused(fields, message):
-    with pytest.raises(Exception, match=f"(?s){message}"):
+    with pytest.raises(ValueError, match=message):
         HfBiTConfig(**fields)
 
 
