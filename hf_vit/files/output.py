@@ -18,8 +18,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from filelock import FileLock
-
 from ..models.utils import MANIFEST
 from .contents import MARK, check_overwritable, write_marker
 
@@ -144,6 +142,8 @@ def _refuse_to_replace(path: Path, overwrite: bool) -> None:
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `path`, on the same disk; it is deleted afterward, also after Ctrl+C."""
+    from filelock import FileLock  # not at the top, for quick commands
+
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)
     temporary = path.with_name(f".{token_hex(4)}.incomplete.{path.name}")
@@ -165,6 +165,8 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
 
 def _clear_leftovers(path: Path) -> None:
     """Delete temporary folders of dead processes that wrote to `path`, except the only copy of an old folder."""
+    from filelock import FileLock
+
     pattern = re.compile(r"\.[0-9a-f]{8}\.incomplete\." + re.escape(path.name))
     for leftover in filter(lambda entry: pattern.fullmatch(entry.name), path.parent.iterdir()):
         is_only_copy = (leftover / _REPLACED).is_dir() and not os.path.lexists(path)
