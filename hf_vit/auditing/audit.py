@@ -108,8 +108,8 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
                 continue
             number = int(found.labels[rows[row]])
             label = "" if is_other else classes[number]
-            place = str(Path(dataset, names[row])) if is_other else names[row]
-            images.append(AuditedImage(place, group, split.image(split.samples[row], row), label))
+            image = str(Path(dataset, names[row])) if is_other else names[row]
+            images.append(AuditedImage(image, group, split.image(split.samples[row], row), label))
             measures.append(one)
             features.append(found.values[rows[row]])
             labels.append(-1 if is_other else number)

@@ -119,8 +119,8 @@ def _find_window(whole: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor,
         for flipped in (False, True):
             kernel = template.flip(2) if flipped else template
             scores = F.conv2d(small[None], kernel[:, None], groups=pairs).squeeze(0) / deviation
-            values, places = scores.flatten(1).max(dim=1)
-            top, left = places // scores.shape[2], places % scores.shape[2]
+            values, indices = scores.flatten(1).max(dim=1)
+            top, left = indices // scores.shape[2], indices % scores.shape[2]
             center = torch.stack([2 * left + width, 2 * top + height], dim=1) / _COARSE - 1
             scale = torch.tensor([width, height]).expand(pairs, 2) / _COARSE
             better = values > best

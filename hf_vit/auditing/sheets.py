@@ -73,8 +73,8 @@ def draw_sheet(issues: Sequence[Issue], files: Mapping[str, dict[str, Any]]) -> 
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
     for number, issue in enumerate(issues):
         left, top = number % columns * width + _GAP, number // columns * height + _GAP
-        for place, name in enumerate((issue.image, issue.other) if pairs else (issue.image,)):
-            x = left + place * (_TILE + 2)
+        for column, name in enumerate((issue.image, issue.other) if pairs else (issue.image,)):
+            x = left + column * (_TILE + 2)
             if name in files:
                 with suppress(ImageReadingError):
                     sheet.paste(_thumbnail(files[name]), (x, top))

@@ -1,4 +1,4 @@
-"""Training at native aspect ratios: a batch has images of many shapes, as patches, padded to the longest sequence.
+"""Training at native aspect ratios: a batch has images of different sizes, as patches, padded to the longest sequence.
 
 NaViT (arXiv 2307.06304) trains in this way, and drops a share of each image's patches. NaViT packs several images into
 a sequence, with masks. Here a sequence has one image, as in SigLIP 2 NaFlex (arXiv 2502.14786), with at most as many

@@ -292,8 +292,8 @@ def consecutive_batches(length: int, processes: int, rank: int, workers: int, ba
     """
     mine = np.array_split(np.arange(length), processes)[rank]
     runs = [run.tolist() for run in np.array_split(mine, workers)]
-    turns = range(0, len(runs[0]), batch_size)
-    return [run[begin : begin + batch_size] for begin in turns for run in runs if begin < len(run)]
+    begins = range(0, len(runs[0]), batch_size)
+    return [run[begin : begin + batch_size] for begin in begins for run in runs if begin < len(run)]
 
 
 def permute(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:

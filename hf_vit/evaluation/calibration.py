@@ -1,6 +1,6 @@
-"""Calibrated probabilities, sets of classes that hold the right one as often as asked, and "none of the classes".
+"""Calibrated probabilities, prediction sets with a guaranteed coverage, and "none of the classes".
 
-Temperature scaling: Guo et al., "On calibration of modern neural networks", arXiv 1706.04599. Sets of classes: split
+Temperature scaling: Guo et al., "On calibration of modern neural networks", arXiv 1706.04599. Prediction sets: split
 conformal prediction with the label's probability as its score, Angelopoulos and Bates, arXiv 2107.07511, section 1.
 None of the classes: the largest logit is too far below those of the class's own images; Vaze et al., "Open-set
 recognition: a good closed-set classifier is all you need", arXiv 2110.06207, judge images by the largest logit.
@@ -30,7 +30,7 @@ from .result_page import reliability
 
 COVERAGES = (0.8, 0.9, 0.95, 0.99)
 REJECTED = 0.05  # share of the images of known classes that may be rejected
-_FEWEST = 20  # images; with fewer, no set of classes can promise anything
+_FEWEST = 20  # images; with fewer, coverage cannot be guaranteed
 _STEPS = 50  # of Newton's method, which needs about 5
 
 
@@ -43,8 +43,8 @@ def calibrate(
 ) -> dict[str, Any]:
     """Calibrate a classifier on images that it was not trained on, and save it.
 
-    The logits are divided by a temperature, which the head's weights and biases take in, so that every program that
-    loads or exports the model has calibrated probabilities. The configuration states it (`temperature`), and for each
+    The head's weights and biases are divided by the temperature, so that every program that loads or exports the model
+    has calibrated probabilities. The configuration states it (`temperature`), and for each
     coverage the probability from which on a class belongs to the predicted set (`coverage_thresholds`), and for each
     class the logit below which an image shows none of the classes (`rejection_thresholds`).
 
@@ -58,8 +58,8 @@ def calibrate(
         and the share of images whose set holds their label ("measured") with the mean number of "classes" in a set;
         "rejection": the share of images of the model's classes that are to be rejected ("asked"), and that are
         ("measured").
-        Errors and shares are measured on half of the images, with what the other half gives; the saved values are those
-        of all images.
+        Errors and shares are measured on half of the images, with values fitted on the other half; the saved values are
+        fitted on all images.
 
     Raises:
         ValueError: images have several labels or none, or there are fewer than 20.
@@ -184,13 +184,15 @@ def coverage_threshold(own: np.ndarray, coverage: float) -> float:
     Args:
         own: (images,) the probability of each image's own label.
     """
-    rank = int(np.floor((len(own) + 1) * (1 - coverage) + 1e-9))  # so many of the probabilities may be below
+    rank = int(
+        np.floor((len(own) + 1) * (1 - coverage) + 1e-9)
+    )  # number of probabilities that may be below the threshold
     return float(np.sort(own)[rank - 1]) if rank else 0.0
 
 
 @torch.no_grad()
 def scale_head(model: Any, temperature: float) -> None:
-    """Divide the logits of a model by a temperature, for good; the configuration states the product of all."""
+    """Divide the logits of a model by a temperature permanently; the configuration states the product of all."""
     for parameter in model.classifier.parameters():
         parameter.div_(temperature)
     model.config.temperature = (model.config.temperature or 1.0) * temperature

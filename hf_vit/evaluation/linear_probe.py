@@ -85,7 +85,7 @@ def hold_out(count: int, share: float, seed: int) -> torch.Tensor:
 def choose(
     values: torch.Tensor, labels: torch.Tensor, held_out: torch.Tensor, grid: list[float], num_classes: int
 ) -> dict[float, float]:
-    """Return the held-out accuracy for each l2; from the largest on, each fit starts from the one before."""
+    """Return the held-out accuracy for each l2, in decreasing order; each fit starts from the previous solution."""
     regression = LogisticRegression(values[~held_out], num_classes)
     accuracies = {}
     for l2 in sorted(grid, reverse=True):

@@ -28,8 +28,8 @@ _MATRIX_CLASSES = 12  # the largest matrix for a phone; with more classes, mista
 _LISTED_PAIRS, _LISTED_CLASSES = 25, 200
 _ROWS_AT_ONCE = 1000
 _CARD_CLASSES, _CARD_WORST = 20, 10  # up to 20 classes are on the card, and of more the worst
-MOST_CLASSES = 30  # of more, the names and numbers could not be read
-_LONGEST = 24  # characters of a name
+MOST_CLASSES = 30  # in a picture; names and numbers of more classes would be too small
+_LONGEST = 24  # characters of a class name on an axis
 _SHADE = 0.75  # of a cell that holds all images of its row, as in report.html
 _BINS = 15  # as in Guo et al., "On calibration of modern neural networks", arXiv 1706.04599, section 4
 _Z = 1.96  # two-sided 95 % quantile of the normal distribution
@@ -332,9 +332,9 @@ def write_matrix(matrix: np.ndarray, names: Mapping[int, str], path: Path) -> No
     for (row, column), count in np.ndenumerate(matrix):
         text, color = (str(count), page_color("ink")) if count else ("·", page_color("soft"))
         axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8 if count < 1000 else 6)
-    places = range(len(names))
-    axes.set_xticks(places, shown, rotation=90, parse_math=False)
-    axes.set_yticks(places, shown, parse_math=False)
+    ticks = range(len(names))
+    axes.set_xticks(ticks, shown, rotation=90, parse_math=False)
+    axes.set_yticks(ticks, shown, parse_math=False)
     axes.set_xticks(np.arange(len(names) + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(len(names) + 1) - 0.5, minor=True)
     axes.grid(True, which="minor", color=page_color("line"), lw=0.7, clip_on=False)

@@ -21,7 +21,7 @@ import yaml
 from ..data.sources import find_column, find_label_column, is_image, load_split, slice_split
 from ..data.splits import Split
 
-TRAIN, VALIDATION = 800, 200  # examples
+TRAIN, VALIDATION = 800, 200  # examples of a task
 _SEED = 0  # of the draw
 _LISTS = {"train": "train800.txt", "validation": "val200.txt", "test": "test.txt"}
 # Of google-research/task_adaptation, data/{clevr,dsprites,kitti,smallnorb}.py
@@ -88,20 +88,20 @@ def read_table() -> dict[str, Any]:
     return {**table, "tasks": tasks, "paper": paper}
 
 
-def open_task(task: Task, place: str) -> TaskData:
+def open_task(task: Task, source: str) -> TaskData:
     """Open the data of a task.
 
     Args:
         task: a row of the table.
-        place: "hub", or the folder with the folders of the tasks.
+        source: "hub", or the folder with the folders of the tasks.
 
     Raises:
         ValueError: the data are missing, too few, or have unknown labels; the message names the task.
     """
     try:
-        folder = Path(place).expanduser() / task.folder
-        listed = place != "hub" and (folder / _LISTS["test"]).exists()
-        data = _read_lists(task, folder) if listed else _draw_examples(task, place, folder)
+        folder = Path(source).expanduser() / task.folder
+        listed = source != "hub" and (folder / _LISTS["test"]).exists()
+        data = _read_lists(task, folder) if listed else _draw_examples(task, source, folder)
         for split in (data.train, data.validation, data.test):
             _check_labels(task, split)
     except (ValueError, OSError) as error:
@@ -127,11 +127,11 @@ def _read_lists(task: Task, folder: Path) -> TaskData:
     return TaskData(**splits, listed=True)
 
 
-def _draw_examples(task: Task, place: str, folder: Path) -> TaskData:
+def _draw_examples(task: Task, source: str, folder: Path) -> TaskData:
     """Draw 800 and 200 different examples of the splits that the table names."""
     specs = {"train": "train", "validation": "train", "test": "test"}
-    specs |= task.splits if place != "hub" else {}
-    name = task.hub if place == "hub" else str(folder)
+    specs |= task.splits if source != "hub" else {}
+    name = task.hub if source == "hub" else str(folder)
     pools = {split: _describe(task, _load_shuffled(name, spec)) for split, spec in specs.items()}
     start = TRAIN if specs["validation"] == specs["train"] else 0
     train = _take(pools["train"], 0, TRAIN, specs["train"])
