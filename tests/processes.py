@@ -218,8 +218,8 @@ def start(code: str, processes: int = 1, variables: dict[str, str | None] | None
     world = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     running = []
     for rank in range(processes):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **world} if processes > 1 else {}
-        changed = {**environment(), **place, **(variables or {})}
+        rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), **world} if processes > 1 else {}
+        changed = {**environment(), **rank_variables, **(variables or {})}
         running.append(server().start(code, {name: value for name, value in changed.items() if value is not None}))
     return running
 

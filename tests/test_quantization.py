@@ -49,10 +49,10 @@ def test_errors_of_quantize_are_one_sentence_and_leave_no_output(case, sentence,
         (calibration / "07.png").write_bytes(b"\x89PNG\r\n\x1a\nno more")
     if case == "no processor":
         (folder / "preprocessor_config.json").unlink()
-    place = tmp_path / "nowhere" if case == "nowhere" else calibration
+    source = tmp_path / "nowhere" if case == "nowhere" else calibration
     more = ["--min-agreement", "1.5"] if case == "bad share" else []
     before = sorted(tmp_path.rglob("*"))
-    assert main(["quantize", str(folder), str(tmp_path / "out"), "--calibrate", str(place), *more]) == 2
+    assert main(["quantize", str(folder), str(tmp_path / "out"), "--calibrate", str(source), *more]) == 2
     error = capsys.readouterr().err.strip()
     assert sentence in error
     assert "\n" not in error
@@ -79,10 +79,10 @@ def test_a_real_model_keeps_its_predictions(tmp_path):
     quantize(tmp_path / "ti16", tmp_path / "int8", [tmp_path / "images"], min_agreement=0.9)
 
     with zipfile.ZipFile(SHARED / "data/imagenet_sample/images.zip") as archive:
-        places = {name.split("/")[-1]: name for name in archive.namelist()}
+        paths = {name.split("/")[-1]: name for name in archive.namelist()}
         with open(SHARED / "data/imagenet_sample/labels.csv") as file:
             rows = list(csv.DictReader(file))
-        photographs = [Image.open(io.BytesIO(archive.read(places[row["file_name"]]))) for row in rows]
+        photographs = [Image.open(io.BytesIO(archive.read(paths[row["file_name"]]))) for row in rows]
     labels = torch.tensor([int(row["label"]) for row in rows])
     answers = {}
     for backend in (None, "torch"):

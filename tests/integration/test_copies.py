@@ -92,10 +92,10 @@ def upload(client, folder, name, token="hf_me"):
 
 def mirror_of(npz, address, folder):
     """A folder with the bucket's own paths."""
-    place = folder / address.removeprefix("gs://")
-    place.parent.mkdir(parents=True)
-    shutil.copyfile(npz, place)
-    return place
+    path = folder / address.removeprefix("gs://")
+    path.parent.mkdir(parents=True)
+    shutil.copyfile(npz, path)
+    return path
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_copy_computes_as_the_original(client, closed_bucket, tmp_path, addres
     assert name in client(with_bucket(closed_bucket, code))
 
 
-def test_what_a_copy_has_lost_is_said(client, closed_bucket, tmp_path):
+def test_missing_parts_of_a_copy_are_named(client, closed_bucket, tmp_path):
     model = randomize(HfViTForImageClassification(HfViTConfig(**SMALL)))
     export_timm(model, tmp_path / "copy")
     upload(client, tmp_path / "copy", "timm/vit_base_patch16_224.orig_in21k")
@@ -208,8 +208,8 @@ def test_mirrors_come_first(client, closed_bucket, tmp_path):
     export_jax(model, tmp_path / "model.npz")
     mirror_of(tmp_path / "model.npz", OF_ORIGINAL, tmp_path / "mirror")
     upload(client, tmp_path / "mirror", "me/mirror")
-    places = {"local": f"{tmp_path}/no,{tmp_path}/mirror", "hub": "hf://me/none, hf://me/mirror/"}
-    for name, sources in places.items():
+    mirrors = {"local": f"{tmp_path}/no,{tmp_path}/mirror", "hub": "hf://me/none, hf://me/mirror/"}
+    for name, sources in mirrors.items():
         code = f"from hf_vit.conversion import convert\nmodel, _ = convert('gs://{OF_ORIGINAL}')\nprint(model.conversion_record)"
         output = client(with_bucket(closed_bucket, code, HF_VIT_SOURCES=sources))
         assert "'copy'" not in output, name
@@ -217,10 +217,10 @@ def test_mirrors_come_first(client, closed_bucket, tmp_path):
     assert closed_bucket.requests == []
 
 
-def test_an_error_names_every_place(client, closed_bucket):
+def test_an_error_names_every_source(client, closed_bucket):
     code = f"from hf_vit.conversion import convert\nconvert('gs://{OF_ORIGINAL}')"
     error = client(with_bucket(closed_bucket, code, HF_VIT_SOURCES="/no"), status=1)
-    assert all(place in error for place in ("/no/vit_models", "answers 403", *copies_of(f"gs://{OF_ORIGINAL}")))
+    assert all(name in error for name in ("/no/vit_models", "answers 403", *copies_of(f"gs://{OF_ORIGINAL}")))
 
 
 def test_a_resnet_of_timm_is_read_as_the_originals():

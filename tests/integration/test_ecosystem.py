@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 
 import hf_vit
 
@@ -147,11 +147,6 @@ def test_lora_by_add_adapter_of_transformers(folder, pixel_values, tmp_path):
     again = AutoModelForImageClassification.from_pretrained(folder)
     again.load_adapter(str(tmp_path / "adapter"))
     torch.testing.assert_close(logits_of(again, pixel_values), adapted)
-
-
-def test_documented_lora_targets_are_modules_of_the_model(folder):
-    names = {name.rsplit(".", 1)[-1] for name, module in AutoModel.from_pretrained(folder).named_modules()}
-    assert {"q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"} <= names
 
 
 def test_sharded_weights_are_saved_and_loaded(folder, pixel_values, tmp_path):

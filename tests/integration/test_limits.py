@@ -65,8 +65,8 @@ def test_overlapping_arrays_are_refused(tmp_path):
     """Both directory entries point to the same bytes, as in a zip bomb without compression."""
     np.savez(tmp_path / "a.npz", a=np.zeros(1000, np.float32), b=np.zeros(1000, np.float32))
     content = bytearray((tmp_path / "a.npz").read_bytes())
-    for place in (content.index(b"PK\1\2"), content.rindex(b"PK\1\2")):
-        struct.pack_into("<II", content, place + 20, 6000, 6000)
+    for offset in (content.index(b"PK\1\2"), content.rindex(b"PK\1\2")):
+        struct.pack_into("<II", content, offset + 20, 6000, 6000)
     (tmp_path / "b.npz").write_bytes(content)
     with pytest.raises(NpzError, match=r"b\.npz"):
         NpzReader(tmp_path / "b.npz")
@@ -113,9 +113,9 @@ def test_an_image_file_that_declares_a_box_of_4_eib_is_refused(tmp_path):
     """Pillow asks the file for as much as a JPEG 2000 says that its header has."""
     Image.new("RGB", (8, 9)).save(tmp_path / "a.jp2")
     content = (tmp_path / "a.jp2").read_bytes()
-    place = content.index(b"jp2h") - 4
+    offset = content.index(b"jp2h") - 4
     (tmp_path / "a.jp2").write_bytes(
-        content[:place] + b"\0\0\0\1jp2h" + (2**62).to_bytes(8, "big") + content[place + 8 :]
+        content[:offset] + b"\0\0\0\1jp2h" + (2**62).to_bytes(8, "big") + content[offset + 8 :]
     )
     is_refused(lambda: read_image(tmp_path / "a.jp2"), None, ImageReadingError)
 

@@ -70,7 +70,7 @@ def check_tables(page, folder):
 
 
 def check_search(page, folder):
-    """An option is found as it is typed, at the place that explains it."""
+    """An option is found as it is typed, in the section that explains it."""
     handler = partial(QuietHandler, directory=folder)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()

@@ -169,9 +169,9 @@ np.testing.assert_allclose(SentenceTransformer("folder").encode([image]), token.
 @pytest.mark.slow
 def test_finetune_for_transformers(tmp_path):
     save_tiny(tmp_path / "tiny")
-    places = ["--model", tmp_path / "tiny", "--dataset", "digits", "--output-dir", tmp_path / "out"]
+    paths = ["--model", tmp_path / "tiny", "--dataset", "digits", "--output-dir", tmp_path / "out"]
     length = "--steps 1 --warmup-steps 0 --batch-size 8 --num-workers 0 --report-to none --image-size 24".split()
-    assert main(["finetune", *map(str, places), *length, "--for", "transformers"]) == 0
+    assert main(["finetune", *map(str, paths), *length, "--for", "transformers"]) == 0
     for folder in (tmp_path / "out", tmp_path / "out" / "best"):
         settings = json.loads((folder / "config.json").read_text())
         assert settings["model_type"] == "vit"

@@ -74,7 +74,7 @@ CHECKS = (
 )
 
 
-class Outcome(NamedTuple):
+class CheckResult(NamedTuple):
     """How a check ended: "passed", "refused" (its message names the absent extra) or "failed", with its output."""
 
     check: Check
@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
 
 def run_checks(
     programs: Path, extras: Collection[str], checks: Collection[Check] = CHECKS, quiet: bool = False
-) -> list[Outcome]:
+) -> list[CheckResult]:
     """Run checks with the programs of an environment that has some extras.
 
     With `quiet`, a line of another library on standard error is a failure.
@@ -103,7 +103,7 @@ def _prepare(folder: Path, programs: Path) -> None:
     subprocess.run([programs / "python", "-c", _PHOTOGRAPHS], cwd=folder, env=_environment(programs), check=True)
 
 
-def _run(check: Check, folder: Path, programs: Path, extras: Collection[str], quiet: bool) -> Outcome:
+def _run(check: Check, folder: Path, programs: Path, extras: Collection[str], quiet: bool) -> CheckResult:
     name, *arguments = shlex.split(check.command)
     done = subprocess.run(
         [str(programs / name), *arguments],
@@ -115,8 +115,8 @@ def _run(check: Check, folder: Path, programs: Path, extras: Collection[str], qu
     )
     output = done.stdout + done.stderr
     if quiet and (others := lines_of_others(done.stderr)):
-        return Outcome(check, "failed", "\n".join(others))
-    return Outcome(check, judge(check, done.returncode, output, extras), output)
+        return CheckResult(check, "failed", "\n".join(others))
+    return CheckResult(check, judge(check, done.returncode, output, extras), output)
 
 
 def lines_of_others(errors: str) -> list[str]:

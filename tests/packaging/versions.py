@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..paths import ROOT
-from .commands import CHECKS, Check, Outcome, run_checks
+from .commands import CHECKS, Check, CheckResult, run_checks
 
 _MORE_SOURCES = ("CHANGELOG.md", "CITATION.cff", "constraints.txt")  # of the source distribution
 _NO_COMMANDS = {"dev", "benchmarks", "docs", "release"}  # what a checkout needs
@@ -156,7 +156,7 @@ def remove_cuda(programs: Path) -> None:
         _run(programs / "python", ROOT / "tests" / "xla" / "cuda_stand_ins.py")
 
 
-def run_row(row: Row, wheel: Path, keep: Path | None = None) -> tuple[list[str], list[Outcome]]:
+def run_row(row: Row, wheel: Path, keep: Path | None = None) -> tuple[list[str], list[CheckResult]]:
     """Install and check a row.
 
     Returns:
@@ -173,10 +173,10 @@ def run_row(row: Row, wheel: Path, keep: Path | None = None) -> tuple[list[str],
         if keep is not None:
             frozen = _run(programs / "python", "-m", "pip", "freeze", "--local")
             (keep / f"{row.name}.txt").write_text(frozen)
-        outcomes = run_checks(programs, included(row.extras), checks_of(row), quiet=row.versions == "pip")
-    words = [outcome.word for outcome in outcomes]
-    result = ", ".join(f"{words.count(word)} {word}" for word in ("passed", "refused", "failed") if word in words)
-    return [row.name, *versions, f"{result} ({time.monotonic() - start:.0f} s)"], outcomes
+        results = run_checks(programs, included(row.extras), checks_of(row), quiet=row.versions == "pip")
+    words = [result.word for result in results]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in ("passed", "refused", "failed") if word in words)
+    return [row.name, *versions, f"{counts} ({time.monotonic() - start:.0f} s)"], results
 
 
 def _run(*command: object) -> str:
@@ -204,12 +204,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hf_vit_wheel_") as folder:
         wheel = build_wheel(Path(folder))
         for name in arguments.rows or known:
-            cells, outcomes = run_row(known[name], wheel, arguments.freeze)
+            cells, results = run_row(known[name], wheel, arguments.freeze)
             print("|", " | ".join(cells), "|", flush=True)
-            failed = [outcome for outcome in outcomes if outcome.word == "failed"]
-            for outcome in failed:
-                print(f"  failed: {outcome.check.command}\n{outcome.output}", flush=True)
-            has_failed |= bool(failed) or not outcomes
+            failed = [result for result in results if result.word == "failed"]
+            for result in failed:
+                print(f"  failed: {result.check.command}\n{result.output}", flush=True)
+            has_failed |= bool(failed) or not results
     return int(has_failed)
 
 
