@@ -65,14 +65,14 @@ class Plan:
         """Return the plan as lines of text."""
         data = self.data
         low, median, high = data["shorter_side"]
-        looked_at = [
+        findings = [
             f"{_span(data['smallest_class'], data['largest_class'])} images per class",
             f"shorter side {_span(low, high)} pixels, median {median}; {data['long']:.0%} longer than {_LONG:g}:1",
             f"{data['exact_duplicates']:,} exact duplicates, {data['leaks']:,} of them in the held-out images",
         ]
         rows = [
             ("data", f"{data['images']:,} images of {data['classes']:,} classes, {data['held_out']:,} held out"),
-            *(("", text) for text in (looked_at if data["largest_class"] else ["in shards, which are not looked at"])),
+            *(("", text) for text in (findings if data["largest_class"] else ["in shards, which are not inspected"])),
             ("recipe", self.recipe),
             *((name.replace("_", " "), f"{value}: {self.reasons[name]}") for name, value in self.settings.items()),
             ("time", f"about {self.seconds:,.0f} seconds for {self.steps:,} steps, measured on this machine"),
