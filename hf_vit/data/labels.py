@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,32 +128,10 @@ def require_two_classes(split: "Split", name: str) -> None:
         return
     labels = {frozenset(numbers) for numbers in split.label_counts()}
     if len(labels) == 1:
-        names = _names_in(split, *labels)
+        (numbers,) = labels
+        names = [split.label_names[number] if split.label_names else f"class {number}" for number in sorted(numbers)]
         label = f"the label {_listing(names)}" if names else "no label"
         raise ValueError(f"all {len(split)} images of {name} have {label} (expected two classes or more)")
-
-
-def require_known_classes(split: "Split", other: "Split", name: str, other_name: str) -> None:
-    """Raise ValueError if `other` has images of a class that no image of `split` has.
-
-    The labels of shards are not read in advance.
-
-    Args:
-        name, other_name: names of the splits, for the message.
-    """
-    if split.label_column is None or other.label_column is None or split.is_sharded or other.is_sharded:
-        return
-    known, found = ({number for numbers in one.label_counts() for number in numbers} for one in (split, other))
-    if found - known:
-        raise ValueError(
-            f"{other_name} has images of {_listing(_names_in(split, found - known))}, of which {name} has none: give "
-            "the classes the same names in both, or leave these images out"
-        )
-
-
-def _names_in(split: "Split", numbers: Collection[int]) -> list[str]:
-    """Return the names of some classes of a split."""
-    return [split.label_names[number] if split.label_names else f"class {number}" for number in sorted(numbers)]
 
 
 def read_label_map(path: str) -> dict[str, str | int]:

@@ -15,7 +15,7 @@ from ..models.configuration_hf_vision import MAX_LABELS
 from ..models.image_reading import ImageReadingError
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 from .issues import clean
-from .labels import match_to_split, require_known_classes, require_labels, require_two_classes, state_classes
+from .labels import match_to_split, require_labels, require_two_classes, state_classes
 from .shard_index import Columns, open_index
 from .shards import ShardedDataset
 from .sources import (
@@ -240,10 +240,7 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
         return split_off_holdout(split)
     eval_split = open_named(settings, settings.eval_split, needs_labels)
     require_labels(eval_split, settings.eval_split)
-    eval_split = match_to_split(split, eval_split, settings.train_split, settings.eval_split)
-    if settings.num_labels is None and settings.label_names is None and "[" not in settings.train_split:
-        require_known_classes(split, eval_split, settings.train_split, settings.eval_split)
-    return split, eval_split
+    return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
 
 
 def find_eval_split(dataset: str, config: str | None, train_split: str) -> str:

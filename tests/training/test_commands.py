@@ -125,7 +125,7 @@ def test_images_with_several_labels_train_with_the_sigmoid_loss(flags, pretraine
     files = sorted((flags / "train").glob("*/*.png"))
     images = [{"bytes": file.read_bytes(), "path": None} for file in files]
     features = {"image": datasets.Image(), "tags": datasets.List(datasets.ClassLabel(names=["flag", "stripes", "cat"]))}
-    columns = {"image": images, "tags": [[0, 1]] * len(images)}
+    columns = {"image": images, "tags": [[0, 1]] * (len(images) - 1) + [[0, 1, 2]]}
     (tmp_path / "data").mkdir()
     data = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
     data.to_parquet(tmp_path / "data" / "train.parquet")
