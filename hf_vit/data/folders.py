@@ -157,6 +157,7 @@ def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> dict[st
     """Write the index of a folder atomically, and return the content of index.json; rows are sorted by path."""
     splits = _find_classes(listings)
     names = sorted({name for classes in splits.values() for name, _ in classes})
+    numbers = {name: number for number, name in enumerate(names)}
     schema = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}).arrow_schema
     digest = hashlib.sha256()
     shutil.rmtree(index, ignore_errors=True)
@@ -165,7 +166,7 @@ def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> dict[st
             with pa.OSFile(str(draft / f"{split}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
                 for name, listing in classes:
                     paths = [f"{folder}/{listing.directory}{file}" for file in listing.names]
-                    labels = [names.index(name)] * len(paths)
+                    labels = [numbers[name]] * len(paths)
                     digest.update(repr((split, paths, labels)).encode())
                     images = pa.array([{"bytes": None, "path": path} for path in paths], schema.field("image").type)
                     stream.write_table(pa.table([images, pa.array(labels, pa.int64())], schema=schema))

@@ -66,7 +66,7 @@ def user_errors(program: str, *more: type[Exception]) -> Iterator[None]:
                 sys.stdout.flush()  # Python's own flush at the end would only warn
     except (*USER_ERRORS, *more) as error:
         _discard_output()
-        if isinstance(error, BrokenPipeError) and _is_closed_pipe():
+        if isinstance(error, BrokenPipeError) and sys.stdout is not None and not sys.stdout.isatty():
             raise SystemExit(UNREAD) from None
         print(f"{program}: {format_error(error)}", file=sys.stderr)
         raise SystemExit(FAILED) from None
@@ -89,11 +89,6 @@ def _discard_output() -> None:
         if (output := sys.__stdout__) is not None:
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
-
-
-def _is_closed_pipe() -> bool:
-    """Return whether standard output was a pipe whose reader has ended."""
-    return sys.stdout is not None and not sys.stdout.isatty()
 
 
 def _is_about_memory(error: BaseException) -> bool:

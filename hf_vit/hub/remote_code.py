@@ -37,7 +37,8 @@ def add_code(folder: str | os.PathLike) -> list[str]:
     model_type = config.get("model_type")
     if model_type not in _CONFIGURATION_OF:
         raise ValueError(f"{folder} holds a model of type {model_type!r}; known: {', '.join(_CONFIGURATION_OF)}")
-    changed = {"config.json": config | {"auto_map": _auto_map(model_type)}}
+    auto_map = {name: _reference(its_class) for name, its_class in _classes(model_type).items()}
+    changed = {"config.json": config | {"auto_map": auto_map}}
     if (processor := _read_json(folder / "preprocessor_config.json")).get("image_processor_type"):
         class_name = _reference(image_processing_hf_vit.HfViTImageProcessor)
         changed["preprocessor_config.json"] = processor | {"auto_map": {"AutoImageProcessor": class_name}}
@@ -60,11 +61,6 @@ def code_of(folder: Path) -> set[Path]:
     modules = {folder / f"{reference.partition('.')[0]}.py" for reference in references if isinstance(reference, str)}
     entries = {file for file in modules if file.parent == folder and file.is_file()}
     return entries | {Path(file) for entry in entries for file in get_relative_import_files(entry)}
-
-
-def _auto_map(model_type: str) -> dict[str, str]:
-    """Return Auto class -> file and class, such as "modeling_hf_vit.HfViTModel", for a model type."""
-    return {name: _reference(its_class) for name, its_class in _classes(model_type).items()}
 
 
 def _code_files(model_type: str) -> list[Path]:
