@@ -94,7 +94,7 @@ def convert(
     silence_progress_bars()
     from .. import conversion
     from ..catalog import address_of
-    from ..conversion.checking import left_out
+    from ..conversion.checking import describe_skipped
     from ..conversion.transformers.names import describe_cost
     from ..files.reading import read_json_object
 
@@ -113,7 +113,7 @@ def convert(
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
     digest = f" (sha256 {record['sha256'][:16]}...)" if "sha256" in record else ""
     print(f"read as {record['dialect']['names']} from {record['source']}{digest}")
-    for sentence in [*left_out(record), *(f"assumed: {sentence}" for sentence in record["assumed"])]:
+    for sentence in [*describe_skipped(record), *(f"assumed: {sentence}" for sentence in record["assumed"])]:
         print(sentence)
     if cost := describe_cost(read_json_object(output / "config.json")):
         print(cost)

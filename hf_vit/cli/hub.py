@@ -79,7 +79,7 @@ def verify(
     ],
 ) -> None:
     """Check the files of a folder against its manifest."""
-    from ..files.contents import in_words
+    from ..files.contents import join_names
     from ..files.reading import read_text
     from ..models.utils import MANIFEST, check_files, read_manifest
 
@@ -91,7 +91,7 @@ def verify(
         raise ValueError(f"{manifest} is not a manifest of hf_vit, or lists none of the files here")
     print(f"{len(checked)} files are unchanged: {', '.join(checked)}")
     if missing := sorted((read_manifest(read_text(manifest)) or {}).keys() - set(checked)):
-        print(f"missing: {in_words(missing)}")
+        print(f"missing: {join_names(missing)}")
 
 
 def card(

@@ -52,10 +52,10 @@ def check(
         if value and name != "names":
             dialect.append(name.replace("_", " ") + ("" if value is True else f" {value}"))
     kind = f"{type(model).__name__}, {model.num_parameters():,} parameters"
-    return "\n".join([", ".join([*dialect, *record["dtypes"]]), kind, *_table(found), *left_out(record)])
+    return "\n".join([", ".join([*dialect, *record["dtypes"]]), kind, *_table(found), *describe_skipped(record)])
 
 
-def left_out(record: dict[str, Any]) -> list[str]:
+def describe_skipped(record: dict[str, Any]) -> list[str]:
     """List the parts of a checkpoint that were not converted, one sentence each.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import datasets
 
-from ..files.contents import in_words
+from ..files.contents import join_names
 from ..files.messages import did_you_mean, shorten
 from ..files.output import new_file
 from ..files.predictions import Table
@@ -118,7 +118,7 @@ def clean(split: "Split", settings: DataSettings, spec: str) -> "Split":
             if name not in classes:
                 raise ValueError(
                     f"{settings.relabel} gives {image} the label {shorten(name)}, which is no class of the data "
-                    f"({in_words(classes, 20)}){did_you_mean(name, classes)}"
+                    f"({join_names(classes, 20)}){did_you_mean(name, classes)}"
                 )
             labels[positions[image]] = classes.index(name)
         samples = split.samples.remove_columns(split.label_column)

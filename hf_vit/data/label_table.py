@@ -7,7 +7,7 @@ from pathlib import Path
 
 import datasets
 
-from ..files.contents import in_words
+from ..files.contents import join_names
 from ..files.reading import read_text
 from .folders import EXTENSIONS, find_splits
 
@@ -44,7 +44,7 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
     classes = [name for name in header if name not in (image_column, "split", "labels")]
     if image_column not in header or len(set(header)) < len(header) or ("labels" in header) == bool(classes):
         raise ValueError(
-            f"{table} has the columns {in_words(header) or 'none'} (expected {image_column} and labels, or "
+            f"{table} has the columns {join_names(header) or 'none'} (expected {image_column} and labels, or "
             f"{image_column} and a column for each class; split is optional)"
         )
     rows: dict[str, tuple[str, list[str]]] = {}  # path -> split and names of its labels
@@ -65,12 +65,12 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
         split = found[0] if len(found) == 1 else "train"
         rows[path] = split, list(dict.fromkeys(filter(None, map(str.strip, labels))))
     if missing := [path for path in rows if not os.path.isfile(path)]:
-        raise ValueError(f"{len(missing)} of {len(rows)} images of {table} do not exist: {in_words(missing)}")
+        raise ValueError(f"{len(missing)} of {len(rows)} images of {table} do not exist: {join_names(missing)}")
     files = (Path(entry.path) for directory in set(map(os.path.dirname, rows)) for entry in os.scandir(directory))
     images = (str(file) for file in files if file.suffix.lower() in EXTENSIONS and not file.name.startswith("."))
     if unlisted := sorted(set(images) - rows.keys()):
         raise ValueError(
-            f"{len(unlisted)} images of {table.parent} are not in {table.name}: {in_words(unlisted)}; add a line for "
+            f"{len(unlisted)} images of {table.parent} are not in {table.name}: {join_names(unlisted)}; add a line for "
             "each, with empty labels if it has none"
         )
     names = classes or sorted({name for _, labels in rows.values() for name in labels})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..catalog.class_names import imagenet_numbers
-from ..files.contents import in_words
+from ..files.contents import join_names
 from ..files.reading import read_text, read_yaml
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _match(
     raise ValueError(
         f"the classes of {who[0]} ({len(ours)}: {_listing(ours)}) are not those of {who[1]} "
         f"({len(theirs)}: {_listing(theirs)}), which has no single class called {_listing(missing)}"
-        + (f"; near matches: {in_words(pairs)}" if pairs else "")
+        + (f"; near matches: {join_names(pairs)}" if pairs else "")
         + f"; {remedy}"
     )
 
@@ -239,7 +239,7 @@ def _bare(name: str) -> str:
 
 
 def _listing(names: Sequence[str]) -> str:
-    return in_words([_short(name) for name in names])
+    return join_names([_short(name) for name in names])
 
 
 def _short(name: str) -> str:

@@ -63,7 +63,7 @@ def check_overwritable(folder: str | os.PathLike, known: tuple[str, ...] = (), l
     if foreign := sorted(name for name in names - ours if not is_own_readme(folder / name)):
         raise FileExistsError(
             f"cannot replace {folder}: it has files that hf_vit did not write, or that were changed since: "
-            f"{in_words(foreign)}. Nothing was changed; move them away, delete the folder, or choose another one"
+            f"{join_names(foreign)}. Nothing was changed; move them away, delete the folder, or choose another one"
         )
 
 
@@ -105,6 +105,6 @@ def _unchanged(marker: Path) -> set[str]:
     return found
 
 
-def in_words(names: list[str], most: int = 5) -> str:
-    """Return the first `most` names, and the number of the others."""
+def join_names(names: list[str], most: int = 5) -> str:
+    """List the first `most` names and count the rest: "a, b and 3 more"."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx
 
-from ..files.contents import MARK, PUSHED, in_words, matches
+from ..files.contents import MARK, PUSHED, join_names, matches
 from ..files.reading import parse_json
 from ..files.versions import versions_of
 from ..loading import copy_for
@@ -64,14 +64,14 @@ class Pushed(NamedTuple):
     files: names in the repository -> size in bytes.
     deleted: names of deleted files.
     problems: problems of the card, a sentence each.
-    left_out: other files of the folder, which do not belong to a model.
+    skipped: other files of the folder, which are not part of a model.
     """
 
     commit: CommitInfo | None
     files: dict[str, int]
     deleted: list[str]
     problems: list[str]
-    left_out: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 def push(
@@ -132,9 +132,9 @@ def push(
             copy = Path(temporary, Path(folder).resolve().name)
             copy_for(folder, copy, save_for, images)
             folder = copy
-        files, left_out = _files_of(Path(folder))
-        if left_out:
-            _logger.warning(f"Not pushed (not part of a model): {in_words(left_out)}.")
+        files, skipped = _files_of(Path(folder))
+        if skipped:
+            _logger.warning(f"Not pushed (not part of a model): {join_names(skipped)}.")
         pushed = _Push(
             _with_code(files) if code else files,
             repo_id,
@@ -148,7 +148,7 @@ def push(
             message=message,
             token=token,
         ).run(dry_run)
-    return pushed._replace(left_out=tuple(left_out))
+    return pushed._replace(skipped=tuple(skipped))
 
 
 def push_saved(
@@ -226,13 +226,13 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
     for name in ("recipe.yaml", "card_data.json", "metrics.json"):  # the address of a data set may have a password
         if name in files and (public := without_secrets(text := read_source(folder / name))) != text:
             files[name] = public.encode()
-    left_out = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
+    skipped = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
     weights = [name for name in files if _WEIGHTS.fullmatch(name)]
     if not weights:
         raise ValueError(
             f"{folder} holds no *.safetensors; give a folder that save_pretrained, convert or training wrote"
         )
-    return files, left_out
+    return files, skipped
 
 
 def _with_code(files: _Files) -> _Files:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ..data.labels import distinguish, names_of
 from ..data.loaders import count_processors, count_workers
 from ..devices import describe_device, memory_in_use, peak_of
-from ..files.contents import in_words
+from ..files.contents import join_names
 from ..loading import find_better
 from ..models.configuration_hf_vit import as_pair
 from ..settings.fields import AUTO
@@ -179,14 +179,14 @@ def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
     share = "" if trained == total else f" ({trained:,} trainable)"
     yield "model", f"{getattr(settings, 'model', None) or 'random weights'}: {total:,} parameters{share}, {size}"
     classes = "" if split.label_column is None else f" of {split.num_labels:,} classes"
-    classes += f" ({in_words(split.label_names, _LISTED)})" if classes and split.label_names else ""
+    classes += f" ({join_names(split.label_names, _LISTED)})" if classes and split.label_names else ""
     yield "train", f"{settings.dataset}, {settings.train_split}: {len(split):,} images{classes}"
     held_out, where = trainer.eval_split, f"{settings.dataset}, {settings.eval_split}"
     if settings.eval_split == AUTO:
         where = "a tenth of each class of the training images, held out"
     yield "evaluate", "nothing; set --eval-split" if held_out is None else f"{where}: {len(held_out):,} images"
     if unseen := _unseen_classes(trainer):
-        yield "warning", f"these evaluation classes have no training images: {in_words(unseen, _LISTED)}"
+        yield "warning", f"these evaluation classes have no training images: {join_names(unseen, _LISTED)}"
     steps = trainer.num_steps
     epochs = steps * settings.batch_size / max(len(split), 1)
     yield "length", f"{steps:,} optimizer steps of {settings.batch_size:,} images ({epochs:.3g} epochs)"
