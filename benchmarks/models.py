@@ -227,7 +227,9 @@ def readme_table(rows: list[dict[str, str]]) -> str:
             facts = [row["parameters [M]"], row["image size"], row["ImageNet top-1 [%]"], *milliseconds]
             shown += [[f"[`{name}`](https://huggingface.co/{copy})", *facts] for copy in copies_of(address_of(name))]
     shown.sort(key=lambda cells: float(cells[3]))
-    return common.table(["name", "parameters, M", "pixels", "ImageNet top-1, %", "ms, PyTorch", "ms, OpenVINO"], shown)
+    return common.table(
+        ["name", "parameters (M)", "image size", "ImageNet top-1 (%)", "PyTorch (ms)", "OpenVINO (ms)"], shown
+    )
 
 
 def write(rows: list[dict[str, str]], kept: dict) -> None:

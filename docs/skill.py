@@ -14,8 +14,8 @@ SKILL = ROOT / "skills" / "hf-vit" / "SKILL.md"
 SECTIONS = {  # page -> headings of its sections
     "README.md": (
         "Install",
-        "From a name to a prediction",
-        "From your photographs to a fine-tuned model",
+        "Classify an image",
+        "Fine-tune on your own images",
         "When to use timm or transformers instead",
     ),
     "docs/index.md": ("By task", "Which command reads which format"),
