@@ -2,21 +2,25 @@
 
 A data worker decodes an image, draws what is random, and cuts the crop at its full resolution (`CutTransform`). The
 device resizes, flips and applies RandAugment, a batch at a time (`DeviceAugmentation`). The crops of a batch have
-different sizes, so they are concatenated in "pixels", without padding; "first" and "sizes" say where each is.
+different sizes, so they are concatenated in "pixels", without padding; "first" and "sizes" say where each is. With
+`decodes_on_device`, "pixels" has the bytes of JPEG files instead, and the device decodes them too.
 
 The arithmetic is that of the path on the CPU, in the same order, so that the levels are the same: Pillow's bilinear
 sampling is in float64, its blending in float32, and tables, sums and histograms are of integers. Without float64 (on
 MPS) a sum near a whole number may be truncated to one level less.
 """
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
-from ..models.image_reading import to_mode
+from ..models.image_reading import read_size, to_mode
 from .augmentation import Box, TrainTransform, crop_and_resize
 from .randaugment import (
     FILL,
@@ -38,15 +42,42 @@ _LARGEST_CROP = 4  # times the size of the result; a worker resizes larger crops
 _PIXELS = 2**23  # of the results that are computed together: bounds the memory
 
 
+class Jpeg(NamedTuple):
+    """An upright RGB file that is not decoded yet, and its size in pixels."""
+
+    content: bytes
+    height: int
+    width: int
+
+
 @dataclass(frozen=True)
 class CutTransform(TrainTransform):
     """The worker's part of the augmentation: random numbers and the crop, for `DeviceAugmentation`.
 
     Crops that are antialiased, cut after a resize, or much larger than the result are resized here.
+
+    Args:
+        decodes_on_device: leave the decoding of upright RGB JPEGs to the device.
     """
 
-    def sample(self, image: Image.Image, rng: np.random.Generator, *drawn: Box) -> dict[str, np.ndarray]:
-        """Return "pixels" (height * width, channels) of the crop, its "sizes", and the random numbers of the rest."""
+    decodes_on_device: bool = False
+
+    def read(self, image: dict[str, Any]) -> Image.Image | Jpeg:
+        jpeg = _read_jpeg(image) if self.decodes_on_device and self.mode == "RGB" else None
+        return jpeg or super().read(image)
+
+    def sample(self, image: Image.Image | Jpeg, rng: np.random.Generator, *drawn: Box) -> dict[str, np.ndarray]:
+        """Return "pixels" (height * width, channels) of the crop, its "sizes", and the random numbers of the rest.
+
+        With `decodes_on_device`, also "jpeg": top and left of the crop in an encoded image, and the number of rows of
+        "pixels" that its bytes fill; 0 for a decoded image.
+        """
+        if isinstance(image, Jpeg):
+            box = self.sample_box(image.height, image.width, rng)
+            content = np.frombuffer(image.content + bytes(-len(image.content) % 3), np.uint8).reshape(-1, 3)
+            jpeg = np.array((box.top, box.left, len(content)))
+            return {"pixels": content, "sizes": np.array((box.height, box.width)), "jpeg": jpeg, **self._draw(rng)}
+        entries = {"jpeg": np.zeros(3, dtype=np.int64)} if self.decodes_on_device else {}
         image = to_mode(image, self.mode, self.background)
         if self.antialias or self.crop in ("random", "resmall"):
             image = self.cut(image, rng, *drawn)
@@ -57,25 +88,45 @@ class CutTransform(TrainTransform):
             else:
                 image = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
         pixels = np.asarray(image).reshape(image.height * image.width, -1)
+        return {"pixels": pixels, "sizes": np.array((image.height, image.width)), **entries, **self._draw(rng)}
+
+    def _draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Draw what follows the crop."""
         flipped = self.draw_flip(rng)
         operations = draw_operations(self.randaugment_layers, self.size, rng)
         return {
-            "pixels": pixels,
-            "sizes": np.array((image.height, image.width)),
             "flipped": np.array(flipped),
             "operations": np.array(operations, dtype=np.int64).reshape(-1, len(Operation._fields)),
         }
 
 
+def _read_jpeg(image: dict[str, Any]) -> Jpeg | None:
+    """Read a JPEG without decoding it; None for what the worker should read: other formats, modes and orientations.
+
+    Files without an end marker, which may be incomplete, are left to Pillow too: it reports them as unreadable.
+    """
+    content = Path(image["path"]).read_bytes() if image["bytes"] is None else image["bytes"]
+    if not (content.startswith(b"\xff\xd8") and content.rstrip(b"\0").endswith(b"\xff\xd9")):
+        return None
+    height, width = read_size(content, image["path"])
+    with Image.open(io.BytesIO(content), formats=["JPEG"]) as file:
+        is_plain = file.mode == "RGB" and (file.height, file.width) == (height, width) and not file.getexif().get(0x0112)
+    return Jpeg(content, height, width) if is_plain else None
+
+
 class DeviceAugmentation:
     """The device's part of the augmentation: turns a batch of `CutTransform` into one of `TrainTransform`.
 
-    Nothing is read back from the device.
+    Nothing is read back from the device, except that torchvision's JPEG decoder on CUDA waits for its images.
+
+    Raises:
+        ValueError: torchvision, which decodes on the device, is not installed or does not match torch.
     """
 
     def __init__(self, transform: TrainTransform, device: torch.device):
         self.size, self.device = transform.size, device
         self.has_float64 = device.type != "mps"
+        self.decode_jpeg = _find_decoder() if getattr(transform, "decodes_on_device", False) else None
         level = level_of(transform.randaugment_magnitude)
         self.image_weight = float(np.float32(enhancement(level)))
         self.padding = cutout_padding(level)
@@ -97,7 +148,7 @@ class DeviceAugmentation:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return a batch of the CPU with "image" (batch, height, width, channels) uint8, which is on the device."""
-        batch = dict(batch)
+        batch = self._decode(batch) if self.decode_jpeg else dict(batch)
         names = ("pixels", "first", "sizes", "flipped", "operations")
         pixels, *cuts, drawn = (batch[name].to(self.device, non_blocking=True) for name in names)
         _, _, _, _, operations = (batch.pop(name) for name in names)
@@ -105,6 +156,21 @@ class DeviceAugmentation:
         parts = zip(*(tensor.split(together) for tensor in (*cuts, drawn, operations)), strict=True)
         images = [self.apply(self.resize(pixels, *cuts), drawn, operations) for *cuts, drawn, operations in parts]
         return {**batch, "image": torch.cat(images)}
+
+    def _decode(self, batch: Batch) -> Batch:
+        """Replace the JPEGs of a batch by the pixels of their crops, on the device."""
+        batch = dict(batch)
+        jpegs, pixels, sizes = batch.pop("jpeg"), batch["pixels"], batch["sizes"]
+        counts = sizes.prod(dim=1)  # pixels of each crop
+        rows = torch.where(jpegs[:, 2] > 0, jpegs[:, 2], counts)
+        crops = [pixels[first : first + count] for first, count in zip(batch["first"], rows, strict=True)]
+        encoded = jpegs[:, 2].nonzero().flatten().tolist()
+        images = self.decode_jpeg([crops[n].flatten() for n in encoded], "RGB", self.device) if encoded else []
+        for n, image in zip(encoded, images, strict=True):  # (channels, height, width)
+            (top, left, _), (height, width) = jpegs[n].tolist(), sizes[n].tolist()
+            crops[n] = image[:, top : top + height, left : left + width].flatten(1).T
+        pixels = torch.cat([crop.to(self.device, non_blocking=True) for crop in crops])
+        return {**batch, "pixels": pixels, "first": counts.cumsum(0) - counts}
 
     def resize(
         self, pixels: torch.Tensor, first: torch.Tensor, sizes: torch.Tensor, flipped: torch.Tensor
@@ -205,6 +271,14 @@ class DeviceAugmentation:
         numbers = from_y.int().long() * width + from_x.int()
         numbers = numbers.clamp(0, height * width - 1).flatten(1)[..., None].expand(-1, -1, images.shape[-1])
         return images.flatten(1, 2).gather(1, numbers).view_as(images).masked_fill(outside[..., None], FILL)
+
+
+def _find_decoder() -> Callable[..., list[torch.Tensor]]:
+    try:
+        from torchvision.io import decode_jpeg  # pyright: ignore[reportMissingImports] - optional
+    except Exception as error:  # RuntimeError, if it was built for another torch
+        raise ValueError(f"decode_on is device, which needs torchvision: {error}") from error
+    return decode_jpeg
 
 
 def _kind_of(name: str) -> str:

@@ -181,7 +181,7 @@ def collate_fn(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     batch = {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in names}
     if "pixels" in samples[0]:
         batch["pixels"] = torch.from_numpy(np.concatenate([sample["pixels"] for sample in samples]))
-        counts = batch["sizes"].prod(dim=1)
+        counts = torch.tensor([len(sample["pixels"]) for sample in samples])
         batch["first"] = counts.cumsum(0) - counts
     return batch
 

@@ -211,6 +211,10 @@ class TrainingSettings(DataSettings):
         "where to resize and flip crops and to apply RandAugment; cpu: in the data workers; device: on the device, in "
         "batches; auto: device if it is a GPU, else cpu",
     )
+    decode_on: Literal["cpu", "device"] = _augment(
+        "cpu",
+        "where to decode JPEGs; cpu: in the data workers; device: on the GPU, with torchvision (levels may differ)",
+    )
     token_drop: float = _augment(0.0, "share of patches to drop (NaViT); needs preset native", at_least=0, at_most=0.95)
 
     task: Literal["auto", "single-label", "multi-label"] = _loss(
@@ -267,6 +271,11 @@ class TrainingSettings(DataSettings):
         resizes_first = self.crop in ("random", "resmall")
         yield resizes_first and self.resize is None, f"crop {self.crop} needs resize, the size before the crop"
         yield resizes_first and self.reduced_decoding, f"reduced_decoding does not work with crop {self.crop}"
+        on_workers = {"augment_on": self.augment_on == "cpu", "crop": resizes_first}
+        on_workers |= {name: getattr(self, name) for name in ("antialias", "reduced_decoding")}
+        for name, needs_workers in on_workers.items():
+            found = f"{name} is {getattr(self, name)}, which needs images that the data workers decode"
+            yield self.decode_on == "device" and needs_workers, f"{found}: set decode_on to cpu"
         is_pair = self.crop == "resmall" and isinstance(self.resize, list)
         yield is_pair, f"resize is {self.resize}; crop resmall takes one number, the shorter side"
         weights, sizes = self.patch_size_weights, self.patch_sizes
@@ -278,7 +287,8 @@ class TrainingSettings(DataSettings):
             yield self.teacher and is_set, f"{name} ({getattr(self, name)}) changes the labels, which teacher replaces"
         of_one_size = "mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes compile reduced_decoding teacher".split()
         wrong = [name for name in of_one_size if getattr(self, name) not in (None, 0, [], AUTO)]
-        wrong += ["crop"] * resizes_first + ["augment_on"] * (self.augment_on == "device")
+        wrong += ["crop"] * resizes_first
+        wrong += [name for name in ("augment_on", "decode_on") if getattr(self, name) == "device"]
         if self.preset == "native":
             yield wrong, f"{', '.join(wrong)} must be unset with preset native, whose images have different sizes"
         yield self.resume and self.overwrite, "resume continues the run and overwrite deletes it: choose one"

@@ -132,11 +132,15 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
     if (channels := config.num_channels) not in (1, 3):
         wrong = [name for name in ("randaugment_layers", "reduced_decoding") if getattr(settings, name)]
         wrong += ["preset"] if settings.preset == "native" else []
-        wrong += ["augment_on"] if settings.augment_on == "device" else []
+        wrong += [name for name in ("augment_on", "decode_on") if getattr(settings, name) == "device"]
         if wrong:
             value = getattr(settings, wrong[0])
             raise ValueError(f"{wrong[0]} is {value}, but the images have {channels} channels (expected 1 or 3)")
         return ArrayTransform(**common, num_channels=channels)
+    if on_device:
+        common["decodes_on_device"] = settings.decode_on == "device"
+    elif settings.decode_on == "device":
+        raise SettingsError("decode_on is device, but images are augmented on the CPU: set augment_on to device")
     return (CutTransform if on_device else TrainTransform)(
         **common,
         randaugment_layers=settings.randaugment_layers,

@@ -56,6 +56,16 @@ def test_every_row_runs_at_toy_size(tmp_path):
     assert (tmp_path / "out" / "tables.md").read_text().strip() == table
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_without_a_gpu_nothing_is_measured(tmp_path):
+    """With a CPU build of torch, and with a CUDA build, whose imports must not need a device."""
+    command = [*PROGRAM[:2], "--output", tmp_path / "out"]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert program.returncode == 2, program.stderr
+    assert "CUDA" in program.stderr
+    assert read(tmp_path / "out") == {}
+
+
 @pytest.mark.slow
 def test_measured_rows_are_kept_after_a_kill(tmp_path):
     """After a kill too; a resumed run measures the rest alone, and SIGTERM has it print what there is."""

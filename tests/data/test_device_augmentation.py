@@ -1,5 +1,7 @@
 """Augmentation in batches on a device, here of CPU tensors: against the path on the CPU, and against the original."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from hf_vit.data.randaugment import MOVES, NAMES, Operation, apply
 from hf_vit.data.samplers import BatchLayout
 from hf_vit.data.sources import load_digits, load_split
 from hf_vit.data.splits import open_split
+from hf_vit.models.image_reading import ImageReadingError
 from hf_vit.scripts.pretrain import pretrain
 
 from ..processes import DIGITS, arguments, weights
@@ -203,3 +206,35 @@ def test_native_aspect_ratios_are_refused(tmp_path):
     plain = {"mixup_alpha": 0, "cutmix_alpha": 0, "preset": "native"}
     with pytest.raises(ValueError, match="augment"):
         train(tmp_path / "out", augment_on="device", **plain)
+
+
+def jpeg(height: int, width: int, mode: str = "RGB", **options) -> bytes:
+    file = io.BytesIO()
+    picture(height, width, mode).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:.*TorchCodec:DeprecationWarning")  # torchvision 0.29 announces its successor
+def test_jpegs_decoded_on_the_device_equal_those_of_the_workers():
+    """To the bit on the CPU, where torchvision and Pillow both decode with libjpeg; in batches with other files."""
+    pytest.importorskip("torchvision.io", exc_type=Exception)
+    turned, png = Image.Exif(), io.BytesIO()
+    turned[0x0112] = 6
+    picture(33, 21).save(png, "PNG")
+    files = [jpeg(31, 47), jpeg(200, 300, quality=97, subsampling=0), jpeg(9, 7), jpeg(64, 33, exif=turned)]
+    files += [jpeg(50, 40, "L"), png.getvalue(), jpeg(400, 500, progressive=True), jpeg(41, 60, "CMYK"), jpeg(20, 36)]
+    options = {"size": SIZE, "randaugment_layers": 2, "randaugment_magnitude": 12}
+    transforms = TrainTransform(**options), CutTransform(**options, decodes_on_device=True)
+    plain, encoded = (
+        collate_fn(
+            [
+                transform.sample(transform.read({"bytes": file, "path": "file"}), sample_generator(5, 1, n))
+                for n, file in enumerate(files)
+            ]
+        )
+        for transform in transforms
+    )
+    assert (encoded["jpeg"][:, 2] > 0).tolist() == [True, True, True, False, False, False, True, False, True]
+    assert DeviceAugmentation(transforms[1], CPU)(encoded)["image"].equal(plain["image"])
+    with pytest.raises(ImageReadingError):
+        transforms[1].read({"bytes": files[1][:-50], "path": "cut.jpg"})

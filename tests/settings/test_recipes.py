@@ -138,6 +138,8 @@ def test_recipe_overrides_the_options_of_its_base(tmp_path):
         ("--select a=b", "--recipe"),
         ("--preset native --compile", "compile"),
         ("--preset native --augment_on device", "augment_on"),
+        ("--decode_on device --augment_on cpu", "decode_on"),
+        ("--decode_on device --antialias true", "antialias"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, message):
