@@ -15,10 +15,12 @@ from transformers.utils import logging
 
 from ..catalog import copies_of, lost_by
 from ..files.bucket import fetch_folder, is_folder_address
-from ..files.containers import array_container, open_arrays
 from ..files.download import BUCKETS, Fetched, SourceError, UnavailableError, fetch
-from ..files.messages import kind_of_content, shorten
+from ..files.messages import shorten
+from ..files.msgpack_arrays import MsgpackReader, is_msgpack
+from ..files.npz import NpzReader
 from ..files.reading import read_json_object
+from ..files.tensorstore_arrays import TensorStoreReader, tensorstore_folder
 from ..models.utils import HUB_NAME, check_place
 from .tables import ConversionError
 from .torch_files import is_torch_file, read_arrays
@@ -191,16 +193,40 @@ def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
     return candidates.pop()
 
 
-def _check_kind(path: Path) -> None:
-    """Refuse a Keras model, naming the released file to convert instead, and content that is no file of arrays."""
+def array_container(path: Path) -> Path | None:
+    """Return the array file or folder of a JAX trainer that a path is or leads to; None for others, such as .npz."""
+    return path if path.is_file() and is_msgpack(path) else tensorstore_folder(path)
+
+
+def open_arrays(path: Path) -> NpzReader | MsgpackReader | TensorStoreReader:
+    """Open a file or folder of named arrays: a context manager with `arrays` (name -> description) and `read`.
+
+    Raises:
+        ValueError: it is damaged or holds no arrays.
+        ImportError: a package that its kind needs is not installed.
+    """
     if path.is_dir():
-        name = path.parent.name if path.name == "tfhub" else path.name.removesuffix("tfhub").rstrip(".-_")
-        keras = "a SavedModel of TensorFlow" if (path / "saved_model.pb").is_file() else None
+        return TensorStoreReader(path)
+    return MsgpackReader(path) if is_msgpack(path) else NpzReader(path)
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse what is often given instead of a checkpoint."""
+    if path.is_dir():
+        kind = f"is {_KERAS}" if (path / "saved_model.pb").is_file() else None
     else:
         with path.open("rb") as file:
-            beginning = file.read(8)
-        if kind := kind_of_content(beginning):
-            raise ConversionError(f"{path.name} {kind}")
-        keras, name = "a Keras model in HDF5" if beginning == b"\x89HDF\r\n\x1a\n" else None, path.stem
-    if keras:
-        raise ConversionError(f"{path.name} is {keras}, which hf_vit does not read; convert {name}.npz instead")
+            beginning = file.read(8).lower()
+        kind = next((kind for start, kind in _KINDS.items() if beginning.startswith(start)), None)
+        kind = kind if beginning else "is empty: copy or download it again"
+    if kind:
+        raise ConversionError(f"{path.name} {kind}")
+
+
+_KERAS = "a model of Keras, which hf_vit does not read: convert the .npz of the same name"
+_KINDS = {  # by the first bytes of the file
+    b"<!doctyp": "is a web page (expected a checkpoint): download the file itself",
+    b"<html": "is a web page (expected a checkpoint): download the file itself",
+    b"version ": "is a Git LFS pointer (expected a checkpoint): fetch the file itself with `git lfs pull`",
+    b"\x89hdf\r\n\x1a\n": f"is {_KERAS}",
+}

@@ -124,28 +124,6 @@ def printable(text: str) -> str:
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def kind_of_content(beginning: bytes) -> str:
-    """Describe a file that is no checkpoint by its first bytes, with advice; return "" for an unknown beginning.
-
-    Args:
-        beginning: at least the first 8 bytes of the file, or all of a shorter one.
-    """
-    if not beginning:
-        return "is empty (0 bytes; expected a checkpoint): copy or download it again"
-    return next((kind for start, kind in _KINDS.items() if beginning.lower().startswith(start)), "")
-
-
-_KINDS = {
-    b"\x89png": "is a PNG image (expected a checkpoint)",
-    b"\xff\xd8\xff": "is a JPEG image (expected a checkpoint)",
-    b"<!doctyp": "is a web page (expected a checkpoint): download the file itself",
-    b"<html": "is a web page (expected a checkpoint): download the file itself",
-    b"version ": "is a Git LFS pointer (expected a checkpoint): fetch the file itself with `git lfs pull`",
-    b"%pdf": "is a PDF (expected a checkpoint)",
-    b"\x1f\x8b": "is compressed with gzip (expected a checkpoint): unpack it",
-}
-
-
 def with_dashes(text: str) -> str:
     """Write an option with dashes: `--image_size=384` -> `--image-size=384`; any other text is returned unchanged."""
     name, equals, value = text.partition("=")

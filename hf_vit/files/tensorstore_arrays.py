@@ -68,10 +68,8 @@ class TensorStoreReader:
         self._stores: dict[str, Any] = {}
         try:
             self._open(tensorstore)
-        except TensorStoreError:
-            raise
-        except (ValueError, TypeError, KeyError) as error:  # tensorstore's errors for damaged bytes
-            raise TensorStoreError(f"{path} is damaged: {_reason(error)}") from error
+        except Exception as error:  # tensorstore raises nearly anything for damaged bytes
+            raise TensorStoreError(f"cannot read {path}: {_reason(error)}") from error
         if not self.arrays:
             raise TensorStoreError(f"{path} holds no arrays")
 
@@ -90,28 +88,27 @@ class TensorStoreReader:
         try:
             array = self._stores[name].read().result()
         except ValueError as error:
-            raise TensorStoreError(f"{self.path}: cannot read the array {name!r}: {_reason(error)}") from error
-        return as_tensor(np.require(array, requirements=["C", "W"]).reshape(-1).view(np.uint8), self.arrays[name])
+            raise TensorStoreError(f"cannot read the array {name!r} of {self.path}: {_reason(error)}") from error
+        array = np.require(array, requirements=["C", "W"])
+        return as_tensor(array.view(BFLOAT16) if self.arrays[name].dtype == BFLOAT16 else array)
 
     def _open(self, tensorstore: Any) -> None:
         tree = read_json_object(self.path / _TREE) if (self.path / _TREE).is_file() else {}
         context, stored = tensorstore.Context(), list(self._stored_arrays(tensorstore))
         if len(stored) > MAX_ARRAYS:
-            raise TensorStoreError(f"{self.path} holds {len(stored):,} arrays; at most {MAX_ARRAYS:,} are read")
+            raise ValueError(f"it holds {len(stored):,} arrays; at most {MAX_ARRAYS:,} are read")
         opening = []
         for name, metadata, store in stored:
             spec = {"driver": _DRIVERS[metadata], "kvstore": {**store, "path": f"{store['path']}{name}/"}}
             opening.append(tensorstore.open(spec, read=True, open=True, context=context))
-        names = _names_in(tree) if tree else {}
+        names = _names_in(tree)
         separator = "~" if any("~" in name for name, *_ in stored) else "."
         for (name, *_), future in zip(stored, opening, strict=True):
             self._add(names.get(name, name.replace(separator, "/")), future.result(), tensorstore, tree)
         size = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
         declared, most = sum(array.nbytes for array in self.arrays.values()), most_bytes(size)
         if declared > most and not allowed("large"):  # before any chunk is read
-            raise TensorStoreError(
-                f"{self.path} declares {declared:,} bytes of arrays in {size:,}; at most {most:,} {HOW_TO_ALLOW}"
-            )
+            raise ValueError(f"it declares {declared:,} bytes of arrays in {size:,}; at most {most:,} {HOW_TO_ALLOW}")
 
     def _stored_arrays(self, tensorstore: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield (stored name, name of its metadata file, key-value store) for every array."""
@@ -131,7 +128,7 @@ class TensorStoreReader:
         if dtype not in SUPPORTED_DTYPES:
             return
         if name in self.arrays:
-            raise TensorStoreError(f"{self.path} holds two arrays named {name!r}")
+            raise ValueError(f"it holds two arrays named {name!r}")
         has_all_chunks = store.fill_value is None or tree.get("store_array_data_equal_to_fill_value", False)
         if has_all_chunks:  # by default, tensorstore reads a missing chunk as zeros
             store = tensorstore.open({**store.spec().to_json(), "fill_missing_data_reads": False}).result()
@@ -143,10 +140,8 @@ class TensorStoreReader:
 
 def _names_in(tree: dict[str, Any]) -> dict[str, str]:
     """Map each parameter's stored name to its keys joined by slashes; a key may contain a dot."""
-    try:
-        keys = [[str(key["key"]) for key in entry["key_metadata"]] for entry in tree["tree_metadata"].values()]
-    except (TypeError, LookupError, AttributeError):
-        raise ValueError(f"{_TREE} does not list the keys of every parameter") from None
+    entries = tree.get("tree_metadata", {}).values()
+    keys = [[str(key["key"]) for key in entry["key_metadata"]] for entry in entries]
     return {".".join(parts): "/".join(parts) for parts in keys}
 
 

@@ -241,18 +241,6 @@ def test_an_adapter_is_named_as_one(command, tmp_path, capfd):
     assert "hf_vit.load" in refused(capfd, *command.format(tmp_path / "adapter").split())
 
 
-def test_pth_that_pytorch_reads_differently(tmp_path, capfd):
-    """A bit of the archive's directory makes a folder of a tensor; PyTorch leaves its memory as it is."""
-    content = bytearray((PEERS / "deit.pth").read_bytes())
-    directory = content.index(b"PK\1\2", content.index(b"PK\1\2", content.index(b"/data/0") + 1))
-    while b"/data/" not in content[directory : directory + 80]:
-        directory = content.index(b"PK\1\2", directory + 1)
-    content[directory + 38] |= 0x10
-    (tmp_path / "odd.pth").write_bytes(content)
-    assert main(["convert", str(tmp_path / "odd.pth"), str(tmp_path / "out"), "--set", "num_attention_heads=2"]) == 2
-    assert "odd.pth" in capfd.readouterr().err
-
-
 def test_a_pth_without_checksums_is_read(tmp_path):
     from hf_vit.conversion import convert
 
