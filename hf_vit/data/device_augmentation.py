@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from ..models.image_reading import read_size, to_mode
 from .augmentation import Box, TrainTransform, crop_and_resize
@@ -110,8 +110,8 @@ def _read_jpeg(image: dict[str, Any]) -> Jpeg | None:
         return None
     height, width = read_size(content, image["path"])
     with Image.open(io.BytesIO(content), formats=["JPEG"]) as file:
-        is_plain = file.mode == "RGB" and (file.height, file.width) == (height, width) and not file.getexif().get(0x0112)
-    return Jpeg(content, height, width) if is_plain else None
+        is_upright = file.getexif().get(ExifTags.Base.Orientation, 1) == 1
+        return Jpeg(content, height, width) if file.mode == "RGB" and is_upright else None
 
 
 class DeviceAugmentation:
@@ -148,7 +148,7 @@ class DeviceAugmentation:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return a batch of the CPU with "image" (batch, height, width, channels) uint8, which is on the device."""
-        batch = self._decode(batch) if self.decode_jpeg else dict(batch)
+        batch = self._decode(batch, self.decode_jpeg) if self.decode_jpeg else dict(batch)
         names = ("pixels", "first", "sizes", "flipped", "operations")
         pixels, *cuts, drawn = (batch[name].to(self.device, non_blocking=True) for name in names)
         _, _, _, _, operations = (batch.pop(name) for name in names)
@@ -157,7 +157,7 @@ class DeviceAugmentation:
         images = [self.apply(self.resize(pixels, *cuts), drawn, operations) for *cuts, drawn, operations in parts]
         return {**batch, "image": torch.cat(images)}
 
-    def _decode(self, batch: Batch) -> Batch:
+    def _decode(self, batch: Batch, decode_jpeg: Callable[..., list[torch.Tensor]]) -> Batch:
         """Replace the JPEGs of a batch by the pixels of their crops, on the device."""
         batch = dict(batch)
         jpegs, pixels, sizes = batch.pop("jpeg"), batch["pixels"], batch["sizes"]
@@ -165,7 +165,7 @@ class DeviceAugmentation:
         rows = torch.where(jpegs[:, 2] > 0, jpegs[:, 2], counts)
         crops = [pixels[first : first + count] for first, count in zip(batch["first"], rows, strict=True)]
         encoded = jpegs[:, 2].nonzero().flatten().tolist()
-        images = self.decode_jpeg([crops[n].flatten() for n in encoded], "RGB", self.device) if encoded else []
+        images = decode_jpeg([crops[n].flatten() for n in encoded], "RGB", self.device) if encoded else []
         for n, image in zip(encoded, images, strict=True):  # (channels, height, width)
             (top, left, _), (height, width) = jpegs[n].tolist(), sizes[n].tolist()
             crops[n] = image[:, top : top + height, left : left + width].flatten(1).T
