@@ -101,8 +101,8 @@ def _check_launch(settings: DataSettings, accelerator: Accelerator) -> None:
         )
     if settings.num_processes not in (None, processes):
         raise SettingsError(
-            f"--num-processes is {settings.num_processes}, but {processes} run. `accelerate launch --cpu` always "
-            "starts one; for several on CPUs use the launch template multi_cpu"
+            f"--num-processes is {settings.num_processes}, but the number of processes is {processes}. `accelerate "
+            "launch --cpu` always starts one; to start several on CPUs, use the launch template multi_cpu"
         )
     if device == "cpu" and accelerator.mixed_precision == "fp16":
         raise SettingsError("mixed precision fp16 needs a GPU (the device is a CPU): use bf16 or no")

@@ -1,4 +1,4 @@
-"""Quantization of a classifier to int8: ranges from real images, outliers in float32, agreement measured.
+"""Quantization of a classifier to int8, calibrated on images; layers with outliers stay in float32.
 
 Linear layers and the patch embedding multiply 8-bit numbers. Weights have a scale for each output channel; inputs have
 256 steps between their smallest and largest value on the calibration images (NNCF writes them into an OpenVINO
@@ -66,8 +66,8 @@ def quantize(
     Args:
         folder: folder of a ViT classifier and its image processor, or a name on the Hub.
         output: path of the folder, which is written completely or not at all.
-        images: image files, or folders of them, of the kind that the model is for. At most 400 are used, evenly spread;
-            every fourth is held out to measure.
+        images: image files, or folders of them, typical of the model's use. At most 400 are used, evenly spread; every
+            fourth is held out to measure.
         min_agreement: share of held-out images whose prediction must agree with float32; below it nothing is written.
         overwrite: replace an existing folder.
 
@@ -124,7 +124,7 @@ def quantize(
         if agreement < min_agreement:
             raise ValueError(
                 f"cannot quantize {folder}: {agreement:.1%} of {int(held_out.sum())} predictions agree with float32 "
-                f"(expected {min_agreement:.1%}); calibrate with more images, of the kind that the model is for"
+                f"(expected {min_agreement:.1%}); calibrate with more images, typical of the model's use"
             )
         record["seconds"] = _time({"int8": int8, "float32": model}, pixel_values[:1])
         write_json(draft / QUANTIZATION_RECORD, record)
@@ -145,8 +145,8 @@ def _choose_images(paths: Sequence[str | os.PathLike]) -> list[Path]:
         files += images_below(path) if path.is_dir() else [path]
     if len(files) < LEAST_IMAGES:
         raise ValueError(
-            f"cannot calibrate with {len(files)} images (expected at least {LEAST_IMAGES}, better 300, of the kind "
-            "that the model is for)"
+            f"cannot calibrate with {len(files)} images (expected at least {LEAST_IMAGES}, preferably 300, typical of "
+            "the model's use)"
         )
     chosen = np.linspace(0, len(files) - 1, min(len(files), MOST_IMAGES)).round().astype(int)
     return [files[index] for index in chosen]
@@ -161,7 +161,7 @@ def _load(folder: str | os.PathLike) -> tuple[Any, Any]:
     model: Any
     model, processor = load(folder, backend="eager")  # the folder may be quantized already
     if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
-        raise ValueError(f"cannot quantize {folder}: it holds {type(model).__name__} (expected a ViT classifier)")
+        raise ValueError(f"cannot quantize {folder}: it holds a {type(model).__name__} (expected a ViT classifier)")
     return model.float(), processor
 
 

@@ -221,5 +221,5 @@ def pooling_weights(encoder: Any, like: torch.Tensor, last_hidden_state: Any) ->
 def join(found: list[np.ndarray]) -> np.ndarray:
     """Concatenate the maps of all batches."""
     if len(shapes := sorted({maps.shape[1:] for maps in found})) > 1:
-        raise ValueError(f"cannot join maps of images of several sizes: {shapes}; pass images of one size at a time")
+        raise ValueError(f"the images have different sizes, with maps of {shapes}; pass images of one size at a time")
     return np.concatenate(found)

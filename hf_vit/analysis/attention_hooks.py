@@ -1,4 +1,4 @@
-"""Observation of a model's attention, layer by layer, for a tensor or any number of batches of images."""
+"""Attentions of a model, collected layer by layer with hooks, for a tensor or any number of batches of images."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -14,9 +14,9 @@ from ..models.flexible_sizes import unpatchify
 Reduced = TypeVar("Reduced")
 # Input of the model: (images, channels, height, width), or batches of these, such as a DataLoader's.
 Images = torch.Tensor | np.ndarray | Mapping | Iterable
-# Most bytes of one layer's attentions, which limit the batch; computing them takes about four times as much.
+# Maximum bytes of one layer's attentions, which limit the batch size; computing them takes about four times as much.
 LAYER_BYTES = 32 * 2**20
-_MOST_IMAGES = 32  # of a batch, if attentions are small
+_MAX_BATCH_SIZE = 32  # if attentions are small
 
 
 class UnsupportedModel(ValueError):
@@ -58,7 +58,7 @@ def batches(
             rows, columns = encoder.config.grid_of(*images.shape[-2:])
             tokens = encoder.config.num_prefix_tokens + rows * columns
             fitting = LAYER_BYTES // (4 * encoder.config.num_attention_heads * tokens**2)
-            for batch in images.split(batch_size or min(max(fitting, 1), _MOST_IMAGES)):
+            for batch in images.split(batch_size or min(max(fitting, 1), _MAX_BATCH_SIZE)):
                 yield batch.to(device)
                 bar.update(len(batch))
             count += len(images)
@@ -85,11 +85,11 @@ def as_images(source: Any, config: HfViTConfig) -> torch.Tensor:
 
 
 def _unpatchify(source: Mapping, config: HfViTConfig) -> torch.Tensor:
-    """Reassemble images of one shape from their patches, without padding."""
+    """Reassemble images of one size from their patches, without padding."""
     shapes = torch.as_tensor(source["spatial_shapes"]).unique(dim=0).tolist()
     if len(shapes) > 1:
         listed = ", ".join(f"{rows} x {columns}" for rows, columns in shapes)
-        raise ValueError(f"images of {listed} patches have no common grid; pass images of one shape at a time")
+        raise ValueError(f"the images have different grids ({listed} patches); pass images of one size at a time")
     rows, columns = shapes[0]
     patches = torch.as_tensor(source["pixel_values"])[:, : rows * columns]
     return unpatchify(patches, (rows, columns), patch_pixels(config))
@@ -112,10 +112,10 @@ def collect_attentions(
     """
     reduced: list[Any] = []
 
-    def ask(_: nn.Module, arguments: tuple, options: dict) -> tuple[tuple, dict]:
+    def request_attentions(_: nn.Module, arguments: tuple, options: dict) -> tuple[tuple, dict]:
         return arguments, {**options, "output_attentions": True}
 
-    def answer(attention: nn.Module, _: tuple, output: tuple) -> None:
+    def reduce_attentions(attention: nn.Module, _: tuple, output: tuple) -> None:
         attentions = output[1]
         if attentions is None:
             raise UnsupportedModel(f"{type(attention).__name__} of layer {len(reduced)} returns no attentions")
@@ -124,8 +124,8 @@ def collect_attentions(
     modes = {module: module.training for module in encoder.modules()}
     hooks = []
     for layer in encoder.layers:
-        hooks.append(layer.attention.register_forward_pre_hook(ask, with_kwargs=True))
-        hooks.append(layer.attention.register_forward_hook(answer))
+        hooks.append(layer.attention.register_forward_pre_hook(request_attentions, with_kwargs=True))
+        hooks.append(layer.attention.register_forward_hook(reduce_attentions))
     try:
         # output_attentions=False, or all would be collected; the hooks get them from the layers
         outputs = encoder.eval()(images, interpolate_pos_encoding=True, output_attentions=False)

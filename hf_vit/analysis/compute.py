@@ -1,6 +1,6 @@
 """Compute of a model: parameters and multiply-adds per part, and memory of activations.
 
-The model runs on tensors that have only shapes, without arithmetic and memory.
+The model runs on fake tensors, which have shapes but no data.
 """
 
 import re
@@ -120,13 +120,13 @@ def count_multiply_adds(model: PreTrainedConfig | nn.Module, image_size: Size | 
 
 
 def count_with_padding(model: PreTrainedConfig | nn.Module, image_size: Size | None = None) -> tuple[int, int]:
-    """Count multiply-adds, and those among them that standardized convolutions spend on padding.
+    """Count multiply-adds, and how many of them multiply the zero padding of standardized convolutions.
 
-    torch's counter includes the latter, XLA's does not. The paper's exaFLOPs of ResNets seem to exclude them.
+    torch's counter includes the latter; XLA's does not. The paper's exaFLOPs for ResNets seem to exclude them.
     """
     on_padding = []
 
-    def look(convolution: Any, images: tuple[torch.Tensor], output: torch.Tensor) -> None:
+    def count_padding(convolution: Any, images: tuple[torch.Tensor], output: torch.Tensor) -> None:
         kernel_size, stride = convolution.kernel_size[0], convolution.stride[0]
         every = inside = 1  # products of a kernel with values, of the map alone
         for size, outputs in zip(images[0].shape[-2:], output.shape[-2:], strict=True):
@@ -139,7 +139,7 @@ def count_with_padding(model: PreTrainedConfig | nn.Module, image_size: Size | N
     with _shapes_of(model, image_size) as (shapes, one), torch.no_grad():
         for module in shapes.modules():
             if isinstance(module, StandardizedConv2d):
-                module.register_forward_hook(look)
+                module.register_forward_hook(count_padding)
         flops = _count_flops(shapes, one, output_hidden_states=True)[type(shapes).__name__]
     return flops // FLOPS_PER_MULTIPLY_ADD, sum(on_padding)
 
@@ -228,5 +228,5 @@ def load_config(name: str) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except OSError as error:
         raise ValueError(
-            f"{name!r} is neither a folder or a name on the Hub, nor one of {', '.join(VARIANTS)}"
+            f"cannot find the model {name!r} (expected a folder, a name on the Hub, or one of {', '.join(VARIANTS)})"
         ) from error

@@ -8,13 +8,14 @@ from .compute import FLOPS_PER_MULTIPLY_ADD, count_compute, load_config
 from .training_runs import UTILIZATION, accelerator_days, published, training_exaflops
 
 _NOTE_2 = f"""\
-exaFLOPs: of pre-training, computed here.
-days here: of a TPUv3 core at {UTILIZATION:.0%} of its peak, the mean of the paper's three ViTs (32, 43 and 39 %).
+exaFLOPs: compute of pre-training, computed here.
+days here: TPUv3-core-days, computed here for {UTILIZATION:.0%} of the peak, the mean of the paper's three ViTs (32, 43
+and 39 %).
 Other columns: as printed in the paper."""
 _NOTE_6 = """\
-computed: 3 forwards per image, 2 operations per multiply-add, 303 M images per epoch, as torch counts.
-no padding: without the products with padding, which the paper seems to omit.
-R50+L/16 is printed as 859 for 7 epochs and as 1668 for 14; half of the latter is 834."""
+computed: torch's count, for 3 forwards per image, 2 operations per multiply-add and 303 M images per epoch.
+no padding: the same without multiplications by padding, which the paper seems to omit.
+R50+L/16: the paper prints 859 for 7 epochs and 1668 for 14; half of the latter is 834."""
 
 
 def estimate(
@@ -72,11 +73,11 @@ def as_text(result: dict[str, Any]) -> str:
         f"{result['model']}, one image of {size} pixels",
         align([["part", "parameters", "multiply-adds"], *parts, total]),
         f"{flops:,.2f} GFLOPs, at 2 per multiply-add",
-        f"{result['activation_bytes'] / 2**20:,.1f} MiB of activations kept for training, in float32 without dropout",
+        f"{result['activation_bytes'] / 2**20:,.1f} MiB of activations stored for training, in float32 without dropout",
     ]
     if result["logits_multiply_adds"] < result["multiply_adds"]:
         needed = _millions(result["logits_multiply_adds"])
-        lines.insert(3, f"{needed} multiply-adds give the logits: the last layer needs only the class token's output")
+        lines.insert(3, f"{needed} multiply-adds for the logits alone: the last layer computes only the class token")
     if training := result.get("training"):
         lines.append(
             f"{training['epochs']:g} epochs of {training['dataset_size']:,.0f} images: {_number(training['exaflops'])} "

@@ -43,7 +43,7 @@ def plot_attention_rollout(image: np.ndarray, attention: np.ndarray, name: str =
     """
     figure = _figure(2 * 4.2 * _aspect(image) + 1.0, 4.5)
     left, right = figure.subplots(1, 2)
-    left.set_title("What the model sees", fontsize=11)
+    left.set_title("Model input", fontsize=11)
     right.set_title(name, fontsize=11)
     left.imshow(image, cmap="gray", vmin=0, vmax=1)
     heat = _heat(right, attention / attention.mean(), image, interpolation="bicubic")
@@ -93,7 +93,7 @@ def plot_attention_distance(distances: np.ndarray, images: int | None = None) ->
     axes.set_xticks(depth if layers <= 16 else depth[1::2])
     axes.set_ylim(0, distances.max() * 1.08)
     axes.legend(frameon=False, loc="lower right")
-    title = f"How far the heads look (images: {images:,})" if images else "How far the heads look"
+    title = f"Attention distance of each head (images: {images:,})" if images else "Attention distance of each head"
     _describe(axes, "layer", "mean attention distance [pixels]", title)
     return figure
 
@@ -184,7 +184,7 @@ def plot_lines(
 
     Args:
         lines: name -> points (x, y), in the order in which they are connected.
-        x_label, y_label, title: texts of the axes and the figure.
+        x_label, y_label, title: labels of the axes and the figure.
         logarithmic: axes with a logarithmic scale, a subset of "xy".
     """
     figure = _figure(7.2, 4.6)
@@ -207,7 +207,7 @@ def plot_levels(levels: Mapping[str, Sequence[float]], label: str, title: str) -
 
     Args:
         levels: name -> values, one for each seed.
-        label, title: texts of the horizontal axis and the figure.
+        label, title: labels of the horizontal axis and the figure.
     """
     figure = _figure(6.4, 0.42 * len(levels) + 1.3)
     axes = figure.subplots()
@@ -281,7 +281,7 @@ def _figure(width: float, height: float) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("drawing needs matplotlib; pip install 'hf_vit[analysis]'") from error
+        raise ImportError("drawing needs matplotlib: pip install 'hf_vit[analysis]'") from error
     return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
 
 
@@ -300,7 +300,7 @@ def _aspect(image: np.ndarray) -> float:
 
 
 def _describe(axes, x_label: str, y_label: str, title: str) -> None:
-    """Set the texts of a plot, and the style of all our plots."""
+    """Set the labels of a plot, and the style of all our plots."""
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.set_title(title, fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)

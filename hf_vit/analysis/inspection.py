@@ -1,4 +1,4 @@
-"""Report of `hf-vit inspect`: one HTML file about a model's weights, and its attention and predictions for images."""
+"""Report of `hf-vit inspect`: an HTML file with a model's weights, and its attention and predictions for images."""
 
 import base64
 import io
@@ -74,7 +74,7 @@ def inspect(
 
     Args:
         model, processor: of this package, for the same image size.
-        images: paths of image files; without any, the report is about the weights alone.
+        images: paths of image files; without any, the report shows only the weights.
         output: path of the folder, which is written completely or not at all.
         title: title of the report, such as the name of the model's folder.
         flow: draw attention flow too, which takes seconds to minutes for an image.
@@ -89,7 +89,7 @@ def inspect(
         ValueError: there is no image processor, or one of another package.
     """
     if not isinstance(processor, HfViTImageProcessor):
-        raise ValueError(f"cannot inspect {title}: it has no image processor of hf_vit; save one next to the model")
+        raise ValueError(f"cannot inspect {title}: it has no hf_vit image processor; save one next to the model")
     check_no_model(output)
     with new_folder(output, overwrite) as temporary:
         report = _Report(temporary)
@@ -111,7 +111,7 @@ def inspect(
             pictures=report.pictures,
             missing=report.missing,
             problems=report.problems,
-            footer=f"hf_vit {versions_of(['hf_vit'])['hf_vit']}; attention of images of {_size(model.config)} pixels",
+            footer=f"hf_vit {versions_of(['hf_vit'])['hf_vit']}; attention at {_size(model.config)} pixels",
         )
         (temporary / "report.html").write_text(html, encoding="utf-8")
     return report.problems
@@ -258,8 +258,8 @@ def _about(model, processor, compute: Compute | None) -> dict[str, str]:
         stem = " + ".join(map(str, config.stem_depths)) + " units" if getattr(config, "stem_depths", ()) else None
         about_encoder = {
             "image size": f"{_size(config)} pixels, {rows} x {columns} patches",
-            "encoder": f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads, "
-            f"{config.hidden_size} wide, MLP {config.intermediate_size}",
+            "encoder": f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads, hidden size "
+            f"{config.hidden_size}, MLP size {config.intermediate_size}",
             "stem": stem,
             "pooling": config.pooling,
             "positions": f"{config.position_embedding_type}, {config.position_embedding_placement.replace('_', ' ')}",

@@ -55,7 +55,7 @@ def training_exaflops(multiply_adds: float, epochs: float, dataset_size: float) 
     """
     for name, value in (("epochs", epochs), ("dataset_size", dataset_size)):
         if not value >= 0:
-            raise ValueError(f"{name} is {value}; it must not be negative")
+            raise ValueError(f"{name} is {value} (expected 0 or more)")
     return _FORWARDS_PER_STEP * FLOPS_PER_MULTIPLY_ADD * multiply_adds * epochs * dataset_size / 1e18
 
 
@@ -74,7 +74,7 @@ def accelerator_days(exaflops: float, accelerator: str = "tpu-v3-core", utilizat
     if accelerator not in known:
         raise ValueError(f"unknown accelerator {accelerator!r}; known: {', '.join(known)}")
     if not 0 < utilization <= 1:
-        raise ValueError(f"utilization is {utilization}; it must be above 0 and at most 1")
+        raise ValueError(f"utilization is {utilization} (expected a share above 0, up to 1)")
     return exaflops * 1e18 / (float(known[accelerator]["flops"]) * utilization * _SECONDS_PER_DAY)
 
 
@@ -152,7 +152,7 @@ def read_runs(path: str | os.PathLike) -> list[Run]:
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"cannot read {path}, line {reader.line_num}: {error}; {_COLUMNS}") from error
             if not (0 < run.exaflops < math.inf and 0 < run.accuracy < math.inf):
-                raise ValueError(f"{path}, line {reader.line_num}: a number is not above 0; {_COLUMNS}")
+                raise ValueError(f"{path}, line {reader.line_num}: exaflops and accuracy must be above 0")
             runs.append(run)
     if not runs:
         raise ValueError(f"{path} has no runs; {_COLUMNS}")

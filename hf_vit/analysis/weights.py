@@ -39,8 +39,10 @@ def embedding_filters(model: nn.Module, components: int = 28) -> np.ndarray:
     kernels = _first_kernels(model)
     samples = kernels.reshape(len(kernels), -1)
     if not 1 <= components <= min(samples.shape):
-        raise ValueError(f"components is {components}; {samples.shape[0]} kernels of {samples.shape[1]} values have "
-                         f"from 1 to {min(samples.shape)}")  # fmt: skip
+        raise ValueError(
+            f"components is {components} (expected 1 to {min(samples.shape)}, for {samples.shape[0]} kernels of "
+            f"{samples.shape[1]} values)"
+        )
     check_finite(model, samples)
     axes = np.linalg.svd(samples - samples.mean(axis=0), full_matrices=False)[2][:components]
     largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=1, keepdims=True), axis=1)
@@ -86,7 +88,9 @@ def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.
     encoders: list[Any] = [module for module in model.modules() if hasattr(module, "layer_position_embeddings")]
     kind = encoders[0].config.position_embedding_type if encoders else "none"
     if kind in ("none", "relative"):
-        absent = "no position embeddings" if kind == "none" else "relative position embeddings, none for a patch"
+        absent = (
+            "no position embeddings" if kind == "none" else "relative position embeddings, which no patch has alone"
+        )
         raise UnsupportedModel(f"{type(model).__name__} has {absent}")
     encoder, config = encoders[0], encoders[0].config
     grid = config.grid_of(*as_pair(config.image_size if image_size is None else image_size))

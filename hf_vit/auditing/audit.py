@@ -1,4 +1,4 @@
-"""`hf_vit.audit`: the issues of a data set, as a table to edit and as pages of images to look at."""
+"""`hf_vit.audit`: the issues of a data set, as a table to edit and as pages of images to review."""
 
 import os
 from collections.abc import Sequence
@@ -136,7 +136,8 @@ def open_audited(settings: AuditSettings) -> dict[tuple[str, str], Split]:
     for name, split in opened:
         require_labels(split, name)
         if split.multi_label or split.is_sharded:
-            raise ValueError(f"an audit needs one label per image, not in shards; {name} of {dataset} has others")
+            reason = "is in shards" if split.is_sharded else "has several labels per image"
+            raise ValueError(f"cannot audit {name} of {dataset}: it {reason} (expected one label per image, no shards)")
     first_name, first = opened[0]
     if all(split.label_names is None for _, split in opened):
         first = replace(first, num_labels=max(split.num_labels for _, split in opened))

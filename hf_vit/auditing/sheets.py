@@ -15,19 +15,19 @@ from ..files.pages import page_color, render_page
 from ..models.image_reading import ImageReadingError, read_picture
 
 KINDS = {
-    "label_error": ("Probable label errors", "The label, and the class that features of the other images suggest."),
-    "leak": ("Leaks", "Training images that a split for evaluation has as well, on the right."),
+    "label_error": ("Probable label errors", "Each image with its label and the suggested class."),
+    "leak": ("Leaks", "Training images that are also in an evaluation split (the image on the right)."),
     "exact_duplicate": ("Exact duplicates", "The same file twice; the image on the right is kept."),
     "near_duplicate": (
         "Near duplicates",
-        "The same picture, encoded anew, resized, mirrored or cropped; the image on the right is kept.",
+        "The same picture, re-encoded, resized, mirrored or cropped; the image on the right is kept.",
     ),
     "outlier": ("Outliers", "Images that resemble no other image."),
-    "dark": ("Dark images", "Even their lightest parts are dark."),
-    "blurred": ("Blurred images", "They have far less fine detail than the others."),
-    "tiny": ("Tiny images", "They have far fewer pixels than the others."),
-    "odd_shape": ("Odd shapes", "They are far longer or wider than the others."),
-    "unreadable": ("Unreadable images", "Training and evaluation skip them."),
+    "dark": ("Dark images", "Images whose lightest parts are dark."),
+    "blurred": ("Blurred images", "Images with far less fine detail than the others."),
+    "tiny": ("Tiny images", "Images with far fewer pixels than the others."),
+    "odd_shape": ("Odd shapes", "Images that are far longer or wider than the others."),
+    "unreadable": ("Unreadable images", "Images that training and evaluation skip."),
 }
 _SHOWN = 24  # issues on a contact sheet
 _TILE, _GAP, _LINE = 144, 12, 16  # pixels of an image, between two, and of a line of text

@@ -12,16 +12,16 @@ from .arguments import ImageSize, Model, Overwrite, check_output
 def inspect(
     folder: Model,
     *,
-    image: Annotated[list[Path], "images for attention maps", {"metavar": "FILE"}] = (),  # pyright: ignore[reportArgumentType]
-    output: Annotated[Path, "folder to write: pictures and report.html", {"metavar": "FOLDER"}],
+    image: Annotated[list[Path], "images whose attention is drawn", {"metavar": "FILE"}] = (),  # pyright: ignore[reportArgumentType]
+    output: Annotated[Path, "folder to write: report.html and its figures", {"metavar": "FOLDER"}],
     image_size: ImageSize = None,
-    flow: Annotated[bool, "also draw attention flow, which takes longer"] = False,
+    flow: Annotated[bool, "also draw attention flow, which takes seconds to minutes per image"] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a report of a model: filters, positions, attention."""
+    """Write a report on a model: filters, position embeddings and attention."""
     check_output(output, overwrite, folder)
     if flow and not image:
-        raise ValueError("--flow needs --image, the images to draw it for")
+        raise ValueError("--flow needs --image")
     silence_progress_bars()
     import matplotlib  # noqa: F401
 
@@ -48,21 +48,28 @@ def compute(
         str | None, "training hardware, for --dataset-size: tpu-v3-core (default), a100 or h100"
     ] = None,
     utilization: Annotated[
-        float | None, "share of the hardware's peak that is reached, for --dataset-size (default: the paper's, 0.38)"
+        float | None,
+        "share of the hardware's peak that is reached, for --dataset-size, 0 to 1 (default 0.38, as in the paper)",
     ] = None,
-    table: Annotated[int | None, "compare a table of the paper with our figures", {"choices": [2, 6]}] = None,
+    table: Annotated[
+        int | None,
+        "print table 2 or 6 of the paper next to the values computed here",
+        {"choices": [2, 6], "metavar": "{2,6}"},
+    ] = None,
     runs: Annotated[
-        Path | None, "training runs to draw, with columns name, exaflops, accuracy, family", {"metavar": "CSV"}
+        Path | None,
+        "training runs to draw, with the columns name, exaflops, accuracy (in percent) and, optionally, family",
+        {"metavar": "CSV"},
     ] = None,
     output: Annotated[
-        Path | None, "picture of accuracy against compute to write, for --runs or --table 6", {"metavar": "PNG"}
+        Path | None, "figure of accuracy against compute to write, for --runs or --table 6", {"metavar": "PNG"}
     ] = None,
     overwrite: Overwrite = False,
     json: Annotated[bool, "print JSON"] = False,
 ) -> None:
     """Count a model's operations, and estimate its training time."""
     if sum(source is not None for source in (model, table, runs)) != 1:
-        raise ValueError("give a model, --table 2, --table 6 or --runs CSV")
+        raise ValueError("give one of these: a model, --table or --runs")
     of_training = {"epochs": epochs, "accelerator": accelerator, "utilization": utilization}
     without = [name for name, value in of_training.items() if value is not None and dataset_size is None]
     if without:
@@ -70,7 +77,7 @@ def compute(
     if model is None and (image_size, dataset_size) != (None, None):
         raise ValueError(f"--{'image-size' if image_size is not None else 'dataset-size'} needs a model")
     if runs is not None and output is None:
-        raise ValueError("--runs needs --output, the picture to write")
+        raise ValueError("--runs needs --output, the figure to write")
     if output is not None and runs is None and table != 6:
         raise ValueError("--output needs --runs CSV or --table 6")
     if output is not None:

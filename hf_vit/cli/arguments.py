@@ -1,6 +1,7 @@
-"""Commands are functions: parameters before the `*` are words of the command line, those after it options.
+"""Arguments of commands, from the signatures of functions.
 
-`Annotated` adds the help text of a parameter, and whatever else `add_argument` of argparse takes.
+Parameters before the `*` are positional arguments, and those after it are options. `Annotated` adds the help text of a
+parameter, and other keyword arguments of argparse's `add_argument`.
 """
 
 import argparse
@@ -76,13 +77,14 @@ ImageSize = Annotated[Size, "image size in pixels (default: the model's own)"]
 Overwrite = Annotated[bool, "replace the output"]
 SaveFor = Annotated[
     Literal["hf_vit", "transformers"] | None,
-    "format of the folder (also --for): hf_vit, or transformers' own vit, bit and siglip_vision_model, which need no "
-    "hf_vit to load; hf_vit.load reads both, with the same outputs",
+    "format of the folder (also --for): hf_vit, or transformers: its own classes for vit, bit and "
+    "siglip_vision_model, which load without hf_vit; hf_vit.load loads both formats and computes the same outputs "
+    "(default: hf_vit for convert, the folder's own format for push)",
 ]
 Images = Annotated[
     Path | None,
-    "with --for transformers: images on which to compare its preprocessing with the exact one (default: two "
-    "photographs of scikit-learn)",
+    "with --for transformers: images on which transformers' preprocessing is compared with the exact one (default: "
+    "two photographs from scikit-learn)",
     {"metavar": "FOLDER"},
 ]
 
@@ -102,7 +104,7 @@ def example_images(save_for: str | None, images: Path | None) -> list[Any]:
 
 
 def check_output(output: Path, overwrite: bool, *sources: str) -> None:
-    """Raise before the work if an output may not be written, or would replace a folder that it is made from."""
+    """Raise an error if an output may not be written, or would replace a folder that it is made from."""
     for source in sources:
         folder = Path(source).resolve()
         if Path(source).is_dir() and output.resolve() in (folder, *folder.parents):

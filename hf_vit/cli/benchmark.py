@@ -26,17 +26,17 @@ def benchmark(
     folder: Model,
     *,
     batch_sizes: Annotated[
-        list[int], "numbers of images per forward (default 1 and 8)", {"type": parse_count, "metavar": "INT"}
+        list[int], "batch sizes to time, in images (default 1 and 8)", {"type": parse_count, "metavar": "INT"}
     ] = (1, 8),  # pyright: ignore[reportArgumentType]
     image_size: ImageSize = None,
     device: Device = "auto",
     compile: Annotated[bool, "also time torch.compile, which needs a C++ compiler and about a minute"] = False,
-    seconds: Annotated[float, "time for each batch size"] = 10,
+    seconds: Annotated[float, "seconds to spend on each batch size"] = 10,
 ) -> None:
-    """Time a classifier in every backend and precision that is installed.
+    """Time a classifier in every installed backend and precision.
 
-    The images are random. The backends take turns, so that other load on the machine affects all of them, and the table
-    has the medians. Its last column is the largest difference of a logit from those of PyTorch in float32.
+    The images are random. The backends run in turns, so that other load on the machine affects all of them. The table
+    shows median times. Its last column is the largest difference from the logits of PyTorch in float32.
     """
     silence_progress_bars()
     import torch

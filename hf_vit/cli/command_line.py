@@ -22,10 +22,10 @@ from . import (
 )
 from .arguments import add_arguments
 
-SCRIPTS = {  # of the folder training/, installed as hf_vit.scripts; their settings have their own parser
+SCRIPTS = {  # in the folder training/, installed as hf_vit.scripts; their settings have their own parser
     "finetune": "Fine-tune a model on your images.",
     "pretrain": "Train a model from random weights, with labels or by masked patch prediction.",
-    "audit": "Find label errors, duplicates, leaks, outliers and poor images of a data set.",
+    "audit": "Find label errors, duplicates, leaks, outliers and poor images in a data set.",
     "evaluate": "Evaluate a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB.",
 }
 _TASKS: dict[str, tuple[str | Callable[..., None], ...]] = {
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             commands = commands_of(parser)
             if name not in commands and not name.startswith("-"):
-                wrong = f"there is no command {name}{did_you_mean(name, commands)}" if name else "a command is needed"
-                raise ValueError(f"{wrong} (hf-vit --help lists them)")
+                wrong = f"there is no command {name}{did_you_mean(name, commands)}" if name else "no command given"
+                raise ValueError(f"{wrong} (hf-vit --help lists all commands)")
             arguments = vars(commands[name].parse_args(given[1:]) if name in commands else parser.parse_args(given))
             arguments.pop("run")(**arguments)
     except SystemExit as end:

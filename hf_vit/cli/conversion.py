@@ -12,14 +12,18 @@ from .arguments import Count, Images, Model, Overwrite, SaveFor, Size, check_out
 
 def catalog(
     query: Annotated[
-        str, 'an architecture ("B/16", "R50+L/32"), a family ("siglip2"), or a file ("augreg:Ti/16", or its name)'
+        str, 'an architecture ("B/16", "R50+L/32"), a family ("siglip2"), a file name, or a short name ("augreg:Ti/16")'
     ],
     *,
     adapted_to: Annotated[
         str | None, "only files fine-tuned on this data: imagenet2012, oxford_iiit_pet, ...", {"metavar": "DATA"}
     ] = None,
-    resolution: Annotated[int | None, "only files fine-tuned at 224 or 384 pixels", {"metavar": "PIXELS"}] = None,
-    index: Annotated[str | None, "AugReg's index.csv of 51,509 files: a path, https://... or gs://..."] = None,
+    resolution: Annotated[
+        int | None, "only files fine-tuned at this image size, 224 or 384", {"metavar": "PIXELS"}
+    ] = None,
+    index: Annotated[
+        str | None, "search AugReg's index.csv, which lists 51,509 files: a path, https://... or gs://..."
+    ] = None,
     limit: Annotated[Count, "largest number of files to list"] = 10,
 ) -> None:
     """Find released checkpoints, or explain a file name."""
@@ -41,9 +45,9 @@ def catalog(
     if query in families():
         return
     if index is None:
-        print(f"{len(found)} found in the built-in list; --index {INDEX} searches all files of AugReg")
+        print(f"{len(found)} files in the built-in list; to search all files of AugReg, add --index {INDEX}")
     elif not found:
-        raise ValueError(f"{index} has no such file")
+        raise ValueError(f"no file in {index} matches {query} and the options; change --adapted-to or --resolution")
 
 
 def _setting(text: str) -> tuple[str, object]:
@@ -60,26 +64,33 @@ def _setting(text: str) -> tuple[str, object]:
 def convert(
     source: Annotated[
         str,
-        "checkpoint: an original .npz, a .safetensors or .pth of timm, torchvision, DeiT, MAE or DINO, or a folder of "
-        "these or of transformers; as a path, https://..., gs://bucket/path or a name on the Hub; or augreg:best:B/16",
+        "checkpoint: an original .npz, a .safetensors or .pth file of timm, torchvision, DeiT, MAE or DINO, or a "
+        "folder with one of these or a transformers model; given as a path, https://..., gs://bucket/path, a name on "
+        "the Hub, or augreg:best:B/16 (AugReg's recommended file of a variant)",
     ],
     output: Annotated[Path | None, "folder to write; not needed with --check"] = None,
     *,
     index: Annotated[
-        str | None, "AugReg's index.csv, for `augreg:best:` with variants that have no recommended file"
+        str | None, "AugReg's index.csv, needed for `augreg:best:` with a variant that has no recommended file"
     ] = None,
     check: Annotated[
-        bool, "write nothing; print the recognized model with reasons, unused weights, and assumptions"
+        bool, "write nothing; print the recognized model with reasons, the unused weights, and the assumptions"
     ] = False,
-    labels: Annotated[str | None, "class names: imagenet1k, a text file with one per line, or a JSON file"] = None,
-    image_size: Annotated[Size, "image size in pixels, to which position embeddings are resampled"] = None,
-    patch_size: Annotated[
-        Size, "patch size in pixels to compute with; the stored kernel and positions are kept (FlexiViT)"
+    labels: Annotated[str | None, "class names: imagenet1k, a text file with one name per line, or a JSON file"] = None,
+    image_size: Annotated[
+        Size, "image size in pixels, to which position embeddings are resampled (default: the checkpoint's)"
     ] = None,
-    position_grid: Annotated[Size, "rows x columns of the positions, if not square", {"metavar": "RxC"}] = None,
+    patch_size: Annotated[
+        Size,
+        "FlexiViT: patch size in pixels for the forward; the stored kernel and position embeddings are kept "
+        "(default: the checkpoint's)",
+    ] = None,
+    position_grid: Annotated[
+        Size, "rows x columns of the position embeddings (default: a square)", {"metavar": "RxC"}
+    ] = None,
     set: Annotated[
         list[tuple[str, object]],
-        "configuration field that the weights do not determine, e.g. num_attention_heads=4; may be repeated",
+        "configuration field that the weights do not determine, such as num_attention_heads=4; may be repeated",
         {"type": _setting, "action": "append", "metavar": "FIELD=VALUE"},
     ] = (),  # pyright: ignore[reportArgumentType]
     save_for: SaveFor = None,
@@ -88,7 +99,7 @@ def convert(
 ) -> None:
     """Convert a checkpoint to a folder that from_pretrained loads."""
     if output is None and not check:
-        raise ValueError("cannot convert: no output folder; give one, or --check")
+        raise ValueError("there is no output folder; give one, or --check")
     if output is not None and not check:
         check_output(output, overwrite, source)
     silence_progress_bars()
@@ -102,7 +113,7 @@ def convert(
     options: dict[str, Any] = {"labels": labels, "image_size": image_size}
     options |= {"patch_size": patch_size, "position_grid": position_grid}
     if twice := [name for name, _ in set if options.get(name) is not None]:
-        raise ValueError(f"{twice[0]} is given twice, with --set and its own option; give it once")
+        raise ValueError(f"{twice[0]} is given twice: with --set and with its own option; remove one of them")
     options |= dict(set)
     if output is None or check:
         print(conversion.check(source, **options))
@@ -127,8 +138,8 @@ def export(
     folder: Model,
     output: Annotated[
         Path,
-        "file or folder to write: a folder for transformers and web; either for timm; for onnx a .onnx file, or a "
-        "folder to deploy (program, labels, preprocessing, predict.py); for openvino the same; for the others a file",
+        "path to write; transformers and web: a folder; timm: a file or a folder; openvino: a deployment folder "
+        "(program, labels, preprocessing, predict.py); onnx: a .onnx file, or a deployment folder; others: a file",
     ],
     *,
     to: Annotated[Format, "format to write"],
@@ -137,13 +148,14 @@ def export(
     ] = None,
     original: Annotated[
         str | None,
-        "for jax: the converted file; its text tower, array names and number formats are kept",
+        "for jax: the .npz that the model was converted from; its text tower, array names and data types are kept",
         {"metavar": "FILE"},
     ] = None,
     size: Annotated[
         Any,
-        "for onnx, openvino, torch-export and aot-inductor: image size of the program (default: the model's own); for "
-        "onnx, any: the program takes levels 0 to 255 of any size and resizes them itself",
+        "for onnx, openvino, torch-export and aot-inductor: image size of the program in pixels; dynamic: any size "
+        "that the patches divide; any (onnx only): the program takes uint8 images of any size and resizes them itself "
+        "(default: the model's own)",
         {
             "type": lambda text: text if text in ("dynamic", "any") else parse_size(text),
             "metavar": "N|HxW|dynamic|any",
@@ -151,7 +163,7 @@ def export(
     ] = None,
     runtime: Annotated[
         str | None,
-        "for web: the npm package onnxruntime-web, a folder or .tgz (default: download it once into the cache)",
+        "for web: folder or .tgz of the npm package onnxruntime-web (default: download it once into the cache)",
         {"metavar": "PACKAGE"},
     ] = None,
     overwrite: Overwrite = False,
@@ -176,17 +188,17 @@ def export(
         runtime=runtime,
         overwrite=overwrite,
     )
-    if left and not output.is_dir():  # a folder says so itself
-        print("pass to timm.create_model for the same results:", json.dumps(left))
+    if left and not output.is_dir():  # the config.json of a folder has them
+        print("for the same results, pass these arguments to timm.create_model:", json.dumps(left))
     print(f"saved in {output}")
 
 
 def fingerprint(source: Annotated[str, "model: a folder of hf_vit, or any source of `hf-vit convert`"]) -> None:
-    """Print a SHA-256 of a model's arrays, equal for the same numbers in any format."""
+    """Print a SHA-256 of a model's weights, which is the same in every format."""
     silence_progress_bars()
     from .. import conversion
     from ..catalog import released_with
 
     print(number := conversion.fingerprint(source))
     if (url := released_with(number)) is not None:
-        print(f"the same numbers as {url}", file=sys.stderr)
+        print(f"same weights as {url}", file=sys.stderr)

@@ -11,31 +11,34 @@ from .arguments import Overwrite, check_output
 
 
 def demo(
-    folder: Annotated[str, "model, as in `hf-vit predict`; or a page of --static"],
-    other: Annotated[str | None, "second model, which the page offers too"] = None,
+    folder: Annotated[str, "model, as in `hf-vit predict`; or a folder that --static wrote"],
+    other: Annotated[str | None, "second model, to choose from on the page"] = None,
     *,
     static: Annotated[
-        Path | None, "write the page to this folder, and exit; hf-vit demo FOLDER serves it", {"metavar": "FOLDER"}
+        Path | None,
+        "write the page to this folder and exit; `hf-vit demo FOLDER` serves it later",
+        {"metavar": "FOLDER"},
     ] = None,
     examples: Annotated[
         Path | None, "folder of example images (default: two photographs)", {"metavar": "FOLDER"}
     ] = None,
-    host: Annotated[str, "address of the page; 0.0.0.0 is open to other machines"] = "127.0.0.1",
+    host: Annotated[str, "address to listen on; 0.0.0.0 lets other machines connect"] = "127.0.0.1",
     port: Annotated[int | None, "port of the page (default: 7860, or a free one)"] = None,
     open: Annotated[bool, "open the page in a browser"] = False,
     runtime: Annotated[
         Path | None,
-        "the npm package onnxruntime-web, a folder or .tgz (default: download it once)",
+        "folder or .tgz of the npm package onnxruntime-web (default: download it once into the cache)",
         {"metavar": "PACKAGE"},
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Show a page that classifies images and draws the attention, in the browser.
 
-    The browser computes; a server only delivers the files. --static writes them, for any web host or a static Space.
+    The model runs in the browser; the server only sends files. --static writes these files to a folder, for any web
+    host or a static Space on the Hub.
     """
     if port is not None and not 1 <= port <= 65535:
-        raise ValueError(f"--port is {port}; it must be at least 1 and at most 65535")
+        raise ValueError(f"--port is {port} (expected 1 to 65535)")
     silence_progress_bars()
     from ..demo.page import serve, write_static_page
 
@@ -43,7 +46,7 @@ def demo(
     if static is not None:
         check_output(static, overwrite, *models)
         write_static_page(models, static, examples=examples, runtime=runtime, overwrite=overwrite)
-        print(f"written to {static}; its README.md explains how to open it, and how to upload it to the Hub")
+        print(f"saved in {static}; its README.md explains how to open the page and how to upload it to the Hub")
     elif Path(folder, "page.json").is_file():
         serve(Path(folder), host, port, open)
     else:

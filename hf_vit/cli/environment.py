@@ -41,7 +41,7 @@ def _devices() -> str:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return f"unknown, since torch cannot be imported: {format_error(error)}"
+        return f"unknown, because torch cannot be imported: {format_error(error)}"
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         names.append("MPS")
@@ -50,9 +50,9 @@ def _devices() -> str:
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "tcsh"], 'the shell; `eval "$(hf-vit completion bash)"` loads the script'],
+    shell: Annotated[Literal["bash", "zsh", "tcsh"], 'shell; load the script with `eval "$(hf-vit completion bash)"`'],
 ) -> None:
-    """Print a shell script that completes commands."""
+    """Print a shell script for tab completion of the commands."""
     try:
         import shtab
     except ImportError:

@@ -1,4 +1,4 @@
-"""Feature files: names of images, their features, and the fingerprint of the model."""
+"""Feature files: image names, features, and the fingerprint of the model."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -105,7 +105,7 @@ class Features:
             about, self.names = self._open()
             self.about = {key: str(about[key]) for key in ("model", "sha256")}
         except (ValueError, KeyError, OSError, TypeError, BadZipFile) as error:
-            raise ValueError(f"{path} is not a file of features that `hf-vit embed` wrote") from error
+            raise ValueError(f"cannot read {path}: it is not a feature file that `hf-vit embed` wrote") from error
 
     def _open(self) -> tuple[dict[str, Any], list[str]]:
         if self._is_parquet:

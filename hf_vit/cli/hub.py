@@ -13,7 +13,7 @@ _License = Annotated[str | None, "license such as apache-2.0, if the card does n
 
 def push(
     folder: Annotated[Path, _FOLDER],
-    repository: Annotated[str, "repository, OWNER/NAME or a NAME of your own; created if missing"],
+    repository: Annotated[str, "repository: OWNER/NAME, or NAME in your own account; created if missing"],
     *,
     private: Annotated[bool, "create the repository as private"] = False,
     revision: Annotated[str | None, "branch to push to; created if missing", {"metavar": "BRANCH"}] = None,
@@ -22,14 +22,16 @@ def push(
     images: Images = None,
     static_space: Annotated[
         str | None,
-        "also publish the page of `hf-vit demo --static` as this Space, OWNER/NAME or NAME; the card links it",
+        "also publish the page of `hf-vit demo --static` as this Space, OWNER/NAME or NAME; the card links to it",
         {"metavar": "NAME"},
     ] = None,
     runtime: Annotated[Path | None, "for --static-space: as in `hf-vit demo --static`", {"metavar": "PACKAGE"}] = None,
-    code: Annotated[bool, "add the code, for trust_remote_code=True without hf_vit"] = False,
+    code: Annotated[
+        bool, "also push the model's code, so that it loads without hf_vit, with trust_remote_code=True"
+    ] = False,
     license: _License = None,
     allow_incomplete_card: Annotated[bool, "push even if the card lacks something, such as a license"] = False,
-    message: Annotated[str, "message of the commit"] = "Upload with hf_vit",
+    message: Annotated[str, "commit message"] = "Upload with hf_vit",
     dry_run: Annotated[bool, "list the files to push, but push nothing"] = False,
 ) -> None:
     """Push a folder to the Hub: weights, processor and card in one commit."""
@@ -62,11 +64,11 @@ def push(
             dry_run=dry_run,
         )
         if space:
-            print(f"the page: {push_static_space(page, space, visibility)}")
+            print(f"pushed the page: {push_static_space(page, space, visibility)}")
     print(*(f"{size:>15,}  {name}" for name, size in pushed.files.items()), sep="\n")
     print(*(f"{'deleted':>15}  {name}" for name in pushed.deleted), sep="\n", end="\n" if pushed.deleted else "")
     for problem in pushed.problems:
-        print(f"the card: {problem}")
+        print(f"model card: {problem}")
     if pushed.commit is None:
         print("nothing was pushed: this was a dry run")
     else:
@@ -88,7 +90,7 @@ def verify(
         raise ValueError(f"cannot verify {folder}: it has no {MANIFEST}, which push, convert and training write")
     checked = check_files(manifest, thorough=True)
     if not checked:
-        raise ValueError(f"{manifest} is not a manifest of hf_vit, or lists none of the files here")
+        raise ValueError(f"{manifest} is not a manifest of hf_vit, or lists no file of this folder")
     print(f"{len(checked)} files are unchanged: {', '.join(checked)}")
     if missing := sorted((read_manifest(read_text(manifest)) or {}).keys() - set(checked)):
         print(f"missing: {join_names(missing)}")
@@ -97,17 +99,19 @@ def verify(
 def card(
     folder: Annotated[Path | None, _FOLDER] = None,
     *,
-    published: Annotated[Path | None, "write the cards of all published checkpoints", {"metavar": "OUTPUT"}] = None,
-    name: Annotated[str | None, "name of the repository in the examples (default: that of the folder)"] = None,
+    published: Annotated[
+        Path | None, "write the cards of all published checkpoints to this folder", {"metavar": "OUTPUT"}
+    ] = None,
+    name: Annotated[str | None, "name of the repository in the examples (default: the name of the folder)"] = None,
     license: _License = None,
-    write: Annotated[bool, "write the card to the folder's README.md; text of your own is kept"] = False,
+    write: Annotated[bool, "write the card to the folder's README.md; your own text in it is kept"] = False,
 ) -> None:
     """Render the model card of a folder and check it, without pushing."""
     if (folder is None) == (published is None):
         raise ValueError("give a folder, or --published OUTPUT")
     if published is not None:
         if given := [name for name, value in {"name": name, "license": license, "write": write}.items() if value]:
-            raise ValueError(f"--{given[0]} has no effect on --published; leave it out")
+            raise ValueError(f"--{given[0]} cannot be combined with --published")
         from ..hub.published_cards import write_published_cards
 
         print(f"{len(write_published_cards(published))} cards written to {published}")

@@ -27,13 +27,13 @@ Split = Annotated[str | None, "split of --dataset, such as test or train[:10%] (
 ImageColumn = Annotated[
     str | None, "image column of --dataset or parquet files (default: the only one)", {"metavar": "NAME"}
 ]
-BatchSize = Annotated[Count, "largest number of images per forward"]
+BatchSize = Annotated[Count, "maximum number of images per forward"]
 Device = Annotated[str, "device: cpu, cuda, cuda:1, mps, ... (default auto: the accelerator if there is one, else cpu)"]
 Backend = Annotated[
     Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"] | None,
-    "backend: eager (PyTorch), torch (optimized PyTorch), openvino, onnxruntime, int8 (the program of hf-vit "
-    "quantize), or auto, the fastest installed of torch, openvino and onnxruntime (default: int8 if hf-vit quantize "
-    "wrote the folder, else eager)",
+    "backend: eager (PyTorch), torch (optimized PyTorch), openvino, onnxruntime, int8 (the program that `hf-vit "
+    "quantize` wrote), or auto (the fastest of torch, openvino and onnxruntime that is installed) (default: int8 if "
+    "`hf-vit quantize` wrote the folder, else eager)",
 ]
 
 
@@ -90,7 +90,7 @@ def find_images(
     elif split:
         raise ValueError("--split needs --dataset")
     if not entries:
-        raise ValueError("there are no images: name files, folders or URLs, or a data set with --dataset")
+        raise ValueError("there are no images; give files, folders or URLs, or a data set with --dataset")
     if column and all(entry.rows is None for entry in entries):
         raise ValueError("--image-column needs --dataset or a .parquet file")
     return ImageList(entries)
@@ -132,7 +132,7 @@ def _open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, s
         split = names[0]
     samples = load_split(name, split)
     if isinstance(samples, list):
-        raise ValueError(f"cannot read remote shards: {name}; download them, or name a data set on the Hub")
+        raise ValueError(f"cannot read remote shards: {name}; download them first, or use a data set on the Hub")
     opened = open_split(samples, image_column=column, needs_labels=False)
     return opened.samples.select_columns(opened.image_column), split
 
@@ -196,10 +196,10 @@ def load_on(
     from ..loading import find_better, load
 
     if (best := find_better(folder)) is not None:
-        print(f"{folder} has the weights of the last step; {best} has better ones", file=sys.stderr)
+        print(f"{folder} has the weights of the last step; the best weights are in {best}", file=sys.stderr)
     on_cpu = backend not in (None, "eager", "torch")
     if on_cpu and device not in ("auto", "cpu"):
-        raise ValueError(f"--backend {backend} computes on the CPU, but --device is {device}; leave one out")
+        raise ValueError(f"--backend {backend} runs only on the CPU, but --device is {device}; remove one of them")
     is_auto = device == "auto"
     if is_auto:
         has_accelerator = torch.accelerator.is_available() and not on_cpu

@@ -40,7 +40,9 @@ def predict(
     device: Device = "auto",
     backend: Backend = None,
     image_size: ImageSize = None,
-    preset: Annotated[str | None, "preset that resizes and crops the images (default: the model's own)"] = None,
+    preset: Annotated[
+        str | None, "preprocessing preset, such as vit_jax, augreg, timm or native (default: the model's own)"
+    ] = None,
     top_k: Annotated[Count, "number of classes per image"] = 5,
     threshold: Annotated[
         float | Literal["auto"] | None,
@@ -53,7 +55,7 @@ def predict(
     ] = None,
     reject: Annotated[
         bool,
-        "print no class for an image that shows none of them; needs a model from `hf-vit calibrate`",
+        "print no class for an image that shows none of the classes; needs a model from `hf-vit calibrate`",
     ] = False,
     format: Annotated[
         Literal["text", "jsonl", "csv"] | None,

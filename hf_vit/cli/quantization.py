@@ -13,19 +13,20 @@ def quantize(
     *,
     calibrate: Annotated[
         list[str],
-        "calibration images, typical for the model's use: files or folders; at least 16, better 300",
+        "calibration images, typical of the model's use: files or folders; at least 16, preferably 300",
         {"metavar": "IMAGES"},
     ],
     min_agreement: Annotated[
         float,
-        "smallest share of predictions that must agree with float32, on every fourth image",
+        "smallest share of predictions that must agree with float32, 0 to 1, on the quarter of the images that is held "
+        "out",
         {"metavar": "SHARE"},
     ] = 0.95,
     overwrite: Overwrite = False,
 ) -> None:
-    """Quantize a classifier to int8, to run faster on a CPU."""
+    """Quantize a classifier to int8, so that it runs faster on a CPU."""
     if not 0 <= min_agreement <= 1:
-        raise ValueError(f"--min-agreement is {min_agreement} (expected a share, 0 to 1)")
+        raise ValueError(f"--min-agreement is {min_agreement} (expected 0 to 1)")
     check_output(output, overwrite, folder)
     silence_progress_bars()
     from ..quantization import quantize
@@ -36,19 +37,17 @@ def quantize(
         sum(file.stat().st_size for file in output.glob(pattern)) / 1e6 for pattern in ("program.*", "*.safetensors")
     )
     print(f"calibrated with {record['calibration']['images']} images, measured with {measured['images']} others")
-    print(
-        f"kept in float32, because their inputs have outliers: {', '.join(record['in_float32']) or 'no linear layer'}"
-    )
+    print(f"layers kept in float32, because their inputs have outliers: {', '.join(record['in_float32']) or 'none'}")
     print(
         f"{measured['agreement']:.1%} of the predictions agree with float32; logits differ by at most "
         f"{measured['largest_logit_difference']:.2f}"
     )
     if top1:
         print(f"top-1: int8 {top1['int8']:.1%}, float32 {top1['float32']:.1%}")
-    print(f"the program has {program:.1f} MB, the float32 weights {weights:.1f} MB")
+    print(f"size: int8 program {program:.1f} MB, float32 weights {weights:.1f} MB")
     print(
-        f"one image: int8 {1000 * seconds['int8']:.1f} ms, PyTorch in float32 {1000 * seconds['float32']:.1f} ms "
-        f"({seconds['float32'] / seconds['int8']:.1f} times as fast; medians of wall clock, in turns)"
+        f"median time per image: int8 {1000 * seconds['int8']:.1f} ms, PyTorch in float32 "
+        f"{1000 * seconds['float32']:.1f} ms ({seconds['float32'] / seconds['int8']:.1f} times as fast)"
     )
     print(f"saved in {output}")
 
@@ -59,11 +58,12 @@ def calibrate(
     *,
     dataset: Annotated[str, "data set, as in `hf-vit evaluate`"],
     split: Annotated[
-        str | None, "split of images that the model was not trained on (default: test, else what training held out)"
+        str | None,
+        "split with images that the model was not trained on (default: test, else the images that training held out)",
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Calibrate a classifier: its probabilities, its prediction sets (`--coverage`) and its rejection (`--reject`)."""
+    """Calibrate a classifier, for `predict` with accurate probabilities, `--coverage` and `--reject`."""
     check_output(output, overwrite, folder)
     silence_progress_bars()
     from ..evaluation.calibration import calibrate
@@ -73,7 +73,6 @@ def calibrate(
     print(f"{results['images']:,} images of {results['split']}; temperature {results['temperature']:.3f}")
     print(f"expected calibration error: {errors['before']:.2%} before, {errors['after']:.2%} after")
     for coverage, found in results["coverage"].items():
-        print(f"coverage {coverage}: {found['measured']:.1%} measured, {found['classes']:.2f} classes an image")
-    rejection = results["rejection"]
-    print(f"none of the classes: {rejection['measured']:.1%} of these images are rejected")
+        print(f"coverage {coverage}: {found['measured']:.1%} measured, {found['classes']:.2f} classes per image")
+    print(f"rejection: {results['rejection']['measured']:.1%} of these images are wrongly rejected")
     print(f"saved in {output}")

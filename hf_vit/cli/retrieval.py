@@ -40,13 +40,13 @@ def embed(
     backend: Backend = None,
     output: Annotated[
         Path,
-        "file to write: .npz or .parquet (needs the extra training) for `hf-vit search`, or .csv",
+        "file to write: .npz or .parquet (needs hf_vit[training]) for `hf-vit search`, or .csv",
         {"metavar": "FILE"},
     ],
-    normalize: Annotated[bool, "normalize the features of each image to length 1 (L2)"] = False,
+    normalize: Annotated[bool, "scale the features of each image to L2 norm 1"] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write features of images (the input of a classifier's head) to a file.
+    """Write the features of images (the input of the classifier's head) to a file.
 
     An image that cannot be read is skipped, with a message on standard error; the exit status is then 1, or 2 if no
     image can be read.
@@ -101,11 +101,17 @@ def search(
         bool, "group each result with its near duplicates (re-encoded, resized, mirrored or cropped)"
     ] = False,
     model: Annotated[
-        str | None, "the model of the features, if its folder has moved since `hf-vit embed`", {"metavar": "FOLDER"}
+        str | None,
+        "model that computed the features; needed only if its folder has moved since `hf-vit embed`",
+        {"metavar": "FOLDER"},
     ] = None,
     device: Device = "auto",
     json: Annotated[bool, "print one JSON object per result"] = False,
-    sheet: Annotated[Path | None, "picture to draw, of a single query and its results", {"metavar": "FILE"}] = None,
+    sheet: Annotated[
+        Path | None,
+        "picture to write with one query and its results: .png, .jpg, .pdf or .svg",
+        {"metavar": "FILE"},
+    ] = None,
     overwrite: Annotated[bool, "replace the sheet"] = False,
 ) -> None:
     """Find the images most similar to each query image.
@@ -120,7 +126,7 @@ def search(
     found = find_images(queries)
     if sheet:
         if len(found) > 1:
-            raise ValueError(f"--sheet draws one query, not {len(found)}")
+            raise ValueError(f"--sheet draws only one query, but {len(found)} are given")
         if sheet.suffix.lower() not in _PICTURES:
             raise ValueError(f"--sheet is {sheet} (expected a name that ends in {', '.join(_PICTURES)})")
         refuse_existing(sheet, overwrite)
@@ -131,13 +137,13 @@ def search(
 
     folder = model or stored.about["model"]
     if Path(folder).is_absolute() and not Path(folder).is_dir():
-        raise ValueError(f"cannot find {folder}, the model of the features; name its folder with --model")
+        raise ValueError(f"cannot find {folder}, the model that computed the features; give its folder with --model")
     encoder, processor = load_on(folder, device)
     fingerprint = _identify(folder)
     if stored.about["sha256"] != fingerprint["sha256"]:
         raise ValueError(
-            f"{features} has the features of another model, {stored.about['model']} (sha256 "
-            f"{stored.about['sha256'][:8]}, not {fingerprint['sha256'][:8]}); run hf-vit embed again, or name that "
+            f"{features} was computed by another model, {stored.about['model']} (sha256 "
+            f"{stored.about['sha256'][:8]}, not {fingerprint['sha256'][:8]}); run hf-vit embed again, or give that "
             "model's folder with --model"
         )
     progress, names, vectors = BatchProgress("hf-vit search", found), [], []

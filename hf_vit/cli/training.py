@@ -15,14 +15,14 @@ _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path
 
 
 def run_script(command: str, options: list[str]) -> None:
-    """Run a script of the folder training/, here or as a job, and push its result if asked to."""
+    """Run a script of the folder training/, locally or as a job, and push its result if requested."""
     script = import_module(f"hf_vit.scripts.{command}").main
 
     def run(
         *,
         push: Annotated[
             str | None,
-            "push the result to the Hub at the end: the model, or the results of evaluate as a data set",
+            "push the result to the Hub at the end: the model, or for audit and evaluate the results as a data set",
             {"metavar": "NAME"},
         ] = None,
         job: Annotated[
@@ -32,11 +32,11 @@ def run_script(command: str, options: list[str]) -> None:
         ] = None,
         package: Annotated[
             str | None,
-            "for --job: requirement that installs hf_vit there: the URL of a wheel, or git+https://...",
+            "for --job: pip requirement of hf_vit: the URL of a wheel, or git+https://...",
             {"metavar": "REQUIREMENT"},
         ] = None,
         timeout: Annotated[str, "for --job: time limit, such as 90m", {"metavar": "TIME"}] = "6h",
-        dry_run: Annotated[bool, "for --job: check settings, data and model, and start nothing"] = False,
+        dry_run: Annotated[bool, "for --job: check the settings, data and model, but start nothing"] = False,
     ) -> None:
         if job is None and push is None:
             script(rest)
@@ -74,13 +74,17 @@ def settings_of(command: str) -> type[Any]:
 
 def plan(
     dataset: Annotated[str, "data set: a folder of images, or any other --dataset of finetune"],
-    model: Annotated[str | None, "model to fine-tune (default: AugReg's largest that can finish in the time)"] = None,
+    model: Annotated[
+        str | None, "model to fine-tune (default: the largest AugReg model that finishes within --minutes)"
+    ] = None,
     *,
-    minutes: Annotated[float, "time limit of the run on this machine"] = 30,
-    image_size: Annotated[int | None, "image size to keep", {"metavar": "PIXELS"}] = None,
+    minutes: Annotated[float, "time limit of the run on this machine, in minutes"] = 30,
+    image_size: Annotated[
+        int | None, "image size to use, in pixels (default: it is proposed, too)", {"metavar": "PIXELS"}
+    ] = None,
     eval_split: Annotated[str, "split to evaluate on, as in finetune", {"metavar": "SPLIT"}] = "auto",
 ) -> None:
-    """Propose settings for fine-tuning, each with its reason; `hf-vit finetune --recipe auto` takes them."""
+    """Propose settings for fine-tuning and explain each; `hf-vit finetune --recipe auto` uses them."""
     from ..training.planning import plan as make_plan
 
     silence_progress_bars()
@@ -92,7 +96,7 @@ def plan(
     print(f"hf-vit finetune {name} --dataset {dataset} --recipe {found.recipe} {' '.join(options)} --output-dir out")
 
 
-def recipes(action: _Action = None, name: Annotated[str | None, "name of a recipe, for --recipe"] = None) -> None:
+def recipes(action: _Action = None, name: Annotated[str | None, "name of a recipe"] = None) -> None:
     """List the recipes, or show one."""
     from ..settings.recipes import about_recipe, find_recipe, installed_recipes
 
@@ -137,13 +141,15 @@ def shard(
     config: Annotated[str | None, "configuration of a Hub data set that has several"] = None,
     splits: Annotated[list[str], "splits to write (default: all)", {"metavar": "SPLIT"}] = (),  # pyright: ignore[reportArgumentType]
     size: Annotated[
-        int | None, "resize larger images to this shorter side, and store all as JPEGs", {"metavar": "PIXELS"}
+        int | None,
+        "resize larger images to this shorter side, and store all images as JPEGs (default: copy the files)",
+        {"metavar": "PIXELS"},
     ] = None,
-    quality: Annotated[int, "quality of these JPEGs"] = 95,
+    quality: Annotated[int, "quality of the JPEGs with --size, 1 to 100"] = 95,
     images: Annotated[int, "images per shard"] = 10_000,
     workers: Annotated[int, "number of processes (default: one per processor)"] = os.cpu_count() or 1,
 ) -> None:
-    """Write a data set as shuffled WebDataset tars with an index; after an interruption, run it again."""
+    """Write a data set as shuffled WebDataset tar files with an index; run it again to resume after an interruption."""
     from ..data.shard_writing import ShardPlan, write_shards
 
     plan = ShardPlan(source, config, size, quality, images)

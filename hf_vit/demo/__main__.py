@@ -48,7 +48,7 @@ def main() -> None:
     right = predictions == labels
     print(f"{right.sum()} of {len(labels)} held-out digits are right: accuracy {right.mean():.2%}")
     sheet = draw_contact_sheet(images, labels, predictions, output / "digits.png")
-    print(f"contact sheet, wrong ones marked: {sheet}")
+    print(f"contact sheet with the misclassified digits first: {sheet}")
 
     print("fine-tuning at a higher resolution ...")
     finetuned = output / "finetuned"

@@ -30,7 +30,7 @@ def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray
     titles = [f"{predictions[index]}, is {labels[index]}" if bad else str(predictions[index])
               for index, bad in zip(order, wrong, strict=True)]  # fmt: skip
     accuracy = (labels == predictions).mean()
-    heading = f"{len(labels)} held-out digits, accuracy {accuracy:.2%}; the wrong ones first, in red"
+    heading = f"{len(labels)} held-out digits, accuracy {accuracy:.2%}; misclassified digits first, in red"
     _draw([images[index] for index in order], titles, wrong, path, heading, (ROWS, COLUMNS), (0.9, 1.05))
     return path
 
@@ -51,7 +51,7 @@ def draw_neighbors(query: Any, found: Sequence[tuple[Any, str, float]], path: Pa
     images = [_thumbnail(image) for image in (query, *(image for image, *_ in shown))]
     framed = [True] + [False] * len(shown)
     lines = max(title.count("\n") for title in titles)
-    _draw(images, titles, framed, path, "the most similar images, by cosine", grid, (1.9, 1.9 + 0.16 * lines))
+    _draw(images, titles, framed, path, "most similar images, with cosines", grid, (1.9, 1.9 + 0.16 * lines))
     return path
 
 

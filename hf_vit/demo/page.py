@@ -1,4 +1,4 @@
-"""The page of `hf-vit demo`, which classifies pictures in the browser; this machine only serves its files."""
+"""The page of `hf-vit demo`, which classifies pictures in the browser; the server only sends its files."""
 
 import tempfile
 import webbrowser
@@ -56,14 +56,14 @@ def write_static_page(
         names = [str(model) for model in models]
     pairs = {name: load(model, backend="eager") for name, model in zip(names, models, strict=True)}
     if len(pairs) < len(models):
-        raise ValueError(f"both models are {models[0]} (expected two); leave one out")
+        raise ValueError(f"both models are {models[0]}; give two different models, or only one")
     labels = {label for model, _ in pairs.values() for label in model.config.id2label.values()}
     credits = ""
     with tempfile.TemporaryDirectory() as scratch, new_folder(output, overwrite) as draft:
         if examples is not None:
             pictures = list(islice(displayed_images(examples), _MAX_EXAMPLES))
             if not pictures:
-                raise ValueError(f"none of the images in {examples} can be shown (expected {', '.join(_DISPLAYED)})")
+                raise ValueError(f"a browser can show none of the images in {examples} ({', '.join(_DISPLAYED)})")
         elif labels <= set("0123456789"):
             pictures = write_digits(Path(scratch))
         else:
@@ -102,18 +102,18 @@ def serve(page: Path, host: str = "127.0.0.1", port: int | None = None, open_bro
         server = ThreadingHTTPServer((host, port or _PORT), handler)
     except OSError as error:
         if port:
-            raise OSError(f"cannot serve at {host}, port {port}: {error.strerror}; choose another --port") from None
+            raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from None
         server = ThreadingHTTPServer((host, 0), handler)
     with server, suppress(KeyboardInterrupt):
         address = f"http://{host}:{server.server_port}"
-        print(f"the page is shown at {address} (Ctrl+C ends it)", flush=True)
+        print(f"serving the page at {address} (press Ctrl+C to stop)", flush=True)
         if open_browser:
             webbrowser.open(address)
         server.serve_forever()
 
 
 class PageHandler(SimpleHTTPRequestHandler):
-    """Sends the headers with which web assembly may use several threads, and no log."""
+    """Handler that sends the headers with which WebAssembly may use several threads, and logs nothing."""
 
     extensions_map = {  # noqa: RUF012 - the system's own table may lack these
         **SimpleHTTPRequestHandler.extensions_map,

@@ -75,7 +75,7 @@ def calibrate(
     classifier, processor = load_classifier(resolved, accelerator)
     plain: Any = accelerator.unwrap_model(classifier)
     if not isinstance(plain, HfVisionPreTrainedModel) or score_function(plain.config) != "softmax":
-        raise ValueError(f"{model} is no classifier of hf_vit with one label per image")
+        raise ValueError(f"cannot calibrate {model}: expected an hf_vit classifier with one label per image")
     images, name = open_default_split(resolved)
     images = match_to_model(images, plain.config, str(model), resolved.label_map)
     batches = EvaluationBatches(resolved, images, processor, plain.config, accelerator)

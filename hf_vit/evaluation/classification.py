@@ -55,7 +55,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
             "model": str(settings.model),
             "data set": str(settings.dataset),
             "split": name,
-            "throughput": f"{seconds:,.1f} seconds, {images / seconds:,.1f} images a second, reading included",
+            "throughput": f"{images / seconds:,.1f} images per second ({seconds:,.1f} seconds), with decoding",
             "device": describe_device(accelerator.device) + processes,
             "backend": settings.backend,
         }
@@ -86,7 +86,7 @@ def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
     if record.get("eval_split") == AUTO:
         train, held_out = split_off_holdout(open_named(settings, train_split))
         if held_out is not None and fingerprint_data(train) == record.get("fingerprint"):
-            return held_out, f"the tenth of {train_split} that training held out"
+            return held_out, f"the held-out tenth of {train_split}"
         if is_trained_on:
             raise ValueError(
                 f"cannot find the images of {data[0]} that were held out when {settings.model} was trained: the folder "
@@ -117,13 +117,19 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
 
     model, processor = load_classifier(settings, accelerator)
     if model.config.num_labels != 1000:
-        raise ValueError(f"objectnet needs ImageNet's 1000 classes, but {settings.model} has {model.config.num_labels}")
+        raise ValueError(
+            f"--protocol objectnet needs a model with ImageNet's 1,000 classes, but {settings.model} has "
+            f"{model.config.num_labels}"
+        )
     split = open_named(settings, settings.split or "train")
     classes, names = read_objectnet_classes(settings.objectnet_classes), split.label_names or []
     labels = split.class_numbers("--protocol is objectnet").tolist()
     chosen = [row for row, label in enumerate(labels) if 0 <= label < len(names) and names[label] in classes]
     if not chosen:
-        raise ValueError(f"no image has a class of ImageNet; the classes are {', '.join(names[:5]) or 'none'}")
+        raise ValueError(
+            f"no image belongs to a class of ImageNet; the first classes are {', '.join(names[:5]) or 'none'} "
+            "(expected names of ObjectNet's folders)"
+        )
     split.samples = split.samples.select(chosen)
     predictions = _run(settings, accelerator, model, partial(without_border, processor), split)
     accepted = [classes[names[labels[chosen[index]]]] for index in predictions["index"]]
@@ -174,8 +180,8 @@ def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
             return [real[number - 1] for number in numbers]
     if len(real) != len(split):
         raise ValueError(
-            f"cannot match ReaL labels of {len(real)} images: the split has {len(split)}, whose files are not called "
-            "ILSVRC2012_val_00000001 and so on"
+            f"cannot match {len(real)} ReaL labels to {len(split)} images: the numbers differ, and the files are not "
+            "named ILSVRC2012_val_00000001 and so on"
         )
     return real
 

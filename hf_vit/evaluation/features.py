@@ -119,7 +119,7 @@ class Extractor:
         good = numbers[columns["index"]]
         if not np.isfinite(columns["features"]).all():
             first = good[~np.isfinite(columns["features"]).all(axis=1)][0]
-            raise ValueError(f"{self.settings.model} computes features that are not finite, first for image {first}")
+            raise ValueError(f"features of {self.settings.model} are NaN or infinite, first for image {first}")
         unreadable = np.setdiff1d(numbers, good)
         labels = np.concatenate([columns["label"], np.full(len(unreadable), -1)])
         return {
@@ -136,7 +136,7 @@ def _check_choice(settings: EvaluateSettings, config: Any) -> None:
     if settings.features == "class_token" and not getattr(config, "num_prefix_tokens", 1):
         raise ValueError(f"{settings.model} has no class token; choose --features pre_logits or patch_mean")
     if settings.features == "pre_logits" and getattr(config, "pooling", "cls") == "none":
-        raise ValueError(f"{settings.model} does not pool; choose --features class_token or patch_mean")
+        raise ValueError(f"{settings.model} has no pooling; choose --features class_token or patch_mean")
     layers = getattr(config, "num_hidden_layers", 0)
     if settings.feature_layer is not None and settings.feature_layer > layers:
         raise ValueError(f"--feature-layer is {settings.feature_layer}, but {settings.model} has {layers} layers")

@@ -78,7 +78,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
         number = int(counts.argmin())
         name = train.label_names[number] if train.label_names else f"class {number}"
         raise ValueError(
-            f"{shots} shots need {shots} images of every class, but {name} has {counts.min()}; set --shots"
+            f"{shots} shots need {shots} images of each class, but {name} has {counts.min()}; reduce --shots"
         )
     draws = [draw(labels, train.num_labels, seed) for seed in range(settings.seeds)]
     needed = np.concatenate([numbers[: max(settings.shots)] for one_draw in draws for numbers in one_draw])

@@ -75,7 +75,7 @@ def hold_out(count: int, share: float, seed: int) -> torch.Tensor:
         ValueError: there are fewer than 2 images.
     """
     if count < 2:
-        raise ValueError(f"cannot hold out images for a linear probe: there is {count} (expected 2 or more)")
+        raise ValueError(f"a linear probe needs at least 2 training images, but there is {count}")
     size = min(max(round(count * share), 1), count - 1)
     chosen = torch.zeros(count, dtype=torch.bool)
     chosen[torch.from_numpy(np.random.default_rng(seed).permutation(count)[:size])] = True

@@ -23,7 +23,9 @@ def load_classifier(settings: EvaluateSettings, accelerator: Accelerator) -> tup
     name = str(local_model(str(settings.model)))
     model, processor, info = load_pretrained(AutoModelForImageClassification, name, settings.image_size)
     if info["missing_keys"]:
-        raise ValueError(f"{name} is not a trained classifier: it lacks {', '.join(map(str, info['missing_keys']))}")
+        raise ValueError(
+            f"{name} is not a trained classifier: it has no weights for {', '.join(map(str, info['missing_keys']))}"
+        )
     return _prepare(settings, accelerator, model, processor)
 
 
@@ -96,5 +98,5 @@ def refuse_random_weights(info: dict[str, Any], name: str) -> None:
 def refuse_other_models(model: Any, patch_sizes: Any) -> None:
     if not isinstance(model.config, HfViTConfig):
         raise ValueError(
-            f"cannot set the patch size of {type(model).__name__} to {patch_sizes}: expected a ViT of hf_vit"
+            f"cannot set the patch size of {type(model).__name__} to {patch_sizes}: expected an hf_vit ViT"
         )

@@ -20,7 +20,9 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     """
     train, test = open_train_and_test(settings)
     if max(settings.neighbors) > len(train):
-        raise ValueError(f"neighbors is {max(settings.neighbors)}, but {settings.train_split} has {len(train)} images")
+        raise ValueError(
+            f"--neighbors is {max(settings.neighbors)}, but {settings.train_split} has only {len(train)} images"
+        )
     extractor = Extractor(settings, accelerator)
     known = extractor.extract(train, settings.train_split)
     unknown = extractor.extract(test, settings.split or "test")

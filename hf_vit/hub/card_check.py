@@ -19,22 +19,22 @@ def check_card(card: str) -> list[str]:
     problems = []
     license = metadata.get("license")
     if not license:
-        problems.append("it names no license; give license= (--license), or write `license:` into the front matter")
+        problems.append("the license is missing; give license= (--license), or add `license:` to the front matter")
     elif not all(_LICENSE.fullmatch(str(name)) for name in (license if isinstance(license, list) else [license])):
         problems.append(
-            f"its license {license!r} is not an identifier of the Hub (expected one such as apache-2.0 or mit)"
+            f"the license {license!r} is not an identifier of the Hub (expected one such as apache-2.0 or mit)"
         )
     if _PLACEHOLDER.search(card):
-        problems.append("it says 'More Information Needed'; write that information, or delete the line")
+        problems.append("it has the placeholder 'More Information Needed'; replace it, or delete the line")
     named = metadata.get("datasets") or []
     known = {entry["hub"] for entry in released_facts()["datasets"].values()}
     problems += [
-        f"its data set {name!r} is not a name on the Hub (expected owner/name)"
+        f"the data set {name!r} is not a name on the Hub (expected owner/name)"
         for name in ([named] if isinstance(named, str) else named)
         if name not in known and not HUB_NAME.fullmatch(name)
     ]
     problems += [
-        f"in model-index, {metric.get('type')} {metric.get('value')} has no source; add `source:` with its url"
+        f"{metric.get('type')} {metric.get('value')} in model-index has no source; add `source:` with its URL"
         for model in metadata.get("model-index") or []
         for result in model.get("results") or []
         if not (result.get("source") or {}).get("url")

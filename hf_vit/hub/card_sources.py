@@ -44,8 +44,8 @@ class Sources:
         named = (self.config.get("architectures") or ["no model"])[0]
         if named not in [model.__name__ for _, model in AUTO_MODELS]:
             raise ValueError(
-                f"cannot write a card: config.json names {named} (expected a model of hf_vit); convert it first with "
-                "hf-vit convert"
+                f"cannot write a card: config.json names {named} (expected an hf_vit model); convert it first with "
+                "`hf-vit convert`"
             )
         self.readme = texts.get("README.md", "")
         source = self.conversion.get("source")

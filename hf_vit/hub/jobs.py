@@ -32,7 +32,7 @@ def run_job(
         options: its options on the command line; a recipe that is a file is uploaded.
         settings: the settings that these options give.
         flavor: hardware, such as "a10g-small".
-        package: requirement of pip that installs hf_vit, an address for a version that is on no index.
+        package: pip requirement of hf_vit: the URL of a wheel, or git+https://...
         result: repository on the Hub for the result, OWNER/NAME or a NAME of your own.
         timeout: time limit, such as "6h".
         dry_run: check everything, print the job, and start nothing.
@@ -45,7 +45,8 @@ def run_job(
         raise ValueError(f"unknown hardware {flavor}{did_you_mean(flavor, flavors)}; known: {', '.join(flavors)}")
     if package is None:
         raise ValueError(
-            "--job needs --package, because hf_vit is on no package index: the address of a wheel, or git+https://..."
+            "--job needs --package, because hf_vit is not on a package index: give the URL of a wheel, or "
+            "git+https://..."
         )
     if result is None:
         raise ValueError("--job needs --push NAME, a repository on the Hub: the job's own disk is lost when it ends")
@@ -56,7 +57,7 @@ def run_job(
     _check_on_hub(api, "dataset", settings.dataset)
     _check_on_hub(api, "model", getattr(settings, "model", None))
     arguments = [command, *options, "--push", result]
-    print(f"on {flavor}, for {timeout} at most: {shlex.join(['hf-vit', *arguments])}")
+    print(f"on {flavor}, for at most {timeout}: {shlex.join(['hf-vit', *arguments])}")
     if dry_run:
         print("no job was started: this was a dry run")
         return
@@ -70,12 +71,12 @@ def run_job(
             timeout=timeout,
             name=f"hf-vit-{command}",
         )
-        print(f"started {job.url}; Ctrl-C leaves it running, `hf jobs cancel {job.id}` ends it")
+        print(f"started {job.url}; it keeps running after Ctrl+C; `hf jobs cancel {job.id}` stops it")
         for line in api.fetch_job_logs(job_id=job.id, follow=True):
             print(line, flush=True)
         status = api.inspect_job(job_id=job.id).status
     except HfHubHTTPError as error:
-        raise ValueError(f"{api.endpoint} refuses the job: {error.server_message or error}") from error
+        raise ValueError(f"{api.endpoint} rejected the job: {error.server_message or error}") from error
     if status.stage != JobStage.COMPLETED:
         raise ValueError(f"the job ended with {status.stage}: {status.message or 'see its log above'}")
 
@@ -85,7 +86,7 @@ def _check_on_hub(api: HfApi, kind: str, name: str | None) -> None:
     if name is None or name == "digits" or name.startswith(_ADDRESSES):
         return
     if not HUB_NAME.fullmatch(name):
-        raise ValueError(f"the {kind} {name} is not on the Hub, and a job sees nothing else; push it first")
+        raise ValueError(f"the {kind} {name} is not on the Hub, and a job cannot read local files; push it first")
     try:
         api.repo_info(name, repo_type=kind)
     except HfHubHTTPError as error:

@@ -210,7 +210,7 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
         ValueError: it holds no weights, or symbolic links.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; `hf-vit convert {folder} FOLDER` writes one")
+        raise ValueError(f"cannot push {folder}: it is not a folder; `hf-vit convert {folder} FOLDER` writes one")
     entries = sorted(folder.iterdir())
     code = code_of(folder)
     chosen = [entry for entry in entries if matches(entry.name, PUSHED) or entry in code]
@@ -219,7 +219,7 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
         if entry.is_symlink():
             raise ValueError(
                 f"cannot push {entry}: it is a symbolic link (to {os.readlink(entry)}); nothing was pushed. "
-                "Replace it by the file, for example with `cp -rL`"
+                "Replace it with a copy of the file, for example with `cp -rL`"
             )
     check_place(folder)
     files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}
@@ -230,7 +230,8 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
     weights = [name for name in files if _WEIGHTS.fullmatch(name)]
     if not weights:
         raise ValueError(
-            f"{folder} holds no *.safetensors; give a folder that save_pretrained, convert or training wrote"
+            f"cannot push {folder}: it holds no *.safetensors; give a folder that convert, training or save_pretrained "
+            "wrote"
         )
     return files, skipped
 
@@ -291,7 +292,7 @@ class _Push:
                     is_final = isinstance(error, httpx.ConnectError | OfflineModeIsEnabled)
                     if is_final or status not in (None, *_TEMPORARY) or "xet-write-token" in str(error):
                         raise
-                    _logger.warning(f"The push failed ({status or type(error).__name__}); trying again.")
+                    _logger.warning(f"The push failed ({status or type(error).__name__}); retrying in {wait} s.")
                 time.sleep(wait)
             return self._attempt(dry_run)
 
@@ -403,7 +404,7 @@ class _Push:
                     with suppress(ValueError, TypeError, KeyError):
                         reasons = "; ".join(entry["message"] for entry in json.loads(reasons)["errors"])
                     raise PushError(
-                        f"{self.repo_id}: the Hub refuses the card: {reasons}; nothing was pushed"
+                        f"{self.repo_id}: the Hub rejected the card: {reasons}; nothing was pushed"
                     ) from error
 
 
@@ -418,7 +419,8 @@ def _size_problems(texts: dict[str, str]) -> list[str]:
     if made in (None, taken):
         return []
     return [
-        f"the model takes images of {taken} pixels, but its image processor makes {made}; save both with hf_vit.load"
+        f"the model's image size is {taken}, but its image processor returns {made} (height, width); load both with "
+        "hf_vit.load and save them again"
     ]
 
 
@@ -446,18 +448,18 @@ def _explain(api: HfApi, error: Exception) -> str:
     if "xet-write-token" in str(error):
         return f"{api.endpoint} has no Xet storage; set HF_HUB_DISABLE_XET=1 and run the same command again"
     if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE forbids pushing; unset it"
+        return "HF_HUB_OFFLINE is set, which disables pushing; unset it"
     if isinstance(error, LocalTokenNotFoundError) or (status == 401 and not has_token):
         return f"no token for {api.endpoint}: run `hf auth login`, or set HF_TOKEN to a token with write access"
     if isinstance(error, RepositoryNotFoundError) or status == 404:
         meaning = "the repository does not exist, or this token cannot read it"
     elif status in (402, 413, 507) or re.search(r"quota|storage.*limit", reason, re.IGNORECASE):
-        meaning = "it is too large, or the storage quota is exceeded"
+        meaning = "the upload is too large, or the storage quota is exceeded"
     else:
         meaning = {
             None: f"the upload to {api.endpoint} failed; run the same command again to continue",
-            401: "the Hub does not accept the token: log in again with `hf auth login`, or set HF_TOKEN",
+            401: "the Hub rejected the token: log in again with `hf auth login`, or set HF_TOKEN",
             403: "this token has no write access; give create_pr=True (--create-pr) to open a pull request instead",
-            412: "others are committing at the same time; try again later",
-        }.get(status, "the Hub failed; run the same command again to continue")
+            412: "another commit was made at the same time; try again later",
+        }.get(status, "the Hub returned an error; run the same command again to continue")
     return f"{meaning} ({reason}); nothing was committed"

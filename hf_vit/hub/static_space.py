@@ -16,10 +16,11 @@ _README = """\
 
 # {title}
 
-This page classifies pictures in the visitor's browser; no picture is uploaded. `hf-vit demo --static` wrote it.
-It uses [ONNX Runtime](https://github.com/microsoft/onnxruntime), MIT license.
+This page classifies pictures in the visitor's browser; no picture is uploaded. It was written by
+`hf-vit demo --static`, and uses [ONNX Runtime](https://github.com/microsoft/onnxruntime), MIT license.
 
-Locally: `hf-vit demo FOLDER`, or `python -m http.server` in this folder. On the Hub, under a name of your own:
+To open it locally, run `hf-vit demo FOLDER`, or `python -m http.server` in this folder. To publish it as your own
+Space, run:
 
 ```bash
 hf upload OWNER/NAME . --repo-type space

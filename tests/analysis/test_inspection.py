@@ -89,7 +89,7 @@ def test_the_page_is_complete_and_self_contained(report):
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     assert "url(" not in html
     assert "http" not in re.sub(r'http-equiv="Content-Security-Policy"|base64,[A-Za-z0-9+/=]+', "", html)
-    for words in ("a b.png", "<b>class</b> & ", "5 x 6 patches", "3 layers of 2 heads", "multiply-adds", "MiB"):
+    for words in ("a b.png", "<b>class</b> & ", "5 x 6 patches", "3 layers, 2 heads", "multiply-adds", "MiB"):
         assert words in page.text
     assert "<b>" not in page.tags
 
