@@ -27,7 +27,7 @@ from .models.configuration_hf_vision import read_settings, saved_class
 from .models.image_presets import PRESETS
 from .models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
-from .models.utils import WHERE, Size, as_pair, find_file, refuse_unknown
+from .models.utils import LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
 from .registration import AUTO_MODELS, CONFIGURATIONS
 
 logger = logging.get_logger(__name__)
@@ -83,8 +83,8 @@ def load(
         torch.Size([1, 3, 384, 512])
     """
     if preset is not None:
-        refuse_unknown("preset", preset, PRESETS)
-    where = {key: settings[key] for key in WHERE if key in settings}
+        check_choice("preset", preset, PRESETS)
+    where = {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings}
     if str(name).startswith(_RELEASED):
         name = local_model(name)
     try:
@@ -169,13 +169,13 @@ def _load_or_convert(name: str | os.PathLike, settings: Mapping[str, Any], model
         settings: arguments of `from_pretrained`.
         model_class: None: the class that the model was saved as, which an Auto class cannot choose.
     """
-    stored = _stored_settings(name, {key: settings[key] for key in WHERE if key in settings})
+    stored = _stored_settings(name, {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings})
     if stored.get("model_type") not in _MODEL_TYPES:
         return _convert(name, settings)
     saved = saved_class(stored)
     if saved not in _CLASSES:
         raise ValueError(f"cannot load {name}: it holds {saved or 'nothing'}, which is not a model of hf_vit")
-    return (model_class or _CLASSES[saved]).from_pretrained(name, _warns_of_int8=False, **settings), None
+    return (model_class or _CLASSES[saved]).from_pretrained(name, _warns_about_int8=False, **settings), None
 
 
 def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVisionPreTrainedModel, Any]:
@@ -183,7 +183,7 @@ def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVi
     from .conversion.converting import convert_request  # slow to import
     from .conversion.source import Request
 
-    where = {key: settings[key] for key in WHERE if key in settings}
+    where = {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings}
     subfolder = where.pop("subfolder", None) or ""
     source = Path(name, subfolder) if Path(name).exists() else str(name)
     model, processor, _ = convert_request(source, Request(), where=where)
@@ -192,7 +192,7 @@ def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVi
         file = find_file(source, CONVERSION_RECORD, where, needs_hub=False)
         earlier = {} if file is None else read_json_object(file)
         model.conversion_record = earlier if earlier.get("fingerprint") == record["fingerprint"] else record
-    ignored = (*WHERE, "trust_remote_code", "verify")
+    ignored = (*LOCATION_ARGUMENTS, "trust_remote_code", "verify")
     if own := {key: value for key, value in settings.items() if key not in ignored}:
         config, rest = type(model.config).from_dict(model.config.to_dict(), return_unused_kwargs=True, **own)
         weights, record = model.state_dict(), model.conversion_record

@@ -5,7 +5,7 @@ from typing import Any
 from .models import configuration_hf_bit as bit
 from .models import configuration_hf_vit as vit
 from .models.configuration_hf_bit import HfBiTConfig
-from .models.configuration_hf_vision import refuse_unknown
+from .models.configuration_hf_vision import check_choice
 from .models.configuration_hf_vit import HfViTConfig
 
 VARIANTS = (*vit.VARIANTS, *bit.VARIANTS)
@@ -26,5 +26,5 @@ def config_of_variant(name: str, /, **fields: Any) -> HfViTConfig | HfBiTConfig:
         >>> config_of_variant("R50+L/16", image_size=384).grid_size
         (24, 24)
     """
-    refuse_unknown("variant", name, VARIANTS)
+    check_choice("variant", name, VARIANTS)
     return (HfBiTConfig if name in bit.VARIANTS else HfViTConfig).from_variant(name, **fields)

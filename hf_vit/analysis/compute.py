@@ -20,7 +20,7 @@ from transformers.initialization import no_init_weights
 
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.resnet_stem import StandardizedConv2d
-from ..models.utils import check_place
+from ..models.utils import check_model_path
 from ..variants import VARIANTS, config_of_variant
 
 FLOPS_PER_MULTIPLY_ADD = 2
@@ -223,7 +223,7 @@ def load_config(name: str) -> PreTrainedConfig:
     if name in VARIANTS:
         return config_of_variant(name, num_labels=1000)
     if Path(name).is_dir():
-        check_place(name)
+        check_model_path(name)
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except OSError as error:

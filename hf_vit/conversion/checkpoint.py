@@ -21,7 +21,7 @@ from ..files.msgpack_arrays import MsgpackReader, is_msgpack
 from ..files.npz import NpzReader
 from ..files.reading import read_json_object
 from ..files.tensorstore_arrays import TensorStoreReader, tensorstore_folder
-from ..models.utils import HUB_NAME, check_place
+from ..models.utils import HUB_NAME, check_model_path
 from .tables import ConversionError
 from .torch_files import is_torch_file, read_arrays
 from .transformers.names import is_of_transformers
@@ -149,7 +149,7 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
     if not isinstance(settings.get("model_type", ""), str):
         raise ConversionError(f"{config_file} has the model_type {shorten(settings['model_type'])} (expected a name)")
     if (path / "adapter_config.json").is_file():
-        check_place(path)
+        check_model_path(path)
     if path.is_dir() and array_container(path) is None:
         path = _checkpoint_in(path, settings)
     arrays_at = array_container(path)

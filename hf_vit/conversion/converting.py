@@ -18,7 +18,7 @@ from ..files.reading import read_json, read_json_object, read_text
 from ..files.readme import render_readme
 from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vision import wrong_types_refused
+from ..models.configuration_hf_vision import convert_type_errors
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
@@ -135,7 +135,7 @@ def convert_request(
     found_labels = _label(model, its_source, checkpoint, labels)
     preprocessing = Inferred({"preset": preset}, "stated")
     if not preset:
-        with wrong_types_refused(f"the preprocessing of {path.name}"):
+        with convert_type_errors(f"the preprocessing of {path.name}"):
             preprocessing = its_source.preprocessing(checkpoint, naming.dialect)
     processor = HfViTImageProcessor.for_model(model.config, **preprocessing.value)
     shows_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
@@ -188,7 +188,7 @@ def _label(
     origin = "stated"
     if labels is None and has_head(model):
         origin = "those of the released file" if isinstance(source, JaxSource) else "stated in config.json"
-        with wrong_types_refused(f"the config.json of {checkpoint.path.name}"):
+        with convert_type_errors(f"the config.json of {checkpoint.path.name}"):
             labels = source.labels(checkpoint, model.config.num_labels or 0)
     if labels is not None:
         set_labels(model, labels)

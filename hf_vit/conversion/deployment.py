@@ -70,7 +70,7 @@ def export_deployment(
         model = copy.deepcopy(model).float()
     settings = processor.settings()
     write_program: Any = getattr(model, "write_program", None)  # of an Int8Model
-    image_size, scaling = _resulting_size(settings), scaling_of(settings)
+    image_size, scaling = _output_size(settings), scaling_of(settings)
     with new_folder(folder, overwrite) as draft:
         if any_size:
             make_any_size_onnx(model, processor).save(draft / _PROGRAMS[to])
@@ -97,9 +97,9 @@ def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None)
     settings = processor.settings()
     if problem := _unsupported(settings):
         raise ConversionError(f"predict.py does not support the preprocessing: {problem}")
-    if size is not None and _resulting_size(settings) != as_pair(size):
+    if size is not None and _output_size(settings) != as_pair(size):
         raise ConversionError(
-            f"the processor's crop makes images of {_resulting_size(settings)} (expected {as_pair(size)}); change it"
+            f"the processor's crop makes images of {_output_size(settings)} (expected {as_pair(size)}); change it"
         )
     return processor
 
@@ -118,7 +118,7 @@ def _unsupported(settings: dict[str, Any]) -> str | None:
     return unsupported_sizes(settings)
 
 
-def _resulting_size(settings: dict[str, Any]) -> tuple[int, int]:
+def _output_size(settings: dict[str, Any]) -> tuple[int, int]:
     size = settings["crop_size"] if settings["do_center_crop"] else settings["size"]
     return size["height"], size["width"]
 

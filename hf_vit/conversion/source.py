@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vision import HfVisionConfig, wrong_types_refused
+from ..models.configuration_hf_vision import HfVisionConfig, convert_type_errors
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
@@ -283,7 +283,7 @@ class TorchSource(RuleSource):
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
         file, overrides = checkpoint.path.name, request.overrides
-        with wrong_types_refused(f"the config.json of {file}"):
+        with convert_type_errors(f"the config.json of {file}"):
             stated = self.stated(checkpoint.settings)
         fields = self.sizes(shapes, request.position_grid, file) | with_reason(stated, "stated in config.json")
         if "hidden_size" in fields and "num_attention_heads" not in {**fields, **overrides}:

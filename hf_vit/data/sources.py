@@ -23,7 +23,7 @@ from ..files.download import filesystem_of
 from ..files.limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed
 from ..files.messages import did_you_mean, shorten
 from ..files.reading import read_yaml
-from ..models.utils import without_secrets
+from ..models.utils import redact_secrets
 from .folders import load_folder
 from .label_table import find_table, load_table
 
@@ -69,7 +69,7 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
             _check_paths(samples, path if path.is_dir() else path.parent if files else None)
         return samples
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
-        raise ValueError(f"cannot read split {split!r} of {without_secrets(name)}: {_reason(error)}") from error
+        raise ValueError(f"cannot read split {split!r} of {redact_secrets(name)}: {_reason(error)}") from error
 
 
 def _find_splits(name: str) -> dict[str, Any] | None:
@@ -122,12 +122,12 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
         builder = datasets.load_dataset_builder(path=builder, name=config, **_arguments(path, builder, files))
         return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
-        raise ValueError(f"cannot read {without_secrets(name)}: {_reason(error)}") from error
+        raise ValueError(f"cannot read {redact_secrets(name)}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
     """Return the message of an error, on one line and without secrets."""
-    return without_secrets(" ".join(str(error.__cause__ or error).split()))
+    return redact_secrets(" ".join(str(error.__cause__ or error).split()))
 
 
 def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
@@ -166,7 +166,7 @@ def _expand(address: str) -> list[str]:
     while found and (match := re.search(r"\{(\d+)\.\.(\d+)\}", found[0])):
         first, last = match.groups()
         if len(found) * (int(last) - int(first) + 1) > MAX_ARRAYS:
-            raise ValueError(f"{without_secrets(address)} means more than {MAX_ARRAYS:,} shards")
+            raise ValueError(f"{redact_secrets(address)} means more than {MAX_ARRAYS:,} shards")
         numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         found = [rest.replace(match.group(), number, 1) for rest in found for number in numbers]
     return found

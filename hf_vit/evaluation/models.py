@@ -10,7 +10,7 @@ from ..loading import find_adapter, load, local_model, with_preset
 from ..models.configuration_hf_vision import HfVisionConfig, check_attention
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import sync_processor_size
-from ..models.utils import absence_explained, check_place
+from ..models.utils import check_model_path, explain_missing_folder
 from ..settings.fields import EvaluateSettings
 
 
@@ -81,8 +81,8 @@ def load_pretrained(
 
 
 def read_config(name: str) -> Any:
-    check_place(name)
-    with absence_explained(name):
+    check_model_path(name)
+    with explain_missing_folder(name):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     check_attention(config._attn_implementation)
     return config

@@ -17,9 +17,9 @@ from huggingface_hub import cached_assets_path, constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx, tqdm
 
-from ..models.utils import AddressError, allowed, check_address, open_address, read_json_object, refuse_private
+from ..models.utils import UnsafeURLError, allowed, check_public, check_url, open_url, read_json_object
+from ..models.utils import redact_secrets as redact_secrets
 from ..models.utils import sha256_of as sha256_of
-from ..models.utils import without_secrets as without_secrets
 from .limits import MAX_CHECKPOINT_BYTES
 
 _logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def public_name(source: Fetched) -> str:
     'https://host/x.npz'
     """
     is_local = os.path.exists(os.path.expanduser(source.location))
-    return source.path.name if is_local else without_secrets(source.location)
+    return source.path.name if is_local else redact_secrets(source.location)
 
 
 def sha256_at(path: Path) -> str:
@@ -128,14 +128,14 @@ def https_address(location: str) -> str:
         return f"{BUCKETS}/{quote(rest)}"
     if scheme in ("https", "http"):
         return location
-    raise SourceError(f"cannot read {without_secrets(location)} (expected a path, https:// or gs://bucket/name)")
+    raise SourceError(f"cannot read {redact_secrets(location)} (expected a path, https:// or gs://bucket/name)")
 
 
 def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) -> tuple[Path, str]:
     """Return (cached file, its sha256) of an address."""
     name = PurePosixPath(unquote(urlsplit(url).path)).name
     if name in ("", ".."):
-        raise SourceError(f"{without_secrets(url)} names no file")
+        raise SourceError(f"{redact_secrets(url)} names no file")
     assets_dir = Path(cache_dir) if cache_dir else None
     address_hash = hashlib.sha256(url.encode()).hexdigest()
     try:
@@ -147,7 +147,7 @@ def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) ->
     except SourceError:
         raise
     except (OSError, ValueError) as error:
-        raise SourceError(f"cannot cache {without_secrets(url)}: {error}") from error
+        raise SourceError(f"cannot cache {redact_secrets(url)}: {error}") from error
     return file, sha256
 
 
@@ -157,16 +157,16 @@ def filesystem_of(address: str) -> tuple[Any, str]:
     Of http, every connection and redirect must lead to an encrypted and public address, as in `fetch`.
 
     Raises:
-        AddressError: the address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
+        UnsafeURLError: the address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
     """
     import fsspec  # not at the top, for quick commands
 
     scheme = address.split(":", 1)[0]
     if "::" in address:  # fsspec would open each part of it
-        raise AddressError(f"{without_secrets(address)} is a chain of file systems (expected https://... alone)")
+        raise UnsafeURLError(f"{redact_secrets(address)} is a chain of file systems (expected https://... alone)")
     if scheme in _STORES or (allowed("private") and "http" not in address.lower()):
         return fsspec.core.url_to_fs(address)
-    check_address(address)
+    check_url(address)
     return fsspec.core.url_to_fs(address, get_client=_public_session)
 
 
@@ -175,11 +175,11 @@ async def _public_session(**options: Any) -> Any:
 
     def open_socket(address: Any) -> socket.socket:
         if not allowed("private"):
-            refuse_private("the data set", address[4][0])
+            check_public("the data set", address[4][0])
         return socket.socket(*address[:3])
 
     async def check_redirect(session: Any, context: Any, redirect: Any) -> None:
-        check_address(urljoin(str(redirect.url), redirect.response.headers["Location"]))
+        check_url(urljoin(str(redirect.url), redirect.response.headers["Location"]))
 
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(check_redirect)
@@ -202,7 +202,7 @@ class _Download:
     """
 
     def __init__(self, url: str, file: Path, progress: bool):
-        self.url, self.name = url, without_secrets(url)
+        self.url, self.name = url, redact_secrets(url)
         self.file = file
         self.partial = file.with_name(f"{file.name}.incomplete")
         self.record_file = file.with_name(f"{file.name}.json")
@@ -249,7 +249,7 @@ class _Download:
         if start and record.get("etag"):
             headers |= {"Range": f"bytes={start}-", "If-Range": record["etag"]}
         try:
-            with open_address(self.url, TIMEOUT, headers) as response:
+            with open_url(self.url, TIMEOUT, headers) as response:
                 self._check_status(response)
                 if response.status_code == 200:  # the whole file
                     start = 0
@@ -261,7 +261,7 @@ class _Download:
                         self.partial.unlink(missing_ok=True)
                         raise _InterruptedError("the server sent another part than the missing one")
                 self._append(response, record["size"], start)
-        except AddressError as error:
+        except UnsafeURLError as error:
             raise SourceError(str(error)) from error
         except OfflineModeIsEnabled as error:
             state = f"is damaged in the cache ({self.file})" if self.file.exists() else "is not in the cache"

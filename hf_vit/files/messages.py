@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
 from ..models.utils import did_you_mean as did_you_mean
-from ..models.utils import without_secrets
+from ..models.utils import redact_secrets
 from .limits import MAX_MESSAGE
 
 # Errors that the user can correct; ImportError: an extra is not installed.
@@ -112,7 +112,7 @@ def format_error(error: BaseException) -> str:
         text = f"cannot use {error.filename}: {error.strerror}" if error.filename else error.strerror
     if "in DataLoader worker process" in text[:100] and (found := _LAST_ERROR.findall(text)):
         text = found[-1]  # the worker's error, without its traceback
-    text = without_secrets(printable(" ".join(text[: 2 * MAX_MESSAGE].split()))) or type(error).__name__
+    text = redact_secrets(printable(" ".join(text[: 2 * MAX_MESSAGE].split()))) or type(error).__name__
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..files.messages import shorten
 from ..files.reading import parse_yaml, read_text
 from ..files.readme import BEGIN, END
-from ..models.utils import check_place, without_secrets
+from ..models.utils import check_model_path, redact_secrets
 from .card_metadata import metadata_yaml, render_metadata
 from .card_sections import render_sections
 from .card_sources import Sources
@@ -49,7 +49,7 @@ def render_card(
     own_metadata, before, after = split_readme(sources.readme)
     metadata = render_metadata(sources, name, own_metadata, license, tags)
     sections = render_sections(sources, name, metadata.get("license"), has_title=not before, space=space)
-    part = f"{BEGIN}\n{without_secrets(sections)}{END}"
+    part = f"{BEGIN}\n{redact_secrets(sections)}{END}"
     return f"---\n{metadata_yaml(metadata)}---\n" + "\n\n".join(text for text in (before, part, after) if text) + "\n"
 
 
@@ -60,7 +60,7 @@ def render_folder_card(folder: str | Path, *, name: str | None = None, license: 
         OSError: the folder holds no model.
     """
     folder = Path(folder)
-    check_place(folder)
+    check_model_path(folder)
     texts = {name: read_source(folder / name) for name in CARD_SOURCES if (folder / name).is_file()}
     return render_card(texts, name or folder.resolve().name, license=license)
 

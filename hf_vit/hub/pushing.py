@@ -30,7 +30,15 @@ from ..files.reading import parse_json
 from ..files.versions import versions_of
 from ..loading import copy_for
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
-from ..models.utils import MANIFEST, as_pair, check_place, manifest_entry, manifest_text, read_manifest, without_secrets
+from ..models.utils import (
+    MANIFEST,
+    as_pair,
+    check_model_path,
+    manifest_entry,
+    manifest_text,
+    read_manifest,
+    redact_secrets,
+)
 from .card_check import check_card
 from .card_metadata import eval_results_file
 from .cards import CARD_SOURCES, read_source, render_card
@@ -221,10 +229,10 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
                 f"cannot push {entry}: it is a symbolic link (to {os.readlink(entry)}); nothing was pushed. "
                 "Replace it with a copy of the file, for example with `cp -rL`"
             )
-    check_place(folder)
+    check_model_path(folder)
     files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}
     for name in ("recipe.yaml", "card_data.json", "metrics.json"):  # the address of a data set may have a password
-        if name in files and (public := without_secrets(text := read_source(folder / name))) != text:
+        if name in files and (public := redact_secrets(text := read_source(folder / name))) != text:
             files[name] = public.encode()
     skipped = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
     weights = [name for name in files if _WEIGHTS.fullmatch(name)]

@@ -10,7 +10,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..files.output import write_json
 from ..models import image_processing_hf_vit
-from ..models.utils import drop_manifest
+from ..models.utils import delete_manifest
 from ..registration import AUTO_MODELS, CONFIGURATIONS
 
 _CONFIGURATION_OF = {config_class.model_type: config_class for config_class in CONFIGURATIONS}
@@ -42,7 +42,7 @@ def add_code(folder: str | os.PathLike) -> list[str]:
     if (processor := _read_json(folder / "preprocessor_config.json")).get("image_processor_type"):
         class_name = _reference(image_processing_hf_vit.HfViTImageProcessor)
         changed["preprocessor_config.json"] = processor | {"auto_map": {"AutoImageProcessor": class_name}}
-    drop_manifest(folder)
+    delete_manifest(folder)
     for name, content in changed.items():
         write_json(folder / name, content, sort_keys=True)
     files = _code_files(model_type)

@@ -1,1 +1,1 @@
-"""Configurations, models and image processing. Every file of this folder travels to the Hub with a pushed model."""
+"""Configurations, models and image processing. `hf_vit.push(..., code=True)` uploads all files of this folder."""

@@ -1,7 +1,7 @@
-"""Axial attention on feature maps, in place of the 3x3 convolutions of a ResNet (AxialResNet, arXiv 2003.07853).
+"""AxialResNet (arXiv 2003.07853): axial attention in place of the 3x3 convolutions of a ResNet.
 
-Section D.6 of arXiv 2010.11929 compares ViT with this network. The formulas are those of csrhddlam/axial-deeplab, with
-GroupNorm in place of BatchNorm, as in the paper's other ResNets.
+Section D.6 of arXiv 2010.11929 compares ViT with this network. The formulas are those of csrhddlam/axial-deeplab, but
+with GroupNorm instead of BatchNorm, as in the paper's other ResNets.
 """
 
 from typing import Any
@@ -11,24 +11,24 @@ from torch import nn
 from transformers import initialization as init
 
 from .configuration_hf_vision import Size, as_pair
-from .resnet_stem import NUM_GROUPS, ResNetStem, StemNumbers
+from .resnet_stem import NUM_GROUPS, ResNetOptions, ResNetStem
 
-NUM_HEADS = 8  # "groups" of axial-deeplab
+NUM_HEADS = 8  # called "groups" in axial-deeplab
 
 
 class AxialAttention(nn.Module):
     """Attention along one axis of a feature map, with relative positions for queries, keys and values.
 
-    Along each line, with d = i - j:
+    Along each line (a row or column), with d = i - j:
 
         logits[i, j] = norm(q_i . k_j) + norm(q_i . positions_q[d]) + norm(k_j . positions_k[-d])
         output[i] = norm(sum_j p[i, j] v_j) + norm(sum_j p[i, j] positions_v[d]),  p = softmax of the logits over j
 
-    Queries and keys have half as many channels as values; heads share the positions.
+    Queries and keys have half as many channels as values. All heads share the positions.
 
     Args:
-        channels: number of channels of the map, a multiple of 16.
-        span: length of the longest line. It sets the number of positions; shorter lines use the middle ones.
+        channels: number of channels of the feature map, a multiple of 16.
+        span: maximum length of a line; there are positions for 2 * span - 1 distances.
         along_columns: attend along columns instead of rows.
         eps: epsilon of every GroupNorm.
     """
@@ -44,25 +44,25 @@ class AxialAttention(nn.Module):
         self.norm_output = nn.GroupNorm(NUM_GROUPS, 2 * channels, eps)
 
     def initialize(self) -> None:
-        """Draw the positions as axial-deeplab does."""
+        """Initialize the positions as in axial-deeplab."""
         init.normal_(self.positions, std=self.sizes[-1] ** -0.5)
 
     def forward(self, feature_map: torch.Tensor) -> torch.Tensor:
         """(batch, channels, rows, columns) -> the same.
 
         Raises:
-            ValueError: the map's lines are longer than the span.
+            ValueError: a line of the feature map is longer than `span`.
         """
         lines = feature_map.transpose(2, 3) if self.along_columns else feature_map  # (batch, channels, lines, length)
         if lines.shape[3] > self.span:
             raise ValueError(
-                f"cannot attend along the lines of a feature map of {feature_map.shape[2]} x {feature_map.shape[3]}: "
-                f"axial attention has relative positions for {self.span}; build the model with a larger image_size"
+                f"the feature map has {feature_map.shape[2]} x {feature_map.shape[3]} pixels, but axial attention is "
+                f"for at most {self.span} in a line; use smaller images, or build the model with a larger image_size"
             )
         qkv = self.norm_qkv(self.qkv(lines)).unflatten(1, (NUM_HEADS, -1))
         query, key, value = qkv.split(self.sizes, dim=2)  # (batch, heads, head_dim, lines, length)
         index = torch.arange(lines.shape[3], device=lines.device)
-        positions = self.positions[:, index[:, None] - index + self.span - 1]  # [:, i, j] is for the distance i - j
+        positions = self.positions[:, index[:, None] - index + self.span - 1]  # [:, i, j]: distance i - j
         to_query, to_key, to_value = positions.split(self.sizes)
         logits = (
             torch.einsum("bhcli,bhclj->bhlij", query, key),
@@ -80,15 +80,15 @@ class AxialAttention(nn.Module):
         return output.transpose(2, 3) if self.along_columns else output
 
 
-def replace_convolutions(resnet: ResNetStem, image_size: Size, numbers: StemNumbers) -> None:
-    """Replace every 3x3 convolution and its norm by attention along columns, then along rows.
+def replace_convolutions(resnet: ResNetStem, image_size: Size, options: ResNetOptions) -> None:
+    """Replace every 3x3 convolution and its norm by attention along columns and then rows.
 
-    Average pooling replaces the convolution's stride, as in axial-deeplab.
+    Average pooling replaces the stride of a convolution, as in axial-deeplab.
 
     Args:
-        resnet: a ResNet of post-activation units; changed in place.
-        image_size: an int or (height, width) in pixels; it sets the length of the lines of each stage.
-        numbers: those of the ResNet; the attention takes its GroupNorm epsilon.
+        resnet: a ResNet of post-activation units; it is changed in place.
+        image_size: largest image size, an int or (height, width) in pixels.
+        options: options of the ResNet, for the GroupNorm epsilon.
     """
     rows, columns = (-(-side // 4) for side in as_pair(image_size))
     for stage in resnet.stages:
@@ -96,9 +96,9 @@ def replace_convolutions(resnet: ResNetStem, image_size: Size, numbers: StemNumb
         for unit in units:
             channels, stride = unit.conv2.in_channels, unit.conv2.stride[0]
             unit.conv2 = nn.Sequential(
-                AxialAttention(channels, rows, True, numbers.group_norm_eps),
-                AxialAttention(channels, columns, False, numbers.group_norm_eps),
+                AxialAttention(channels, rows, True, options.group_norm_eps),
+                AxialAttention(channels, columns, False, options.group_norm_eps),
                 nn.AvgPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity(),
             )
-            unit.norm2 = nn.Identity()  # attention has normalized its output
+            unit.norm2 = nn.Identity()  # the output of attention is already normalized
             rows, columns = -(-rows // stride), -(-columns // stride)

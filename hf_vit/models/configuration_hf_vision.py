@@ -1,7 +1,6 @@
-"""Base of all configurations: fields with limits, and reading of a config.json.
+"""Base class of all configurations: fields with limits, and the reader of config.json files.
 
-Values of a wrong type or out of range are rejected before anything is built: a field is checked whenever it is set, and
-`validate_architecture` checks fields together.
+A field is checked whenever it is set. `validate_architecture` checks combinations of fields before a model is built.
 """
 
 import math
@@ -22,35 +21,36 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from .utils import (
-    WHERE,
-    DropsManifest,
+    LOCATION_ARGUMENTS,
+    ManifestCleanupMixin,
     Size,
-    absence_explained,
-    check_place,
+    check_arguments,
+    check_model_path,
     describe_unknown,
+    explain_missing_folder,
     read_json_object,
-    refuse_arguments,
 )
 from .utils import (
     as_pair as as_pair,
 )
 from .utils import (
-    refuse_unknown as refuse_unknown,
+    check_choice as check_choice,
 )
 
 logger = logging.get_logger(__name__)
 
-# Arguments that transformers passes to a configuration besides its fields.
+# Arguments besides the fields that transformers passes to a configuration.
 _KNOWN_EXTRAS = frozenset(
     "_attn_implementation _commit_hash _name_or_path attn_implementation auto_map experts_implementation model_type "
     "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states tie_word_embeddings "
     "torch_dtype use_cache".split()
 )
 # Arguments of `from_pretrained` that locate a config.json.
-_WHERE = (*WHERE, "trust_remote_code", "_from_auto", "_from_pipeline")
-# Arguments of `from_pretrained` that a configuration does not use.
-_OF_LOADING = frozenset("adapter_kwargs code_revision gguf_file quantization_config user_agent".split())
-# Names that a config.json may give. Any other would be downloaded from the Hub, as a repository of kernels.
+_LOCATION_ARGUMENTS = (*LOCATION_ARGUMENTS, "trust_remote_code", "_from_auto", "_from_pipeline")
+# Arguments of `from_pretrained` that a configuration accepts but does not use.
+_UNUSED_ARGUMENTS = frozenset("adapter_kwargs code_revision gguf_file quantization_config user_agent".split())
+# Attention implementations that a config.json may select. Others are names of kernel repositories on the Hub, whose
+# code would be downloaded.
 ATTENTION_IMPLEMENTATIONS = (
     "eager",
     "sdpa",
@@ -62,9 +62,10 @@ ATTENTION_IMPLEMENTATIONS = (
 
 
 def score_function(config: PreTrainedConfig) -> Literal["softmax", "sigmoid", "none"]:
-    """Return the function that converts a classifier's logits to scores; "none" for a regression.
+    """Return the function that converts logits to scores, as in transformers' ImageClassificationPipeline.
 
-    It depends on `problem_type` as in transformers' ImageClassificationPipeline.
+    Returns:
+        "sigmoid" for multi-label classification and for a single label, "none" for regression, otherwise "softmax".
     """
     if config.problem_type == "regression":
         return "none"
@@ -86,8 +87,8 @@ def thresholds_of(config: PreTrainedConfig) -> list[float]:
     return stored if len(stored) == classes else [0.5] * classes
 
 
-class HfVisionConfig(DropsManifest, BackboneConfigMixin, PreTrainedConfig):
-    """Base of the configurations; a subclass is `@strict` and declares `num_channels` and `image_size`."""
+class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig):
+    """Base class of the configurations; subclasses are `@strict` and declare `num_channels` and `image_size`."""
 
     num_channels: int = 3
     image_size: Size = 224
@@ -98,13 +99,13 @@ class HfVisionConfig(DropsManifest, BackboneConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
-        refuse_arguments(type(self).__name__, kwargs, self.argument_names())
+        check_arguments(type(self).__name__, kwargs, self.argument_names())
         num_labels, names, numbers = kwargs.get("num_labels"), dict(self.id2label or {}), dict(self.label2id or {})
         if num_labels is not None and (type(num_labels) is not int or not 0 <= num_labels <= MAX_LABELS):
             raise ValueError(f"num_labels is {reprlib.repr(num_labels)} (expected an int from 0 to {MAX_LABELS:,})")
         is_counted = {str(number) for number in names} == {str(number) for number in range(min(len(names), MAX_LABELS))}
         if not is_counted or not all(isinstance(name, str) for name in names.values()):
-            raise ValueError(f"id2label is {reprlib.repr(names)} (expected class numbers from 0 on, and their names)")
+            raise ValueError(f"id2label is {reprlib.repr(names)} (expected class numbers 0, 1, 2, ... and their names)")
         if not all(str(number).isdecimal() for number in numbers.values()):
             raise ValueError(f"label2id is {reprlib.repr(numbers)} (expected class names and their numbers)")
         super().__post_init__(**kwargs)
@@ -117,10 +118,10 @@ class HfVisionConfig(DropsManifest, BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a configuration, as in transformers, but refuse unknown arguments.
+        """Load a configuration, as in transformers.
 
         Raises:
-            ValueError: an argument is unknown; the message names it.
+            ValueError: an argument is unknown. transformers would ignore it.
         """
         wants_unused = kwargs.pop("return_unused_kwargs", False)
         config, unused = super().from_pretrained(
@@ -128,7 +129,9 @@ class HfVisionConfig(DropsManifest, BackboneConfigMixin, PreTrainedConfig):
         )
         if wants_unused:
             return config, unused
-        refuse_arguments(cls.__name__, (name for name in unused if name[0] != "_"), cls.argument_names() | _OF_LOADING)
+        check_arguments(
+            cls.__name__, (name for name in unused if name[0] != "_"), cls.argument_names() | _UNUSED_ARGUMENTS
+        )
         return config
 
     @classmethod
@@ -136,21 +139,20 @@ class HfVisionConfig(DropsManifest, BackboneConfigMixin, PreTrainedConfig):
         """Build a configuration, as in transformers; unknown fields of a config.json are kept, with a warning.
 
         Raises:
-            ValueError: a value has a wrong type, or the file chooses an attention implementation that it may not.
+            ValueError: a value has the wrong type, or the attention implementation is not one of
+                `ATTENTION_IMPLEMENTATIONS`.
         """
         known = cls.argument_names()
         for name in ("attn_implementation", "_attn_implementation"):
             check_attention(config_dict.get(name))
         settings = {name: value for name, value in config_dict.items() if name in known}
-        with wrong_types_refused("the config.json"):
+        with convert_type_errors("the config.json"):
             result: Any = super().from_dict(settings, **kwargs)
         unknown = {name: value for name, value in config_dict.items() if name not in known}
         if unknown:
-            logger.warning_once(
-                f"config.json has {describe_unknown(unknown)}, unknown to {cls.__name__}: kept, not used"
-            )
+            logger.warning_once(f"config.json has fields that {cls.__name__} does not use: {describe_unknown(unknown)}")
             config = result[0] if isinstance(result, tuple) else result
-            # Not transformers' own attributes: `_attn_implementation_internal` could name a repository of kernels.
+            # Never set transformers' own attributes: `_attn_implementation_internal` could name a kernel repository.
             vars(config).update({name: value for name, value in unknown.items() if not hasattr(config, name)})
         return result
 
@@ -159,7 +161,7 @@ class HfVisionConfig(DropsManifest, BackboneConfigMixin, PreTrainedConfig):
         """Read a configuration from a file, with `from_dict`."""
         return cls.from_dict(read_json_object(json_file))
 
-    # transformers would read kept fields of language models in these methods; a vision model has none.
+    # transformers' versions of the following methods read fields of language models.
 
     def get_text_config(self, decoder: Any = None, encoder: Any = None) -> Any:
         """Return the configuration itself."""
@@ -181,30 +183,30 @@ class HfVisionConfig(DropsManifest, BackboneConfigMixin, PreTrainedConfig):
         """Read the settings of a config.json.
 
         Raises:
-            ValueError: it belongs to another model type; the message says how to load it.
+            ValueError: the `model_type` is that of another class; the message says how to load the model.
         """
-        where = {name: kwargs.pop(name) for name in _WHERE if name in kwargs}
+        where = {name: kwargs.pop(name) for name in _LOCATION_ARGUMENTS if name in kwargs}
         settings = read_settings(pretrained_model_name_or_path, **where)
         cls.check_model_type(settings, str(pretrained_model_name_or_path))
         return settings, kwargs
 
     @classmethod
     def check_model_type(cls, settings: dict[str, Any], folder: str) -> None:
-        """Raise ValueError, with the way to load it, if a config.json belongs to another model type."""
+        """Raise ValueError if the `model_type` is that of another class; the message says how to load the model."""
         stored = settings.get("model_type")
         if stored == cls.model_type:
             return
         call = f"hf_vit.load({folder!r}), or `hf-vit convert {folder} OUTPUT`"
         if str(stored).startswith("hf_"):
             call = f"{saved_class(settings) or 'AutoModel'} or hf_vit.load"
-        raise ValueError(f"{folder} holds a model of type {stored} (expected {cls.model_type}); use {call}")
+        raise ValueError(f"{folder} has a model of type {stored} (expected {cls.model_type}); use {call}")
 
     def validate_architecture(self) -> None:
-        """Check fields together: after construction, and again when a model is built, as fields can change."""
+        """Check combinations of fields; called after construction, and again when a model is built."""
 
 
 def saved_class(settings: dict[str, Any]) -> str | None:
-    """Return the name of the class for a config.json, also for a hybrid saved under the plain class name."""
+    """Return the name of the model class in a config.json; a hybrid's plain class name becomes the hybrid's."""
     name = next(iter(settings.get("architectures") or ()), None)
     if name is None or settings.get("model_type") != "hf_vit_hybrid":
         return name
@@ -225,7 +227,7 @@ MAX_TOKENS = 2**20  # patches of an image
 
 @contextmanager
 def _value_errors() -> Iterator[None]:
-    """Turn the errors of huggingface_hub's `@strict` into ValueErrors of one line."""
+    """Convert the errors of huggingface_hub's `@strict` to ValueErrors of one line."""
     try:
         yield
     except StrictDataclassClassValidationError as error:
@@ -241,7 +243,7 @@ def strict(config_class: Config) -> Config:
     return checked
 
 
-# Fields with limits. A value of None is allowed where the type allows it.
+# Fields with limits. None is valid if the field's type allows it.
 
 
 def _limited(default: Any, is_valid: Callable[[Any], bool], expected: str) -> Any:
@@ -252,28 +254,28 @@ def _limited(default: Any, is_valid: Callable[[Any], bool], expected: str) -> An
     return validated_field(check, default=default)
 
 
-def count(default: int | None, highest: int) -> Any:
-    """Declare a field of an int from 1 to `highest`."""
+def int_field(default: int | None, highest: int) -> Any:
+    """Declare an int field with values from 1 to `highest`."""
     return _limited(default, lambda value: 1 <= value <= highest, f"1 to {highest:,}")
 
 
-def amount(default: float) -> Any:
-    """Declare a field of a finite number, 0 or more."""
+def float_field(default: float) -> Any:
+    """Declare a float field with finite values of 0 or more."""
     return _limited(default, lambda value: 0 <= value < math.inf, "a finite number, 0 or more")
 
 
-def rate(default: float) -> Any:
-    """Declare a field of a number from 0 to below 1."""
-    return _limited(default, lambda value: 0 <= value < 1, "0 or more, and less than 1")
+def rate_field(default: float) -> Any:
+    """Declare a field for a rate: at least 0 and less than 1."""
+    return _limited(default, lambda value: 0 <= value < 1, "at least 0 and less than 1")
 
 
-def size(default: Size | None) -> Any:
-    """Declare a field of a size in pixels or patches."""
+def size_field(default: Size | None) -> Any:
+    """Declare a field for a size: an int or (height, width)."""
     return _limited(default, _is_size, _SIZE)
 
 
-def stages(default: tuple[int, ...]) -> Any:
-    """Declare a field of the units of each stage of a ResNet."""
+def stages_field(default: tuple[int, ...]) -> Any:
+    """Declare a field for the number of units in each stage of a ResNet."""
     return _limited(default, _are_stages, f"at most {MAX_STAGES} stages and {MAX_LAYERS:,} units, 1 or more in each")
 
 
@@ -296,8 +298,8 @@ def check_size(name: str, size: Size) -> None:
         raise ValueError(f"{name} is {reprlib.repr(size)}; expected {_SIZE}")
 
 
-class _Reader(PreTrainedConfig):
-    """Reader of any config.json, local or on the Hub, within the limits of `read_json_object`."""
+class _ConfigReader(PreTrainedConfig):
+    """Reader of a config.json of any model type, local or on the Hub, within the limits of `read_json_object`."""
 
     @classmethod
     def _dict_from_json_file(cls, json_file: str | os.PathLike) -> dict[str, Any]:
@@ -308,15 +310,16 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
     """Read the config.json of a folder, or of a name on the Hub.
 
     Args:
-        where: arguments of `from_pretrained` that locate it, such as `revision`.
+        where: arguments of `from_pretrained` that locate the file, such as `revision`.
 
     Raises:
-        ValueError: it is damaged, too large, nested too deeply, or its `model_type` or `architectures` are not text.
-        OSError: it does not exist, or cannot be read.
+        ValueError: the file is damaged, too large or nested too deeply, or has the wrong type of `model_type` or
+            `architectures`.
+        OSError: the file does not exist or cannot be read.
     """
-    check_place(name, where.get("subfolder"))
-    with wrong_types_refused(f"the config.json of {name}"), absence_explained(name):
-        settings, _ = _Reader.get_config_dict(name, **where)
+    check_model_path(name, where.get("subfolder"))
+    with convert_type_errors(f"the config.json of {name}"), explain_missing_folder(name):
+        settings, _ = _ConfigReader.get_config_dict(name, **where)
         model_type, architectures = settings.get("model_type"), settings.get("architectures")
     if not isinstance(model_type, str | None):
         raise ValueError(f"the config.json of {name} has the model_type {reprlib.repr(model_type)}; expected text")
@@ -326,26 +329,24 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def wrong_types_refused(what: str) -> Iterator[None]:
-    """Turn Python's errors about a value of a wrong type into one sentence.
-
-    Only for blocks that do no more than read and compare values of a JSON file.
+def convert_type_errors(what: str) -> Iterator[None]:
+    """Convert errors such as TypeError, in a block that reads values of a JSON file, to a ValueError.
 
     Args:
-        what: name of the file, which begins the message.
+        what: name of the file, for the message.
 
     Raises:
-        ValueError: a value has a wrong type.
+        ValueError: a value has the wrong type.
     """
     try:
         yield
     except (TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:300]
-        raise ValueError(f"{what} has values of a wrong type ({reason})") from error
+        raise ValueError(f"{what} has a value of the wrong type ({reason})") from error
 
 
 def check_attention(name: Any) -> None:
-    """Raise ValueError for an attention implementation that a file may not choose, such as a repository of kernels."""
+    """Raise ValueError if a config.json selects an attention implementation that it must not, see above."""
     if name is not None and name not in ATTENTION_IMPLEMENTATIONS:
         raise ValueError(
             f"the config.json has attn_implementation {reprlib.repr(name)} (expected one of "

@@ -1,4 +1,4 @@
-"""Configuration of the Vision Transformer and the hybrids, with the original's numbers as defaults."""
+"""Configurations of the Vision Transformer and the hybrids; the defaults are the values of the original code."""
 
 import copy
 import operator
@@ -13,14 +13,14 @@ from .configuration_hf_vision import (
     MAX_WIDTH,
     HfVisionConfig,
     Size,
-    amount,
     as_pair,
+    check_choice,
     check_size,
-    count,
-    rate,
-    refuse_unknown,
-    size,
-    stages,
+    float_field,
+    int_field,
+    rate_field,
+    size_field,
+    stages_field,
     strict,
 )
 
@@ -33,8 +33,8 @@ _WIDTHS = {
     "L": (24, 1024, 4096, 16),
     "H": (32, 1280, 5120, 16),
 }
-# The two variants of a hybrid's ResNet-50 (section 3.1): with stage 4, which makes patches of 32 pixels; or with its
-# units moved to stage 3, which makes patches of 16 pixels and a sequence four times as long.
+# The two ResNet-50 stems of the hybrids (section 3.1): all four stages, with stride 32; or the units of stage 4 moved
+# to stage 3, with stride 16 and four times as many tokens.
 STAGE_4, EXTENDED_STAGE_3 = (3, 4, 6, 3), (3, 4, 9)
 # name: (width, patch size on the stem's feature map, stem depths or None for no stem)
 VARIANTS = {
@@ -64,56 +64,60 @@ _Config = TypeVar("_Config", bound="HfViTConfig")
 
 @strict
 class HfViTConfig(HfVisionConfig):
-    r"""A Vision Transformer of the original family (arXiv 2010.11929).
+    r"""Configuration of a Vision Transformer (arXiv 2010.11929).
 
-    Fields have the names of transformers' `ViTConfig` where it has them too. The defaults are ViT-B/16 with the numbers
-    of the original JAX code (tanh GELU, LayerNorm epsilon 1e-6).
+    Fields that transformers' `ViTConfig` also has have the same names. The defaults are ViT-B/16 with tanh GELU and
+    LayerNorm epsilon 1e-6, as in the original JAX code.
 
     Args:
-        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: the sizes of the encoder.
-        hidden_dropout_prob: dropout after the position embeddings, each MLP layer and the attention block.
+        hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: sizes of the encoder.
+        hidden_act: activation of the MLPs.
+        hidden_dropout_prob: dropout after the position embeddings, each MLP layer and each attention block.
         attention_probs_dropout_prob: dropout of the attention probabilities.
-        drop_path_rate: stochastic depth of the last layer; it grows linearly from 0 at the first.
-        initializer_range: standard deviation of new position embeddings and mask tokens.
+        drop_path_rate: stochastic depth rate of the last layer; the rate grows linearly from 0 at the first layer.
+        initializer_range: standard deviation of new position embeddings, and of the mask token of masked patch
+            prediction.
+        layer_norm_eps: epsilon of every LayerNorm.
         image_size, patch_size: an int or (height, width), in pixels.
-        stored_patch_size: in a flexible model (FlexiViT, arXiv 2212.08013), the size of the stored kernel; every
-            forward resizes the kernel to `patch_size`. None: the model is not flexible.
-        position_grid: in a flexible model, (rows, columns) of the stored position embeddings, or an int for a square;
-            None: the grid of `image_size`.
-        qkv_bias: give query, key and value biases.
-        pooling: the head's input: "cls" (the first token), "mean" (of all tokens), "map" (big_vision's attention
-            pooling) or "none" (every token).
-        use_cls_token: put a class token before the patches; None: with pooling "cls" alone.
+        num_channels: number of image channels.
+        stored_patch_size: in a flexible model (FlexiViT, arXiv 2212.08013), the size of the stored kernel; each
+            forward pass resizes the kernel to `patch_size`. None: the model is not flexible.
+        position_grid: in a flexible model, (rows, columns) of the stored position embeddings, or an int for a square
+            grid; None: the grid of `image_size`.
+        qkv_bias: use biases in the query, key and value projections.
+        pooling: input of the head: "cls" (the first token), "mean" (of all tokens), "map" (big_vision's multi-head
+            attention pooling) or "none" (every token).
+        use_cls_token: put a class token before the patches; None: only with pooling "cls".
         representation_size: width of the tanh pre-logits layer; None: no such layer.
-        projection_dim: width of `HfViTModel`'s projection (`image_embeds`), as in the image tower of an image-text
-            model; None: no projection.
-        position_embedding_type: "learned" (a vector for each token, the paper's 1-D), "learned2d" (a vector of
-            hidden_size / 2 for each row and each column), "relative" (1-D relative distances, inside every attention),
-            "sincos2d" (fixed, MoCo v3's) or "none".
-        position_embedding_placement: add learned ones at the "input" of the encoder; at the input of "every_layer",
-            each with its own table; or at "every_layer_shared", all with the same table.
-        attention_axes: "all": attention over all tokens. "axial": over the same row in one layer and the same column in
-            the next; two layers are one block of the paper's Axial-ViT. It needs an even number of layers and no class
-            token, which belongs to no row.
-        position_interpolation: how learned position embeddings are resampled for other image sizes: "jax" (bilinear,
-            aligned corners), "jax_exact" (the same with the original's rounding error), "bilinear" or "bicubic"
-            (half-pixel centers, antialiased, as in timm) or "bicubic_aliased" (not antialiased, as in transformers).
-        pool_patches_only: exclude the class token from "mean" and "map" pooling, as timm does.
+        projection_dim: width of the projection (`image_embeds`) in the image tower of an image-text model; None: no
+            projection.
+        position_embedding_type: "learned" (one vector per token, the paper's 1-D), "learned2d" (one vector of
+            hidden_size / 2 for each row and each column), "relative" (1-D relative positions in every attention),
+            "sincos2d" (fixed, as in MoCo v3) or "none".
+        position_embedding_placement: where learned position embeddings are added: at the "input" of the encoder; at
+            the input of "every_layer", with one table per layer; or of "every_layer_shared", with one table for all.
+        attention_axes: "all": attention over all tokens. "axial": attention over the token's row in one layer and over
+            its column in the next; two layers are one block of the paper's Axial-ViT. "axial" needs an even number of
+            layers and no class token.
+        position_interpolation: resampling of learned position embeddings for other image sizes: "jax" (bilinear,
+            aligned corners), "jax_exact" (the same, with the original's rounding error), "bilinear" or "bicubic"
+            (half-pixel centers, antialiased, as in timm), or "bicubic_aliased" (not antialiased, as in transformers).
+        pool_patches_only: exclude the class token from "mean" and "map" pooling, as in timm.
         norm_after_pooling: apply the final LayerNorm after the pooling (timm's `fc_norm`); `last_hidden_state` is then
             not normalized.
-        image_size_history: earlier image sizes of resampled position embeddings, the training size first; None if they
-            were never resampled.
-        label_thresholds: lowest score at which each class is predicted (multi-label classification), chosen on
+        image_size_history: previous image sizes if the position embeddings were resampled, the training size first;
+            None if they were not.
+        label_thresholds: for multi-label classification, the lowest score at which each class is predicted, chosen on
             held-out images; None: 0.5.
-        temperature: temperature of the calibration by `hf_vit.calibrate`; the head's weights are already divided by it.
-        coverage_thresholds: coverage ("0.95") -> lowest probability of a class in the prediction set.
-        rejection_thresholds: for each class, the lowest logit at which its prediction is accepted; below it, an
-            image shows none of the classes.
+        temperature: temperature fitted by `hf_vit.calibrate`, by which the head's weights are already divided.
+        coverage_thresholds: for each coverage, such as "0.95", the lowest probability of a class in the prediction set.
+        rejection_thresholds: for each class, the lowest logit at which a prediction of it is accepted. Images below it
+            are rejected: they show none of the classes.
         patch_target: target of masked patch prediction: "mean_color" (3 bits per channel), "downsized" (the same for
             each cell of a 4 x 4 grid) or "pixels".
 
     Raises:
-        ValueError: the fields contradict each other (the message has the numbers), or an argument is unknown.
+        ValueError: fields contradict each other, or an argument is unknown.
 
     Example:
         >>> from hf_vit import HfViTConfig
@@ -124,24 +128,24 @@ class HfViTConfig(HfVisionConfig):
 
     model_type = "hf_vit"
 
-    hidden_size: int = count(768, MAX_WIDTH)
-    num_hidden_layers: int = count(12, MAX_LAYERS)
-    num_attention_heads: int = count(12, MAX_WIDTH)
-    intermediate_size: int = count(3072, MAX_WIDTH)
+    hidden_size: int = int_field(768, MAX_WIDTH)
+    num_hidden_layers: int = int_field(12, MAX_LAYERS)
+    num_attention_heads: int = int_field(12, MAX_WIDTH)
+    intermediate_size: int = int_field(3072, MAX_WIDTH)
     hidden_act: str = "gelu_pytorch_tanh"
-    hidden_dropout_prob: float | int = rate(0.0)
-    attention_probs_dropout_prob: float | int = rate(0.0)
-    drop_path_rate: float | int = rate(0.0)
-    initializer_range: float = amount(0.02)
-    layer_norm_eps: float = amount(1e-6)
-    image_size: Size = size(224)
-    patch_size: Size = size(16)
-    num_channels: int = count(3, MAX_WIDTH)
+    hidden_dropout_prob: float | int = rate_field(0.0)
+    attention_probs_dropout_prob: float | int = rate_field(0.0)
+    drop_path_rate: float | int = rate_field(0.0)
+    initializer_range: float = float_field(0.02)
+    layer_norm_eps: float = float_field(1e-6)
+    image_size: Size = size_field(224)
+    patch_size: Size = size_field(16)
+    num_channels: int = int_field(3, MAX_WIDTH)
     qkv_bias: bool = True
     pooling: Literal["cls", "mean", "map", "none"] = "cls"
     use_cls_token: bool | None = None
-    representation_size: int | None = count(None, MAX_WIDTH)
-    projection_dim: int | None = count(None, MAX_WIDTH)
+    representation_size: int | None = int_field(None, MAX_WIDTH)
+    projection_dim: int | None = int_field(None, MAX_WIDTH)
     position_embedding_type: Literal["learned", "sincos2d", "learned2d", "relative", "none"] = "learned"
     position_embedding_placement: Literal["input", "every_layer", "every_layer_shared"] = "input"
     attention_axes: Literal["all", "axial"] = "all"
@@ -154,8 +158,8 @@ class HfViTConfig(HfVisionConfig):
     coverage_thresholds: dict[str, float] | None = None
     rejection_thresholds: list[float] | None = None
     patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
-    stored_patch_size: Size | None = size(None)
-    position_grid: Size | None = size(None)
+    stored_patch_size: Size | None = size_field(None)
+    position_grid: Size | None = size_field(None)
 
     base_model_tp_plan = {  # noqa: RUF012 - transformers declares it as a class variable
         "layers.*.attention.q_proj": "colwise",
@@ -176,13 +180,13 @@ class HfViTConfig(HfVisionConfig):
         """Return the configuration of a released model, e.g. `from_variant("B/16", image_size=384)`.
 
         Args:
-            name: a key of `VARIANTS`; those with an R (for ResNet) give an `HfViTHybridConfig`.
-            overrides: any field of the configuration.
+            name: a key of `VARIANTS`; names with an R (for ResNet) return an `HfViTHybridConfig`.
+            overrides: values for any fields of the configuration.
 
         Raises:
             ValueError: `name` is unknown.
         """
-        refuse_unknown("variant", name, VARIANTS)
+        check_choice("variant", name, VARIANTS)
         width, patch_size, stem_depths = VARIANTS[name]
         sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
         fields: dict[str, Any] = {**dict(zip(sizes, _WIDTHS[width], strict=True)), "patch_size": patch_size}
@@ -193,7 +197,7 @@ class HfViTConfig(HfVisionConfig):
         return HfViTHybridConfig(**{**fields, "stem_depths": list(stem_depths), **overrides})
 
     def without_projection(self: _Config) -> _Config:
-        """Return a copy without a projection, or this configuration if it has none."""
+        """Return a copy without a projection, or the same object if there is no projection."""
         if self.projection_dim is None:
             return self
         config = copy.copy(self)
@@ -202,7 +206,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def output_attentions(self) -> bool:
-        """True if every forward returns attentions, unlike in transformers with any attention implementation."""
+        """Return attentions by default. Unlike in transformers, this works with every attention implementation."""
         return bool(self._output_attentions)
 
     @output_attentions.setter
@@ -216,7 +220,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def stride(self) -> int:
-        """Stride of the map that is cut into patches, in image pixels: 1, or that of the ResNet stem."""
+        """Stride, in image pixels, of the feature map that is cut into patches: 1, or a hybrid's stem stride."""
         return 1
 
     @property
@@ -231,7 +235,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def needs_one_grid(self) -> bool:
-        """True if the layers use the positions of patches, so that all images of a batch must have the same shape."""
+        """True if layers use the positions of patches, so that all images of a batch must have the same size."""
         return (
             self.position_embedding_placement != "input"
             or self.position_embedding_type == "relative"
@@ -240,7 +244,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """(rows, columns) of whole patches at `image_size`; the patches of a flexible model need not divide it."""
+        """(rows, columns) of patches at `image_size`, rounded down in a flexible model."""
         if not self.is_flexible:
             return self.grid_of(*as_pair(self.image_size))
         steps = (patch * self.stride for patch in as_pair(self.patch_size))
@@ -249,7 +253,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def is_flexible(self) -> bool:
-        """True if each forward resizes the stored kernel and position embeddings to the sizes in use."""
+        """True if each forward pass resizes the stored kernel and position embeddings (FlexiViT)."""
         return self.stored_patch_size is not None
 
     @property
@@ -263,20 +267,20 @@ class HfViTConfig(HfVisionConfig):
         return self.grid_size if self.position_grid is None else as_pair(self.position_grid)
 
     def patches_of(self, patch_size: Size | None) -> tuple[int, int]:
-        """Return (height, width) of the patches of a forward.
+        """Return the patch size of a forward pass as (height, width).
 
         Args:
-            patch_size: the forward's argument; None: the configuration's.
+            patch_size: argument of the forward pass; None: that of the configuration.
 
         Raises:
-            ValueError: it is not a size, or the model is not flexible and has another.
+            ValueError: it is not a valid size, or it differs from the configuration's and the model is not flexible.
         """
         if patch_size is None:
             return as_pair(self.patch_size)
         check_size("patch_size", patch_size)
         if not self.is_flexible and as_pair(patch_size) != as_pair(self.patch_size):
             raise ValueError(
-                f"patch_size is {patch_size} (expected {self.patch_size}, the only one of this model); "
+                f"patch_size is {patch_size}, but the model's is {self.patch_size} and not flexible; "
                 "call make_flexible() or set_patch_size() first"
             )
         height, width = as_pair(patch_size)
@@ -290,11 +294,11 @@ class HfViTConfig(HfVisionConfig):
             patch_size: as in `patches_of`.
 
         Raises:
-            ValueError: the patches do not divide the image; the message names the nearest sizes that fit.
+            ValueError: the image size is not a multiple of the patch size; the message names the nearest valid sizes.
         """
         grid, patches = [], self.patches_of(patch_size)
         for name, pixels, patch in zip(("height", "width"), (height, width), patches, strict=True):
-            map_pixels = -(-pixels // self.stride)  # 'SAME' padding rounds up at every halving
+            map_pixels = -(-pixels // self.stride)  # rounded up, because the stem pads as 'SAME'
             if map_pixels < patch or map_pixels % patch:
                 step = patch * self.stride
                 nearest = sorted({max(pixels // step, 1) * step, (pixels // step + 1) * step})
@@ -306,10 +310,10 @@ class HfViTConfig(HfVisionConfig):
         return grid[0], grid[1]
 
     def validate_architecture(self) -> None:
-        """Check fields together: after construction, and again when a model is built, as fields can change.
+        """Check combinations of fields; called after construction, and again when a model is built.
 
         Raises:
-            ValueError: two fields contradict each other, or the model is not defined.
+            ValueError: fields contradict each other.
         """
         heads, kind, placement = (
             self.num_attention_heads,
@@ -323,11 +327,13 @@ class HfViTConfig(HfVisionConfig):
         if self.position_grid is not None and not self.is_flexible:
             raise ValueError(f"position_grid is {self.position_grid}, which needs stored_patch_size; set both")
         if kind == "sincos2d" and self.hidden_size % 4:
-            raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of 4, which sincos2d needs")
+            raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of 4, as sincos2d requires")
         if kind == "learned2d" and self.hidden_size % 2:
             raise ValueError(f"hidden_size ({self.hidden_size}) is odd; learned2d halves it between rows and columns")
         if placement != "input" and kind not in ("learned", "learned2d"):
-            raise ValueError(f"position_embedding_placement {placement} is for learned and learned2d, not {kind}")
+            raise ValueError(
+                f"position_embedding_placement {placement} needs learned or learned2d positions, not {kind}"
+            )
         if self.attention_axes == "axial" and (self.use_cls_token or kind == "relative" or self.num_hidden_layers % 2):
             raise ValueError(
                 "axial attention needs use_cls_token=False, an even num_hidden_layers and no relative positions, not "
@@ -339,32 +345,32 @@ class HfViTConfig(HfVisionConfig):
 
 
 def stem_stride(stem_depths: Sequence[int]) -> int:
-    """Return the stride of the stem's map in image pixels: 4 after the root, doubled by every stage but the first."""
+    """Return the stem's stride in image pixels: 4 for root and max-pool, doubled by each stage except the first."""
     return 4 * 2 ** max(len(stem_depths) - 1, 0)
 
 
 @strict
 class HfViTHybridConfig(HfViTConfig):
-    r"""A Vision Transformer on the feature map of a ResNet stem (BiT: GroupNorm and standardized weights).
+    r"""Configuration of a hybrid: a Vision Transformer on the feature map of a BiT ResNet stem.
 
-    `patch_size` is in pixels of the stem's feature map, as in the original. Other arguments: see `HfViTConfig`.
+    `patch_size` is in pixels of the stem's feature map, as in the original. For the other arguments, see `HfViTConfig`.
 
     Args:
-        stem_depths: units per stage, such as [3, 4, 9]; empty for the root convolution and max-pool alone.
-        stem_width: channels of the root convolution, a multiple of 32 (the groups of its GroupNorm).
-        group_norm_eps: epsilon of every GroupNorm of the stem.
-        weight_standardization_eps: epsilon of its standardized weights.
-        weight_standardization_form: add that epsilon to the "std", as in the original, or to the "variance", as in timm
+        stem_depths: residual units per stage, such as [3, 4, 9]; empty: only the root convolution and max-pool.
+        stem_width: channels of the root convolution, a multiple of 32 (the number of groups of its GroupNorm).
+        group_norm_eps: epsilon of every GroupNorm in the stem.
+        weight_standardization_eps: epsilon of the weight standardization.
+        weight_standardization_form: add this epsilon to the "std", as in the original, or to the "variance", as in timm
             and transformers.
     """
 
     model_type = "hf_vit_hybrid"
 
-    patch_size: Size = size(1)
-    stem_depths: list[int] | tuple[int, ...] = stages((3, 4, 9))
-    stem_width: int = count(64, MAX_WIDTH)
-    group_norm_eps: float = amount(1e-6)
-    weight_standardization_eps: float = amount(1e-5)
+    patch_size: Size = size_field(1)
+    stem_depths: list[int] | tuple[int, ...] = stages_field((3, 4, 9))
+    stem_width: int = int_field(64, MAX_WIDTH)
+    group_norm_eps: float = float_field(1e-6)
+    weight_standardization_eps: float = float_field(1e-5)
     weight_standardization_form: Literal["std", "variance"] = "std"
 
     @property
@@ -373,5 +379,7 @@ class HfViTHybridConfig(HfViTConfig):
 
     def validate_architecture(self) -> None:
         if self.stem_width % 32:
-            raise ValueError(f"stem_width ({self.stem_width}) is not a multiple of 32, the groups of its GroupNorm")
+            raise ValueError(
+                f"stem_width ({self.stem_width}) is not a multiple of 32, the number of groups of its GroupNorm"
+            )
         super().validate_architecture()

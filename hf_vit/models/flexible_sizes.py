@@ -1,4 +1,4 @@
-"""Other patch sizes (FlexiViT), other image sizes, and images of different sizes in one batch (NaFlex)."""
+"""Changes of the patch size (FlexiViT) and the image size, and batches of images of different sizes (NaFlex)."""
 
 from copy import copy
 from typing import Any
@@ -11,14 +11,19 @@ from transformers.utils.generic import maybe_autocast
 
 from .configuration_hf_vision import Size, as_pair
 from .configuration_hf_vit import HfViTConfig
-from .position_embeddings import Grid, PositionTables, constant
+from .position_embeddings import Grid, PositionTables, cached_on_device
 from .pretrained import HfVisionPreTrainedModel
 
 
-@constant
+@cached_on_device
 @torch.compiler.assume_constant_result
 def _kernel_matrices(old_size: tuple[int, int], new_size: tuple[int, int]) -> list[torch.Tensor]:
-    """Compute pinv(R^T) of a bilinear resize R (half-pixel centers, no antialias) of rows, and of columns.
+    """Compute pinv(R^T) for the height and for the width, where R is the matrix of a bilinear resize of that axis.
+
+    The resize has half-pixel centers and no antialiasing.
+
+    Args:
+        old_size, new_size: (height, width)
 
     Returns:
         (new_height, old_height) and (new_width, old_width), float64.
@@ -34,53 +39,54 @@ def _kernel_matrices(old_size: tuple[int, int], new_size: tuple[int, int]) -> li
 def resize_patch_kernel(kernel: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
     """Resize the kernel of a patch embedding, so that resized patches have nearly the same embeddings.
 
-    This is PI-resize of FlexiViT (arXiv 2212.08013, section 3.4; `resample_patchemb` in big_vision,
-    models/proj/flexi/vit.py): pinv(B^T) times the kernel, where B is the matrix of a bilinear resize of patches. B is
-    the Kronecker product of one matrix per axis, so each axis has a small pseudo-inverse. Computed in float32 at least.
+    This is FlexiViT's PI-resize (arXiv 2212.08013, section 3.4; `resample_patchemb` in big_vision,
+    models/proj/flexi/vit.py). It multiplies the kernel by pinv(B^T), where B is the matrix of a bilinear resize of
+    patches. B is the Kronecker product of one matrix per axis, so one small pseudo-inverse per axis is enough.
+    The computation is in float32, or in float64 for a float64 kernel.
 
     Args:
         kernel: (hidden_size, channels, old_height, old_width)
         patch_size: (height, width)
 
     Returns:
-        (hidden_size, channels, height, width), in the dtype of the input.
+        (hidden_size, channels, height, width), in the kernel's dtype.
     """
     old = (kernel.shape[2], kernel.shape[3])
     if old == tuple(patch_size):
         return kernel
-    wide = kernel.to(torch.promote_types(kernel.dtype, torch.float32))
-    rows, columns = _kernel_matrices(old, tuple(patch_size), like=wide)
+    values = kernel.to(torch.promote_types(kernel.dtype, torch.float32))
+    rows, columns = _kernel_matrices(old, tuple(patch_size), like=values)
     with maybe_autocast(kernel.device.type, enabled=False):
-        resized = F.linear(F.linear(wide, columns).transpose(2, 3), rows).transpose(2, 3)
+        resized = F.linear(F.linear(values, columns).transpose(2, 3), rows).transpose(2, 3)
     return resized.to(kernel.dtype)
 
 
 class FlexibleSizes(HfVisionPreTrainedModel):
-    """Changes of the image size and the patch size of a Vision Transformer, permanent or for one forward."""
+    """Methods that change a Vision Transformer's image size and patch size."""
 
     def set_patch_size(self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False) -> None:
         """Set another patch size.
 
-        A flexible model changes only its configuration, any number of times without loss. In any other model, kernel
-        and position embeddings are resized permanently; see `make_flexible`.
+        In a flexible model (see `make_flexible`), only the configuration changes, so nothing is lost. In any other
+        model, the kernel and the position embeddings are resized permanently.
 
         Args:
-            patch_size: an int or (height, width) in pixels; for a hybrid, in pixels of the stem's map.
-            image_size: another image size, an int or (height, width) in pixels; None keeps it.
+            patch_size: an int or (height, width) in pixels; for a hybrid, in pixels of the stem's feature map.
+            image_size: new image size, an int or (height, width) in pixels; None: not changed.
             processor_follows: as in `set_image_size`.
 
         Raises:
-            ValueError: the patches do not divide the image size of a model that is not flexible; the message names
-                the nearest sizes.
+            ValueError: the model is not flexible, and the image size is not a multiple of the patch size; the message
+                names the nearest valid sizes.
         """
         before = self.config.image_size
         self._set_sizes(patch_size, before if image_size is None else image_size)
-        self._warn_of_new_size(before, processor_follows)
+        self._warn_about_new_size(before, processor_follows)
 
     def make_flexible(self) -> None:
-        """Keep kernel and position embeddings as stored from now on; each forward resizes them to the sizes in use.
+        """Make the model flexible: from now on, each forward pass resizes the stored kernel and position embeddings.
 
-        Positions with the default interpolation, "jax", are interpolated "bilinear" from now on, as in FlexiViT.
+        `position_interpolation` "jax", the default, becomes "bilinear", as in FlexiViT.
         """
         config = self.config
         if not config.is_flexible:
@@ -90,10 +96,10 @@ class FlexibleSizes(HfVisionPreTrainedModel):
             config.stored_patch_size = config.patch_size
 
     def make_fixed(self) -> None:
-        """Resize kernel and position embeddings of a flexible model permanently to the configured sizes."""
+        """Resize a flexible model's kernel and position embeddings permanently to the configured sizes."""
         config = self.config
         if config.is_flexible:
-            grid = config.grid_of(*as_pair(config.image_size))  # raises if the patches do not divide it
+            grid = config.grid_of(*as_pair(config.image_size))  # raises ValueError for invalid sizes
             self._resize_weights(as_pair(config.patch_size), grid)
             config.stored_patch_size = config.position_grid = None
 
@@ -104,7 +110,7 @@ class FlexibleSizes(HfVisionPreTrainedModel):
         config, after = self.config, copy(self.config)
         after.patch_size, after.image_size = patch_size, image_size
         if config.is_flexible:
-            config.position_grid = config.stored_grid  # before the sizes change, on which its default depends
+            config.position_grid = config.stored_grid  # its default depends on the sizes, which change below
         else:
             self._resize_weights(as_pair(patch_size), after.grid_size)
             if as_pair(image_size) != as_pair(config.image_size):
@@ -113,7 +119,12 @@ class FlexibleSizes(HfVisionPreTrainedModel):
 
     @torch.no_grad()
     def _resize_weights(self, patch_size: tuple[int, int], grid: Grid) -> None:
-        """Resize kernel and position embeddings permanently; the caller updates the configuration."""
+        """Resize the kernel and the position embeddings permanently; the caller updates the configuration.
+
+        Args:
+            patch_size: (height, width)
+            grid: (rows, columns) of patches.
+        """
         embeddings: Any = self.base_model.embeddings
         projection = embeddings.patch_embeddings.projection
         kernel = projection.weight
@@ -128,22 +139,23 @@ class FlexibleSizes(HfVisionPreTrainedModel):
                 module.resample(grid)
 
 
-def refuse_mixed_sizes(config: HfViTConfig) -> None:
-    """Raise ValueError for a model whose layers need the same grid for all images of a batch."""
+def check_mixed_sizes(config: HfViTConfig) -> None:
+    """Raise ValueError if the layers of the model need the same grid for all images of a batch."""
     if config.needs_one_grid:
         raise ValueError(
-            "cannot mix image sizes in a batch: this needs position embeddings at the input and attention over all "
-            f"tokens, not position_embedding_type {config.position_embedding_type!r} with position_embedding_placement "
-            f"{config.position_embedding_placement!r} and attention_axes {config.attention_axes!r}"
+            "cannot mix image sizes in a batch with position_embedding_type "
+            f"{config.position_embedding_type!r}, position_embedding_placement "
+            f"{config.position_embedding_placement!r} and attention_axes {config.attention_axes!r}; expected position "
+            "embeddings at the input and attention over all tokens"
         )
 
 
 def patch_mask(spatial_shapes: Any, pixel_values: torch.Tensor) -> torch.Tensor:
-    """Return (batch, patches), 1 for the patches that an image has.
+    """Return a mask (batch, patches), 1 for real patches and 0 for padding.
 
     Args:
         spatial_shapes: (batch, 2), rows and columns of patches of each image.
-        pixel_values: (batch, patches, values)
+        pixel_values: (batch, patches, patch height * patch width * channels)
     """
     shapes = torch.as_tensor(spatial_shapes).to(pixel_values.device, non_blocking=True)
     index = torch.arange(pixel_values.shape[1], device=shapes.device)
@@ -153,23 +165,23 @@ def patch_mask(spatial_shapes: Any, pixel_values: torch.Tensor) -> torch.Tensor:
 def embed_mixed_sizes(
     embeddings: Any, pixel_values: torch.Tensor, spatial_shapes: Any, patch_size: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Embed images of different sizes, given as patches, with positions for the grid of each.
+    """Embed images of different sizes, given as patches, and compute the position embeddings of each image.
 
-    All patches lie in one row, so that there is one call of the patch embedding whatever the sizes: with sharded
-    weights, every process must make the same number of calls.
+    The patches are joined to one row, so that the patch embedding is called once, whatever the image sizes. With
+    sharded weights, every process must call it equally often.
 
     Args:
         embeddings: an `HfViTEmbeddings`.
-        pixel_values: (batch, patches, patch height * patch width * channels), zeros where an image has no patch.
+        pixel_values: (batch, patches, patch height * patch width * channels), padded with zeros.
         spatial_shapes: (batch, 2), rows and columns of patches of each image.
-        patch_size: (height, width), in pixels of the stem's map in a hybrid.
+        patch_size: (height, width), for a hybrid in pixels of the stem's feature map.
 
     Returns:
-        (batch, patches, hidden_size), and positions (batch, tokens, hidden_size) or None; both zero where an image has
-        no patch.
+        The patch embeddings (batch, patches, hidden_size), and the position embeddings (batch, tokens, hidden_size) or
+        None; both are zero for padding.
     """
     config, (_, length, values) = embeddings.config, pixel_values.shape
-    refuse_mixed_sizes(config)
+    check_mixed_sizes(config)
     height, width = (size * config.stride for size in patch_size)
     if values != height * width * config.num_channels:
         raise ValueError(
@@ -178,14 +190,14 @@ def embed_mixed_sizes(
         )
     grids = [(rows, columns) for rows, columns in torch.as_tensor(spatial_shapes).tolist()]
     if max(rows * columns for rows, columns in grids) > length:
-        raise ValueError(f"spatial_shapes has grids with more patches than the {length} of pixel_values: {grids}")
+        raise ValueError(f"spatial_shapes needs more patches than pixel_values has, {length}: {grids}")
     dtype = embeddings.patch_embeddings.projection.weight.dtype
     pixel_values = pixel_values.to(dtype)
     if embeddings.stem is None:
         row = unpatchify(pixel_values, (1, length), patch_size)
     else:
-        row = _stem_row(embeddings.stem, pixel_values, grids, patch_size, config.stride)
-    patches = embeddings.patch_embeddings(row, patch_size).to(dtype)  # they are bfloat16 under autocast
+        row = _apply_stem(embeddings.stem, pixel_values, grids, patch_size, config.stride)
+    patches = embeddings.patch_embeddings(row, patch_size).to(dtype)  # autocast returns bfloat16
     patches = patches.masked_fill(patch_mask(spatial_shapes, pixel_values).unsqueeze(-1) == 0, 0)
     if not config.adds_positions_to_input:
         return patches, None
@@ -196,12 +208,21 @@ def embed_mixed_sizes(
     return patches, torch.stack([tables[grid] for grid in grids])
 
 
-def _stem_row(
+def _apply_stem(
     stem: Any, pixel_values: torch.Tensor, grids: list[Grid], patch_size: tuple[int, int], stride: int
 ) -> torch.Tensor:
-    """(batch, patches, values) -> (batch, channels, patch height, patches * patch width) of the stem's map
+    """Compute the stem's feature maps, with the patches of each image joined to one row.
 
-    The stem needs whole images: those of the same size go through it together.
+    The stem needs whole images. Images of the same size are processed together.
+
+    Args:
+        pixel_values: (batch, patches, values)
+        grids: (rows, columns) of each image.
+        patch_size: (height, width) in pixels of the stem's feature map.
+        stride: stride of the stem.
+
+    Returns:
+        (batch, stem.out_channels, patch height, patches * patch width)
     """
     (height, width), (batch, length, _) = patch_size, pixel_values.shape
     row = pixel_values.new_zeros(batch, stem.out_channels, height, length * width)
@@ -217,18 +238,18 @@ def _stem_row(
 def keep_patches(
     tokens: torch.Tensor, kept_patches: torch.Tensor, config: HfViTConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Select some of the patches, after the class token.
+    """Keep the class token and some of the patches.
 
     Args:
         tokens: (batch, tokens, hidden_size)
-        kept_patches: (batch, kept), indices of patches; below 0 for padding.
+        kept_patches: (batch, kept), indices of patches; negative for padding.
 
     Returns:
-        (batch, kept tokens, hidden_size), and a mask (batch, kept) that is 0 at padding.
+        (batch, num_prefix_tokens + kept, hidden_size), and a mask (batch, kept), 0 for padding.
     """
-    refuse_mixed_sizes(config)
+    check_mixed_sizes(config)
     prefix = config.num_prefix_tokens
-    indices = F.pad(kept_patches.clamp(min=0) + prefix, (prefix, 0))  # a class token comes first
+    indices = F.pad(kept_patches.clamp(min=0) + prefix, (prefix, 0))  # keeps the class token
     return tokens.take_along_dim(indices.unsqueeze(-1), dim=1), (kept_patches >= 0).int()
 
 

@@ -1,4 +1,4 @@
-"""Settings of the image processor: the presets, and the dependencies between settings."""
+"""Settings of the image processor: presets, defaults, and settings that depend on each other."""
 
 import reprlib
 from contextlib import suppress
@@ -11,13 +11,14 @@ import torch
 from .image_resizing import AREA, BICUBIC, BILINEAR, KERNELS
 from .utils import allowed, as_pair
 
-# Limits of a processor. The largest inputs of Vision Transformers are tiles of 8,000 x 6,000 pixels.
-MAX_OUTPUT_PIXELS = 2**26  # pixels of an image after the resize, and after the crop
+# Upper limits. For comparison, an image of 8,000 x 6,000 pixels has 2**25.5 pixels.
+MAX_OUTPUT_PIXELS = 2**26  # pixels per image, after the resize and after the crop
 MAX_CHANNELS = 1_024
-MAX_PATCHES = 2**20  # patches of an image
-MAX_OUTPUT_VALUES = 2**28  # values of one image, including padding patches
+MAX_PATCHES = 2**20  # patches per image
+MAX_OUTPUT_VALUES = 2**28  # values per image, including padding
 
-# Resize of each preset. `crop_pct` (presets that crop): crop / resized side (below 384 pixels, from 384 pixels on).
+# Resize of each preset. `crop_pct`, in presets that crop: crop size / shorter side of the resized image, with one value
+# for crops below 384 pixels and one for larger crops.
 PRESETS: dict[str, dict[str, Any]] = {
     # vit_jax: tf.image.resize(image, size), then (x - 127.5) / 127.5
     "vit_jax": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
@@ -36,8 +37,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     # transformers' Siglip2ImageProcessor: aspect ratio kept, images as patches
     "native": {"resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
 }
-# Settings that are the same in every preset.
-_PIXELS_IN_MINUS_ONE_TO_ONE = {
+# Settings that are the same in every preset: pixel values are in [-1, 1].
+_COMMON = {
     "do_resize": True,
     "do_rescale": True,
     "rescale_factor": 1 / 255,
@@ -62,16 +63,16 @@ _DEFAULTS = {
 }
 
 
-def first_settings() -> dict[str, Any]:
-    """Return all settings of the preset "vit_jax" at 224 pixels."""
-    return deepcopy({"preset": "vit_jax", **PRESETS["vit_jax"], **_PIXELS_IN_MINUS_ONE_TO_ONE, **_DEFAULTS})
+def default_settings() -> dict[str, Any]:
+    """Return the default settings: the preset "vit_jax" at 224 pixels."""
+    return deepcopy({"preset": "vit_jax", **PRESETS["vit_jax"], **_COMMON, **_DEFAULTS})
 
 
 def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings after changes by the constructor or for one call; a value of None changes nothing.
+    """Return the settings with changes applied; a change to None is ignored.
 
-    A new preset changes all settings that it determines, and keeps the image size. If a preset crops, a `size` with
-    height and width, given without `crop_size`, is the size of the crop; the size before the crop follows from it.
+    A new preset changes all settings that it determines, and keeps the image size. With a preset that crops, a `size`
+    of height and width is the size of the crop, and determines the size of the resize, unless `crop_size` is given.
 
     Raises:
         ValueError: a value is invalid.
@@ -81,47 +82,47 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
         return settings
     changes |= {name: _complete_size(name, changes[name]) for name in ("size", "crop_size") if name in changes}
     if changes.get("do_pad") or changes.get("pad_size"):
-        raise ValueError("do_pad and pad_size are not supported: this image processor does not pad images")
+        raise ValueError("do_pad and pad_size are not supported; omit them")
     crop_pct = changes.pop("crop_pct", None)
     if crop_pct is not None and not 0.01 <= crop_pct <= 100:
         raise ValueError(f"crop_pct is {crop_pct}; it must be at least 0.01 and at most 100")
 
     preset = changes.get("preset", settings["preset"])
     resizing = dict(PRESETS[preset])
-    ratios = resizing.pop("crop_pct", None)  # of a preset that crops
-    image_size, sizes_follow = _resulting_size(settings), "preset" in changes or crop_pct is not None
+    ratios = resizing.pop("crop_pct", None)  # None if the preset does not crop
+    image_size, sizes_follow = _output_size(settings), "preset" in changes or crop_pct is not None
     crops = ratios is not None and changes.get("do_center_crop", True)
     if crops and "height" in changes.get("size", {}) and "crop_size" not in changes:
         image_size, sizes_follow = changes.pop("size"), True
     if "preset" in changes:
-        settings = {**settings, **deepcopy(_PIXELS_IN_MINUS_ONE_TO_ONE), **resizing}
+        settings = {**settings, **deepcopy(_COMMON), **resizing}
     if sizes_follow and ratios is None:
         settings = {**settings, "size": image_size, "do_center_crop": False}
     elif sizes_follow and ratios is not None:
         side = max(image_size.values())
         size = {"shortest_edge": int(side / (crop_pct or ratios[side >= 384]) + 1e-6)}
         settings = {**settings, "size": size, "do_center_crop": True, "crop_size": image_size}
-    settings = {**settings, **changes, **_follow_channels(settings, changes)}
+    settings = {**settings, **changes, **_match_channels(settings, changes)}
     if settings["do_center_crop"] and settings["crop_size"] is None:
-        settings["crop_size"] = _resulting_size({**settings, "do_center_crop": False})
+        settings["crop_size"] = _output_size({**settings, "do_center_crop": False})
     patches_follow = settings["max_num_patches"] is None or not changes.keys().isdisjoint({"size", "patch_size"})
     if preset == "native" and "max_num_patches" not in changes and patches_follow:
-        size, (patch_height, patch_width) = _resulting_size(settings), as_pair(settings["patch_size"])
+        size, (patch_height, patch_width) = _output_size(settings), as_pair(settings["patch_size"])
         settings["max_num_patches"] = max(1, size["height"] // patch_height) * max(1, size["width"] // patch_width)
     _check_settings(settings)
     return settings
 
 
-def _resulting_size(settings: dict[str, Any]) -> dict[str, int]:
-    """Return height and width of the resulting image."""
+def _output_size(settings: dict[str, Any]) -> dict[str, int]:
+    """Return {"height", "width"} of the processed image."""
     size = settings["crop_size"] if settings["do_center_crop"] else settings["size"]
     return size if "height" in size else {"height": size["shortest_edge"], "width": size["shortest_edge"]}
 
 
-def _follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return mean and deviation for a new number of channels, or the number of channels for a new mean."""
+def _match_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the mean and std for a new number of channels, or the number of channels for a new mean."""
     if "num_channels" in changes:
-        count = min(changes["num_channels"], MAX_CHANNELS + 1)  # `_check_settings` refuses more
+        count = min(changes["num_channels"], MAX_CHANNELS + 1)  # `_check_settings` raises for more
         values = {name: changes.get(name, settings[name]) for name in ("image_mean", "image_std")}
         entries = {name: value if isinstance(value, list | tuple) else [value] for name, value in values.items()}
         return {name: value[:1] * count for name, value in entries.items() if len(set(value)) == 1}
@@ -132,7 +133,7 @@ def _follow_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[
 
 
 def _complete_size(name: str, size: Any) -> dict[str, int]:
-    """Convert 224, (224, 320) or a dictionary to {"height", "width"} or {"shortest_edge"}."""
+    """Convert a size such as 224, (224, 320) or a dict to {"height", "width"} or {"shortest_edge"}."""
     sides: Any = size
     if isinstance(size, int) or (isinstance(size, list | tuple) and len(size) == 2):
         sides = zip(("height", "width"), as_pair(size), strict=True)
@@ -151,7 +152,7 @@ def _complete_size(name: str, size: Any) -> dict[str, int]:
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    """Raise ValueError for settings that contradict each other, or cannot process any image."""
+    """Raise ValueError if settings are out of range or contradict each other."""
     scale_and_offset(settings["rescale_factor"], settings["image_mean"], settings["image_std"], "cpu")
     channels, patches = settings["num_channels"], settings["max_num_patches"]
     for name in ("image_mean", "image_std"):
@@ -163,7 +164,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
         raise ValueError(f"background is {reprlib.repr(background)}; it must be red, green and blue from 0 to 255")
     if not isinstance(patch_size, int) and len(patch_size) != 2:
         raise ValueError(f"patch_size is {reprlib.repr(patch_size)}; it must be an int or (height, width)")
-    (patch_height, patch_width), size = as_pair(patch_size), _resulting_size(settings)
+    (patch_height, patch_width), size = as_pair(patch_size), _output_size(settings)
     values = max(size["height"] * size["width"], patch_height * patch_width * (patches or 1))
     for name, value, highest in (
         ("patch height", patch_height, MAX_OUTPUT_PIXELS),
@@ -193,13 +194,13 @@ def scale_and_offset(
     std: float | list[float] | tuple[float, ...],
     device: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and offset, so that level * scale + offset is (level * factor - mean) / std.
+    """Return scale and offset, such that level * scale + offset equals (level * factor - mean) / std.
 
     Returns:
         Two float32 tensors (channels, 1, 1).
 
     Raises:
-        ValueError: pixel values would exceed float32.
+        ValueError: pixel values would exceed the range of float32.
     """
     mean, std = (tuple(value) if isinstance(value, list | tuple) else (value,) for value in (mean, std))
     return _scale_and_offset(factor, mean, std, device)
@@ -212,11 +213,11 @@ def _scale_and_offset(
     try:
         means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
         scale, offset = (factor / stds).float(), (-means / stds).float()
-    except (OverflowError, RuntimeError):  # an int beyond the range of float
+    except (OverflowError, RuntimeError):  # an int above the range of float
         scale = offset = torch.tensor(torch.inf)
     if not (255 * scale + offset).isfinite().all():
         numbers = (
             f"rescale_factor {reprlib.repr(factor)}, image_mean {reprlib.repr(mean)}, image_std {reprlib.repr(std)}"
         )
-        raise ValueError(f"{numbers} make pixel values beyond the range of float32")
+        raise ValueError(f"{numbers} lead to pixel values outside the range of float32")
     return scale.to(device), offset.to(device)

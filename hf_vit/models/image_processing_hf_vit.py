@@ -1,4 +1,4 @@
-"""Image processor of the Vision Transformer: from any image to the pixel values of the checkpoint's evaluation."""
+"""Image processor with the preprocessing of the original evaluations, as presets."""
 
 import os
 from collections.abc import Iterator
@@ -15,33 +15,33 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
 
-from .image_presets import MAX_OUTPUT_PIXELS, PRESETS, first_settings, override_settings, scale_and_offset
+from .image_presets import MAX_OUTPUT_PIXELS, PRESETS, default_settings, override_settings, scale_and_offset
 from .image_reading import ImageReadingError, count_images, list_images, name_image, read_image
 from .image_resizing import KERNELS, Filter, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
 from .utils import (
-    WHERE,
-    DropsManifest,
+    LOCATION_ARGUMENTS,
+    ManifestCleanupMixin,
     Size,
     allowed,
     as_pair,
+    check_arguments,
     describe_unknown,
     did_you_mean,
     find_file,
     read_json_object,
-    refuse_arguments,
 )
 
 logger = logging.get_logger(__name__)
 
-# Keys of a preprocessor_config.json that are not settings; keys that begin with an underscore are not settings either.
+# Keys of a preprocessor_config.json that are not settings, in addition to keys with a leading underscore.
 _FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map")
-_SETTINGS = tuple(first_settings())
-# Arguments of a call that are not settings of the processor.
+_SETTINGS = tuple(default_settings())
+# Arguments of `preprocess` that are not settings of the processor.
 _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
-    r"""Settings that `HfViTImageProcessor` adds to transformers' own; its docstring describes them."""
+    r"""Settings of `HfViTImageProcessor`, where they are described, in addition to those of `ImagesKwargs`."""
 
     preset: Literal["vit_jax", "augreg", "big_vision", "lit", "bit", "timm", "transformers", "native"] | None
     crop_pct: float | None
@@ -63,49 +63,54 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
     return_tensors: Literal["pt", "np"] | None
 
 
-class HfViTImageProcessor(DropsManifest, BaseImageProcessor):
-    r"""Image processor that computes the `pixel_values` that a checkpoint was evaluated with.
+class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
+    r"""Image processor with the preprocessing that a checkpoint was evaluated with.
 
-    An image is a path, URL, bytes, PIL image, array or tensor of any mode and type (rules: `image_reading`). One image,
-    a list or a batch is accepted. Every argument can also be given in a call, for that call only.
+    An image is a path, URL, bytes, PIL image, array or tensor of any mode and type, see `image_reading`. Calls accept
+    one image, a list or a batch. Every argument can also be passed to a call, for that call only.
+
+    In the following, levels are pixel intensities from 0 to 255, before they are normalized.
 
     Args:
-        preset: named preprocessing. It determines all of the following arguments except `size`:
+        preset: named preprocessing, which sets the resize, the crop, the normalization and `num_channels`, but not the
+            image size:
 
-            | preset | resize | result |
+            | preset | resize | levels |
             | --- | --- | --- |
-            | "vit_jax" | bilinear without antialias, squashed to `size` | not rounded |
-            | "augreg" | area, short side 256 (448), then center crop 224 (384) | rounded down |
-            | "big_vision" | area, short side 8/7 of the center crop | rounded down |
-            | "lit" | bilinear without antialias, squashed | rounded down |
-            | "bit" | bilinear without antialias, squashed to `size` | not rounded |
-            | "timm" | Pillow's bicubic, short side crop / 0.9 (from 384 on: / 1.0), then center crop | rounded |
-            | "transformers" | Pillow's bilinear, squashed | rounded |
+            | "vit_jax" | bilinear without antialiasing, stretched to `size` | not rounded |
+            | "augreg" | area, shorter side 256 (448), then center crop 224 (384) | rounded down |
+            | "big_vision" | area, shorter side 8/7 of the center crop | rounded down |
+            | "lit" | bilinear without antialiasing, stretched to `size` | rounded down |
+            | "bit" | bilinear without antialiasing, stretched to `size` | not rounded |
+            | "timm" | Pillow's bicubic, shorter side crop / 0.9 (crop from 384 pixels on), then center crop | rounded |
+            | "transformers" | Pillow's bilinear, stretched to `size` | rounded |
             | "native" | Pillow's bilinear, aspect ratio kept, cut into patches | rounded |
 
-        size: size of the result in pixels, an int or {"height", "width"}; or {"shortest_edge"}, of the image before
-            the crop.
-        crop_size: size of the center crop (default: `size`); a smaller image gets a black border.
-        crop_pct: crop / short side of the resized image, instead of the preset's value; only used to determine `size`.
+        size: size of the processed image in pixels, an int or {"height", "width"}; or {"shortest_edge"}, the shorter
+            side of the resized image before the crop.
+        crop_size: size of the center crop, by default `size`; smaller images get a black border.
+        crop_pct: crop size / shorter side of the resized image, instead of the preset's value. It determines `size` and
+            is not stored.
         do_resize, do_center_crop, do_rescale, do_normalize, do_convert_rgb: switches of the steps. Without
-            `do_rescale`, floating-point images keep their values; without `do_convert_rgb`, images keep their channels.
+            `do_rescale`, floating-point images keep their values. Without `do_convert_rgb`, images keep their channels.
         resample: 2 (bilinear), 3 (bicubic) or another number of `PIL.Image.Resampling`, or "area" (TensorFlow's).
         antialias: widen the filter when the image shrinks.
-        resize_output: "float", "truncated" (cast to uint8 like TensorFlow) or "rounded" (to uint8, like Pillow).
-        rescale_factor, image_mean, image_std: the result is (level * rescale_factor - image_mean) / image_std.
-        num_channels: number of channels of the model. Gray images are repeated; colors become gray for 1 channel.
-        background: red, green and blue behind transparent images.
-        patch_size: patch size in pixels, an int or (height, width), for "native".
-        max_num_patches: maximum number of patches of an image, for "native"; default: as many as an image of `size`
-            has.
-        padding: number of patches that "native" pads to: "max_num_patches", or "longest" (of the batch).
-        reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size if that is at least the size after the resize.
-            It is faster for photographs of many megapixels, but differs from the checkpoint's evaluation: at 4000 x
-            3000 pixels a level differs by 1 on average with "transformers", by 2 with "timm", and by 17 with "vit_jax",
-            which does not antialias (benchmarks/image_processing.py).
-        backend: implementation of Pillow's filters: "pillow" (CPU), "torch" (the same arithmetic on the tensor's
-            device, for bilinear and bicubic) or "auto" (the faster one). The results are bit-identical.
-        on_error: "raise", or "skip" images that cannot be read: the result's attribute `skipped` lists their indices.
+        resize_output: levels after the resize: "float", "truncated" (to uint8, as in TensorFlow) or "rounded" (to
+            uint8, as in Pillow).
+        rescale_factor, image_mean, image_std: pixel values are (level * rescale_factor - image_mean) / image_std.
+        num_channels: number of channels of the model. Gray images are repeated to `num_channels`; color images are
+            converted to gray for 1 channel.
+        background: (red, green, blue), the background of transparent images.
+        patch_size: for "native", patch size in pixels, an int or (height, width).
+        max_num_patches: for "native", maximum number of patches per image; by default that of an image of `size`.
+        padding: for "native", number of patches to pad to: "max_num_patches", or "longest" (in the batch).
+        reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size, if that is not smaller than the resized image.
+            This is faster for large photographs, but changes the levels: for 4000 x 3000 pixels by 1 on average with
+            "transformers", by 2 with "timm", and by 17 with "vit_jax", which does not antialias
+            (benchmarks/image_processing.py).
+        backend: implementation of Pillow's filters: "pillow" (CPU), "torch" (bilinear and bicubic, on the tensor's
+            device), or "auto" (the faster one). The results are bit-identical.
+        on_error: "raise", or "skip" images that cannot be read; the result's attribute `skipped` lists their indices.
 
     Raises:
         ValueError: an argument is unknown or invalid.
@@ -122,30 +127,30 @@ class HfViTImageProcessor(DropsManifest, BaseImageProcessor):
             name: kwargs.pop(name) for name in [*kwargs] if name in _FILE_KEYS or name[0] == "_"
         }
         super().__init__(**about_file)
-        refuse_arguments(type(self).__name__, kwargs, self.valid_kwargs.__annotations__)
-        vars(self).update(first_settings())
+        check_arguments(type(self).__name__, kwargs, self.valid_kwargs.__annotations__)
+        vars(self).update(default_settings())
         self.update(preset=preset, **kwargs)
 
     def update(self, **changes: Any) -> None:
-        """Change settings permanently; dependent settings follow, as in a call."""
+        """Change settings permanently; settings that depend on them change too, as in a call."""
         self._check_types(changes)
         for name, value in override_settings(self.settings(), changes).items():
             if name not in _CALL_KEYS:
                 setattr(self, name, value)
 
     def _check_types(self, changes: dict[str, Any]) -> None:
-        """Raise ValueError for a setting of a wrong type."""
+        """Raise ValueError if a setting has the wrong type."""
         try:
             validate_typed_dict(self.valid_kwargs, changes)  # pyright: ignore[reportArgumentType]
         except StrictDataclassError as error:
             raise ValueError(" ".join(str(error)[:500].split())) from error
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings by name."""
+        """Return all settings, name -> value."""
         return {name: getattr(self, name) for name in _SETTINGS}
 
-    def settings_of_call(self, **kwargs: Any) -> SimpleNamespace:
-        """Return the settings for one call, and the call's own arguments."""
+    def resolve_settings(self, **kwargs: Any) -> SimpleNamespace:
+        """Return the settings for one call, with the call's own arguments, see `_CALL_KEYS`."""
         self._check_types(kwargs)
         call = {name: kwargs.pop(name, None) for name in _CALL_KEYS}
         settings = SimpleNamespace(**override_settings(self.settings(), kwargs), **call)
@@ -155,13 +160,13 @@ class HfViTImageProcessor(DropsManifest, BaseImageProcessor):
 
     @classmethod
     def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Make a processor from settings, like the base class; settings in `kwargs` change dependent ones too.
+        """Build a processor from settings, as in transformers; `kwargs` override them, as in `update`.
 
-        Unknown fields of a preprocessor_config.json are kept, with a warning. Arguments of the model, which Auto
+        Unknown fields of a preprocessor_config.json are kept, with a warning. Arguments for the model, which Auto
         classes pass on, are ignored.
 
         Raises:
-            ValueError: a field has a wrong type, or an argument looks like a misspelled setting.
+            ValueError: a field has the wrong type, or an argument looks like a misspelled setting.
         """
         known = cls.valid_kwargs.__annotations__
         wants_unused = kwargs.pop("return_unused_kwargs", False)
@@ -170,36 +175,36 @@ class HfViTImageProcessor(DropsManifest, BaseImageProcessor):
         unknown = {name: value for name, value in image_processor_dict.items() if name not in stored}
         if unknown:
             logger.warning_once(
-                f"preprocessor_config.json has {describe_unknown(unknown)}: kept, not used by {cls.__name__}"
+                f"preprocessor_config.json has fields that {cls.__name__} does not use: {describe_unknown(unknown)}"
             )
         processor = cls(**stored)
         vars(processor).update({name: value for name, value in unknown.items() if not hasattr(cls, name)})
         processor.update(**changes)
         if wants_unused:
             return processor, kwargs
-        refuse_arguments(cls.__name__, (name for name in kwargs if did_you_mean(name, _SETTINGS)), _SETTINGS)
+        check_arguments(cls.__name__, (name for name in kwargs if did_you_mean(name, _SETTINGS)), _SETTINGS)
         return processor
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike) -> Any:
-        """Make a processor from a JSON file, with `from_dict`."""
+        """Build a processor from a JSON file, with `from_dict`."""
         return cls.from_dict(read_json_object(json_file))
 
     @classmethod
     def get_image_processor_dict(
         cls, pretrained_model_name_or_path: Any, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the settings of a file, a folder or a name on the Hub.
+        """Read the settings in a file, a folder or a Hub repository.
 
         Returns:
-            The settings, and the arguments that do not locate them.
+            The settings, and the arguments that were not used to locate them.
 
         Raises:
-            OSError: there are none.
-            ValueError: a file is too large, too deep or not JSON.
+            OSError: no settings were found.
+            ValueError: a file is too large, nested too deeply or not JSON.
         """
         name = os.fspath(pretrained_model_name_or_path)
-        where = {option: kwargs.pop(option) for option in WHERE if option in kwargs}
+        where = {option: kwargs.pop(option) for option in LOCATION_ARGUMENTS if option in kwargs}
         if os.path.isfile(name):
             return read_json_object(name), kwargs
         for file in (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME):
@@ -208,7 +213,7 @@ class HfViTImageProcessor(DropsManifest, BaseImageProcessor):
                 settings = settings.get("image_processor") if file == PROCESSOR_NAME else settings
                 if isinstance(settings, dict):
                     return settings, kwargs
-        raise OSError(f"{name} holds no {IMAGE_PROCESSOR_NAME}")
+        raise OSError(f"{name} has no {IMAGE_PROCESSOR_NAME}")
 
     @property
     def model_input_names(self) -> list[str]:
@@ -217,10 +222,10 @@ class HfViTImageProcessor(DropsManifest, BaseImageProcessor):
 
     @classmethod
     def for_model(cls, config: Any, **settings: Any) -> "HfViTImageProcessor":
-        """Make a processor for a model's image size, channels and patches.
+        """Build a processor with a model's image size, number of channels and patch size.
 
         Args:
-            config: configuration of a model of hf_vit.
+            config: `HfViTConfig`, `HfViTHybridConfig` or `HfBiTConfig`.
             settings: arguments of the constructor, such as `preset`; they take precedence.
         """
         height, width = as_pair(config.image_size)
@@ -231,24 +236,26 @@ class HfViTImageProcessor(DropsManifest, BaseImageProcessor):
 
     @torch.no_grad()
     def preprocess(self, images: Any, **kwargs: Any) -> BatchFeature:
-        """Preprocess one image or many.
+        """Preprocess one or more images.
 
         Args:
-            images: an image, a batch of equal images in an array or tensor, or a (nested) list of either.
-            kwargs: settings for this call. Also `input_data_format` and `data_format` ("channels_first" or
-                "channels_last", of input arrays and of the result), `return_tensors` ("pt", "np", or None for a list)
-                and `device` (of the "torch" backend).
+            images: an image; an array or tensor of images of one size; or a (nested) list of these.
+            kwargs: settings for this call, and `input_data_format` and `data_format` ("channels_first" or
+                "channels_last", for input arrays and for the result), `return_tensors` ("pt", "np", or None for a list)
+                and `device` (for the "torch" backend).
 
         Returns:
-            `pixel_values` (batch, channels, height, width). With the preset "native": `pixel_values` (batch, patches,
-            patch height * patch width * channels), `pixel_attention_mask` (batch, patches), and `spatial_shapes`
-            (batch, 2), which holds rows and columns. The attribute `skipped` lists the indices of skipped images.
+            `pixel_values`: (batch, channels, height, width); with the preset "native",
+                (batch, patches, patch height * patch width * channels).
+            `pixel_attention_mask`: only with "native", (batch, patches), 1 for real patches and 0 for padding.
+            `spatial_shapes`: only with "native", (batch, 2), rows and columns of patches of each image.
+            The attribute `skipped` of the result lists the indices of skipped images.
 
         Raises:
             ImageReadingError: an image cannot be read; the message names the file or the index.
             ValueError: there are no images, or a setting is invalid.
         """
-        settings = self.settings_of_call(**kwargs)
+        settings = self.resolve_settings(**kwargs)
         images, errors = list_images(images, settings.device), {}
         if not images:
             raise ValueError("there are no images to process")
@@ -262,32 +269,34 @@ class HfViTImageProcessor(DropsManifest, BaseImageProcessor):
         return features
 
 
-# Agreement of a model and its image processor on the image size.
+# Synchronization of the image sizes of a model and its image processor, which can be one of another library.
 
 
 def sync_processor_size(model: Any, processor: Any, name: str | os.PathLike, asked: bool) -> None:
-    """Set an image processor of any class to the model's image size.
+    """Set an image processor to the model's image size.
 
     Args:
-        name: folder or name on the Hub, for the message.
-        asked: the caller chose the size or the preset. Otherwise a change is a warning, and a processor that makes
-            images of different sizes is not changed.
+        model: a model with `config.image_size`.
+        processor: an image processor of any class.
+        name: folder or name on the Hub, for the warning.
+        asked: the user chose the image size or the preset. Otherwise, a change of the size is a warning, and a
+            processor whose images have different sizes is not changed.
     """
     own, wanted = output_size(processor), as_pair(model.config.image_size)
     if not asked and own != wanted:
         if getattr(processor, "preset", None) == "native" or (own is None and not processor.do_resize):
             return
-        made = "images of different sizes" if own is None else f"{own[0]} x {own[1]}"
+        found = "images of different sizes" if own is None else f"{own[0]} x {own[1]}"
         logger.warning(
-            f"The model of {name} takes images of {wanted[0]} x {wanted[1]} pixels, but its image processor makes "
-            f"{made}; the processor was set to the model's size. Save both to keep this, or load another size with "
+            f"The model of {name} takes images of {wanted[0]} x {wanted[1]} pixels, but its image processor returns "
+            f"{found}; the processor was set to the model's size. Save both to keep this, or load another size with "
             f"hf_vit.load({str(name)!r}, image_size=...)."
         )
     set_processor_size(processor, wanted)
 
 
 def output_size(processor: Any) -> tuple[int, int] | None:
-    """Return (height, width) in pixels of the images that an image processor of any class makes; None if sizes vary."""
+    """Return (height, width) of the images that an image processor of any class returns; None if sizes vary."""
     crops = getattr(processor, "do_center_crop", False)
     if getattr(processor, "preset", None) == "native" or not (crops or getattr(processor, "do_resize", True)):
         return None
@@ -296,9 +305,13 @@ def output_size(processor: Any) -> tuple[int, int] | None:
 
 
 def set_processor_size(processor: Any, image_size: Size) -> None:
-    """Set an image processor of any class to an image size, an int or (height, width) in pixels.
+    """Set the output size of an image processor of any class.
 
-    If it crops, the resize keeps its ratio to the crop, or follows the rule of the preset.
+    If the processor crops, the size of the resize changes by the preset's rule, or in proportion to the crop.
+
+    Args:
+        processor: the image processor; it is changed in place.
+        image_size: an int or (height, width) in pixels.
     """
     if output_size(processor) == as_pair(image_size):
         return
@@ -323,7 +336,7 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
 
 
 def _crop_follows_preset(processor: HfViTImageProcessor) -> bool:
-    """Return whether the size before the crop follows from the crop by the preset's rule."""
+    """Return whether the preset's rule determines the size of the resize from the size of the crop."""
     settings = processor.settings()
     if not settings["do_center_crop"] or "crop_pct" not in PRESETS[processor.preset]:
         return False
@@ -331,7 +344,11 @@ def _crop_follows_preset(processor: HfViTImageProcessor) -> bool:
 
 
 def _process_images(images: list[Any], settings: SimpleNamespace, errors: dict[int, str]) -> Iterator[torch.Tensor]:
-    """Yield the pixel values (channels, height, width) of each image; `errors` gets the messages of skipped images."""
+    """Yield the pixel values of each image, (channels, height, width).
+
+    Args:
+        errors: index of each skipped image -> error message; filled in here.
+    """
     for index, image in enumerate(images):
         try:
             result = _process_image(image, settings, name_image(image, index))
@@ -344,14 +361,14 @@ def _process_images(images: list[Any], settings: SimpleNamespace, errors: dict[i
 
 
 def _process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
-    """Compute the pixel values of one image, or of a batch of equal images."""
-    levels = read(image, settings, name)  # (..., channels, any height, any width), uint8 or float32 from 0 to 255
+    """Compute the pixel values of one image, or of a batch of images of one size."""
+    levels = read(image, settings, name)  # (..., channels, old height, old width), uint8 or float32 from 0 to 255
     levels = _resize_and_crop(levels, settings)  # (..., channels, height, width)
     return normalize(levels, settings, name)  # float32
 
 
 def read(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
-    """Read an image in any form; return its levels (..., channels, height, width) on the device of the resize."""
+    """Read an image of any type; return its levels (..., channels, height, width) on the device of the resize."""
     return read_image(
         image,
         num_channels=settings.num_channels if settings.do_convert_rgb else None,
@@ -364,7 +381,7 @@ def read(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
 
 
 def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.Tensor:
-    """Resize an image and crop it; only the pixels inside the crop are computed."""
+    """Resize and crop an image (..., channels, height, width); only the pixels inside the crop are computed."""
     size = _resized_size(*levels.shape[-2:], settings=settings)
     window = range(size[0]), range(size[1])
     if settings.do_center_crop:
@@ -383,7 +400,7 @@ def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.T
 
 
 def _resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[int, int]:
-    """Return (height, width) of an image after the resize."""
+    """Return (height, width) of the resized image, before a crop."""
     if not settings.do_resize:
         return height, width
     if settings.preset == "native":
@@ -396,12 +413,12 @@ def _resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[i
 
 
 def _follows_torchvision(settings: SimpleNamespace) -> bool:
-    """Return whether sizes and offsets are rounded as in torchvision (and Pillow), not as in TensorFlow."""
+    """Return whether sizes and offsets are rounded as in torchvision and Pillow, or as in TensorFlow."""
     return settings.resize_output == "rounded"
 
 
 def _choose_filter(levels: torch.Tensor, size: tuple[int, int], settings: SimpleNamespace) -> Filter:
-    # Without `do_rescale`, floating-point images have no levels to round to.
+    # Without `do_rescale`, floating-point images are not levels from 0 to 255 and must not be rounded.
     output = "float" if levels.is_floating_point() and not settings.do_rescale else settings.resize_output
     many_taps = levels.shape[-2] * levels.shape[-1] > 4 * size[0] * size[1]
     faster_in_pillow = levels.device.type == "cpu" and (many_taps or settings.resample not in KERNELS)
@@ -410,7 +427,15 @@ def _choose_filter(levels: torch.Tensor, size: tuple[int, int], settings: Simple
 
 
 def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> torch.Tensor:
-    """Compute (level * rescale_factor - mean) / std, as one multiplication and one addition."""
+    """Compute pixel values (level * rescale_factor - mean) / std, with one multiplication and one addition.
+
+    Args:
+        levels: (..., channels, height, width)
+        name: name of the image, for the error.
+
+    Returns:
+        (..., channels, height, width), float32
+    """
     factor = settings.rescale_factor if settings.do_rescale else 1
     mean, std = (settings.image_mean, settings.image_std) if settings.do_normalize else (0, 1)
     scale, offset = scale_and_offset(factor, mean, std, levels.device)
@@ -419,7 +444,7 @@ def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> tor
     return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
 
 
-# Batches of processed images. Names, and the order of a patch's values, are those of transformers'
+# Collation of processed images to batches. The names and the order of the values in a patch are those of transformers'
 # `Siglip2ImageProcessor`.
 
 
@@ -430,12 +455,12 @@ def _collate_images(images: Iterator[torch.Tensor], length: int, settings: Simpl
 
 
 def _collate_patches(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
-    """Collate images of different sizes; the result is described in `HfViTImageProcessor.preprocess`."""
+    """Collate images of different sizes, as patches; for the result, see `HfViTImageProcessor.preprocess`."""
     patch_size, patches, grids = as_pair(settings.patch_size), [], []
     for image in images:
         if image.shape[-2] % patch_size[0] or image.shape[-1] % patch_size[1]:
             size = tuple(image.shape[-2:])
-            raise ValueError(f"cannot cut an image of {size} pixels into patches of {patch_size}: it does not divide")
+            raise ValueError(f"image size {size} is not a multiple of patch_size {patch_size}")
         patches.append(patchify(image, patch_size))
         grids.append(torch.tensor([image.shape[-2] // patch_size[0], image.shape[-1] // patch_size[1]]))
     longest = max(map(len, patches), default=0)
@@ -453,14 +478,14 @@ def _collate_patches(images: Iterator[torch.Tensor], length: int, settings: Simp
 
 
 def stack(results: Iterator[torch.Tensor], length: int, return_tensors: str | None) -> Any:
-    """Stack results of equal shape in one tensor ("pt") or array ("np"), or list them (None).
+    """Stack tensors of equal shape.
 
-    Results are copied one by one, so that each can reuse the memory of the previous one.
+    They are copied one by one, so that each can reuse the memory of the previous one.
 
     Args:
-        results: tensors.
-        length: number of results, at most.
-        return_tensors: "pt", "np" or None.
+        results: iterator over the tensors.
+        length: maximum number of tensors.
+        return_tensors: "pt" for a tensor, "np" for an array, None for a list without stacking.
 
     Raises:
         ValueError: the shapes differ.
@@ -482,7 +507,7 @@ def stack(results: Iterator[torch.Tensor], length: int, return_tensors: str | No
 
 
 def patchify(images: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:
-    """Cut images (..., channels, height, width) into patches (..., rows * columns, patch height * width * channels)."""
+    """(..., channels, height, width) -> (..., rows * columns, patch height * patch width * channels)"""
     patches = images.unflatten(-2, (-1, patch_size[0])).unflatten(-1, (-1, patch_size[1]))
     patches = patches.movedim(-5, -1).movedim(-3, -4)  # (..., rows, columns, patch height, patch width, channels)
     return patches.flatten(-3).flatten(-3, -2)

@@ -1,17 +1,17 @@
-"""Reading of images in any form, as a tensor (channels, height, width) of levels from 0 to 255.
+"""Reader of images of any type; the result is a tensor (channels, height, width) of levels.
 
-Levels are uint8 for a source of 8 bits, and float32 with 16 bits of precision for deeper sources:
+Levels are pixel intensities from 0 to 255: uint8 for 8-bit images, and float32 with a precision of 16 bits for others:
 
-| source | level |
+| image type | level |
 | --- | --- |
 | uint8, Pillow's 8-bit modes | the value |
 | bool, Pillow's "1" | 0 or 255 |
 | uint16, Pillow's "I;16" and "I" | value / 257, so 65535 becomes 255 |
 | other integers | the value, which must be in [0, 255] |
-| floating point, Pillow's "F" | value * 255, which must come from [0, 1] |
+| floating point, Pillow's "F" | value * 255; the value must be in [0, 1] |
 
-Images with other channels than color and alpha are arrays, `.npy` files, TIFF files with one page per channel, or
-{"channels": [image, ...]}, one image per channel.
+Images with channels other than color and alpha can be arrays, `.npy` files, TIFF files with one page per channel, or
+{"channels": [image, ...]} with one image per channel.
 """
 
 import base64
@@ -30,53 +30,59 @@ import torch
 from PIL import Image, ImageOps, ImageSequence, PngImagePlugin
 from transformers.utils import logging
 
-from .utils import allowed, open_address
+from .utils import allowed, open_url
 
 logger = logging.get_logger(__name__)
 
-# Formats that are opened, those of photographs; some others of Pillow's start programs (EPS).
+# Formats of photographs. Other formats are not opened, because Pillow starts a program for some of them (EPS).
 _FORMATS = ["JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000"]
 with suppress(ImportError):
     from PIL import AvifImagePlugin  # noqa: F401 - since Pillow 11.3
 
     _FORMATS.append("AVIF")
-try:  # not `suppress`: transformers requires every import of code on the Hub, except those in a `try`
+try:  # not `suppress`: for code on the Hub, transformers requires every import that is not in a `try`
     from pillow_heif import register_heif_opener  # pyright: ignore[reportMissingImports] - optional
 
     register_heif_opener()
     _FORMATS.append("HEIF")
 except ImportError:
     pass
-# Pillow warns above 89 million pixels, which some phones produce; here the limit is _MAX_PIXELS.
+# Pillow warns about images above 89 million pixels, which some phones take; here, the limit is _MAX_PIXELS.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
-_ORIENTATION = 0x0112  # the EXIF tag
+_ORIENTATION = 0x0112  # EXIF tag
 _NPY = b"\x93NUMPY"  # first bytes of an .npy file
-_MAX_PIXELS = 2**27  # limit on the declared size; the largest photographs have some 100 million pixels
+_MAX_PIXELS = 2**27  # limit on the size in the header; the largest photographs have about 100 million pixels
 _MAX_NESTING = 16  # depth of nested lists of images
-_MAX_DOWNLOAD_BYTES = 2**26  # of one image
-_DOWNLOAD_SECONDS = 60.0  # for the whole download
-_SILENCE_SECONDS = 15.0  # without an answer or a byte
+_MAX_DOWNLOAD_BYTES = 2**26  # per image
+_DOWNLOAD_SECONDS = 60.0  # timeout of the whole download
+_SILENCE_SECONDS = 15.0  # timeout without a response or a byte
 _EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
 _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-_CHANNEL_COUNTS = (1, 2, 3, 4)  # possible lengths of an array's channel axis, besides the requested number of channels
+_CHANNEL_COUNTS = (1, 2, 3, 4)  # possible lengths of an array's channel axis, in addition to `num_channels`
 
 
 class ImageReadingError(ValueError):
-    """An image that cannot be read; the message names the file, or the position in the batch."""
+    """Raised for an image that cannot be read; the message names the file or the index in the batch."""
 
 
 def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
-    """Return a flat list of images; a batch is split on the CPU, and stays one tensor on an accelerator.
+    """Return a flat list of images.
 
-    Single images are faster on the CPU, because they fit into its cache.
+    Batches are split on the CPU, where single images are faster because they fit into its cache. On an accelerator,
+    batches stay one tensor, and tensors of equal shape are stacked.
+
+    Args:
+        images: as in `HfViTImageProcessor.preprocess`.
+        device: device of the resize; None: that of the images.
+        depth: current depth of nesting.
 
     Raises:
-        ValueError: lists are nested too deep.
+        ValueError: the lists are nested too deeply.
     """
     if isinstance(images, list | tuple):
         if depth > _MAX_NESTING:
-            raise ValueError(f"cannot read the images: their lists are nested more than {_MAX_NESTING} deep")
+            raise ValueError(f"the lists of images are nested more than {_MAX_NESTING} levels deep")
         images = [image for item in images for image in list_images(item, device, depth + 1)]
         return [torch.stack(images)] if _can_stack(images) else images
     is_array = isinstance(images, np.ndarray) or (isinstance(images, torch.Tensor) and _is_dense(images))
@@ -87,7 +93,7 @@ def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
 
 
 def count_images(images: list[Any]) -> int:
-    """Return the number of images in a list; a batch counts with all of its images."""
+    """Return the number of images in a list from `list_images`, including those in batches."""
     batches = (getattr(image, "ndim", 0) == 4 and hasattr(image, "__len__") for image in images)
     return sum(len(image) if is_batch else 1 for image, is_batch in zip(images, batches, strict=True))
 
@@ -102,7 +108,7 @@ def _can_stack(images: list[Any]) -> bool:
 
 
 def name_image(image: Any, index: int) -> str:
-    """Return an image's name for messages: its file if it has one, else its position."""
+    """Return an image's name for messages: its path if it has one, otherwise its index."""
     path = image.get("path") if isinstance(image, dict) else getattr(image, "filename", image)
     if isinstance(path, str | os.PathLike) and str(path):
         return str(path) if len(str(path)) <= 200 else f"image {index} ({str(path)[:50]}...)"
@@ -118,56 +124,59 @@ def read_image(
     reduce_to: Callable[[int, int], tuple[int, int]] | None = None,
     name: str = "the image",
 ) -> torch.Tensor:
-    """Read an image as levels.
+    """Read an image and convert it to levels.
 
     Args:
-        image: a path, URL, `data:` URI, bytes, open file, {"bytes", "path"} of `datasets`, PIL image, NumPy array or
-            tensor; arrays may be a batch. Or {"channels": [image, ...]}, one image per channel.
-        num_channels: number of channels of the result; None keeps the image's channels.
-        background: red, green and blue behind transparent parts.
+        image: a path, URL, `data:` URI, bytes, open file, {"bytes", "path"} as in `datasets`, PIL image, NumPy array or
+            tensor; an array can be a batch. Or {"channels": [image, ...]}, one image per channel.
+        num_channels: number of channels of the result; None: that of the image.
+        background: (red, green, blue), the background of transparent images.
         input_data_format: "channels_first" or "channels_last", for arrays of ambiguous shape.
-        keep_float: keep the values of floating-point arrays, whatever their range.
-        reduce_to: function of (height, width) that returns the size that such an image will be resized to. A JPEG is
-            decoded at 1/2, 1/4 or 1/8 of its size if that is at least as large.
-        name: name of the image in messages.
+        keep_float: do not convert or check the values of floating-point arrays.
+        reduce_to: function that returns the size to which an image of (height, width) will be resized. A JPEG is
+            decoded at 1/2, 1/4 or 1/8 of its size, if that is not smaller.
+        name: name of the image, for messages.
 
     Returns:
         (..., channels, height, width), uint8 or float32.
 
     Raises:
-        ImageReadingError: it cannot be read, is not an image, or its channels cannot be converted to `num_channels`.
+        ImageReadingError: the image cannot be read, or its channels cannot be converted to `num_channels`.
     """
-    with _named_errors(name, ValueError, TypeError):
+    with _convert_errors(name, ValueError, TypeError):
         if isinstance(image, dict) and "channels" in image:
             parts = enumerate(image["channels"])
             channels = [read_image(part, 1, keep_float=keep_float, name=f"channel {n} of {name}") for n, part in parts]
             levels = _stack(channels)
         elif isinstance(image, np.ndarray | torch.Tensor):
-            levels = _levels_of_array(image, num_channels, input_data_format, keep_float)
+            levels = _array_to_levels(image, num_channels, input_data_format, keep_float)
         elif is_npy(image):
-            levels = _levels_of_array(_load_npy(image, name), num_channels, input_data_format, keep_float)
-        elif num_channels not in (None, 1, 3) and (pages := _pages_of_tiff(image, num_channels, name)):
-            levels = _stack([_levels_of_array(page) for page in pages])
+            levels = _array_to_levels(_load_npy(image, name), num_channels, input_data_format, keep_float)
+        elif num_channels not in (None, 1, 3) and (pages := _read_tiff_pages(image, num_channels, name)):
+            levels = _stack([_array_to_levels(page) for page in pages])
         else:
-            pixels = _pixels_of_pillow(load_image(image, reduce_to, name))
-            levels = _levels_of_array(pixels, data_format="channels_last")
+            pixels = _pillow_to_array(load_image(image, reduce_to, name))
+            levels = _array_to_levels(pixels, data_format="channels_last")
         if 0 in levels.shape:
-            raise ValueError(f"it is empty: its shape is {tuple(getattr(image, 'shape', levels.shape))}")
+            raise ValueError(f"it is empty, with shape {tuple(getattr(image, 'shape', levels.shape))}")
         return levels if num_channels is None else _convert_channels(levels, num_channels, background)
 
 
 def load_image(
     image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None = None, name: str = "the image"
 ) -> Image.Image:
-    """Load an image file or PIL image: its first frame, upright, in its own mode. See `read_image` for the arguments.
+    """Load the first frame of an image file or PIL image, upright, in its own mode.
+
+    Args:
+        image, reduce_to, name: as in `read_image`.
 
     Raises:
-        ImageReadingError: it cannot be read.
+        ImageReadingError: the image cannot be read.
     """
     with _open(image, name) as file:
         _check_png(file)
-        if file is not image and getattr(file, "is_animated", False) and file.format != "MPO":  # MPO: with a preview
-            logger.warning_once(f"{file.format} images with several frames: the first frame is used")
+        if file is not image and getattr(file, "is_animated", False) and file.format != "MPO":  # an MPO has a preview
+            logger.warning_once(f"{file.format} images with several frames: only the first frame is used")
         if file is not image and reduce_to is not None:
             height, width = reduce_to(*_apply_orientation(file.size, file)[::-1])
             file.draft(None, _apply_orientation((width, height), file))
@@ -177,13 +186,14 @@ def load_image(
 
 
 def read_picture(image: Any, side: int, name: str = "the image") -> Image.Image:
-    """Read an image file to show it to a person, in RGB; of an array's channels the first three, or the first.
+    """Read an image file for display, in RGB; of an array, the first three channels, or the first channel as gray.
 
     Args:
-        side: length in pixels that both sides of a JPEG must keep, which is otherwise decoded at a reduced size.
+        image, name: as in `read_image`.
+        side: minimum height and width at which a JPEG is decoded, in pixels.
 
     Raises:
-        ImageReadingError: it cannot be read.
+        ImageReadingError: the image cannot be read.
     """
     if not is_npy(image):
         return to_mode(load_image(image, lambda height, width: (side, side), name), "RGB", name=name)
@@ -195,10 +205,10 @@ def read_picture(image: Any, side: int, name: str = "the image") -> Image.Image:
 
 
 def read_size(image: Any, name: str = "the image") -> tuple[int, int]:
-    """Return the (height, width) of an image file, upright, without decoding it.
+    """Return the upright (height, width) of an image file, without decoding it.
 
     Raises:
-        ImageReadingError: it cannot be read.
+        ImageReadingError: the image cannot be read.
     """
     with _open(image, name) as file:
         width, height = _apply_orientation(file.size, file)
@@ -208,10 +218,10 @@ def read_size(image: Any, name: str = "the image") -> tuple[int, int]:
 def to_mode(
     image: Image.Image, mode: str, background: tuple[int, ...] | list[int] = (255, 255, 255), name: str = "the image"
 ) -> Image.Image:
-    """Convert a PIL image to "RGB" or "L": the levels of `read_image`, rounded to 8 bits.
+    """Convert a PIL image to the mode "RGB" or "L", with the levels of `read_image` rounded to 8 bits.
 
     Raises:
-        ImageReadingError: it has integers beyond 16 bits, or floating-point values outside [0, 1].
+        ImageReadingError: the image has integers above 16 bits, or floating-point values outside [0, 1].
     """
     if image.mode in ("RGB", "L") and "transparency" not in image.info:  # not through a tensor, which is slower
         return image if image.mode == mode else image.convert(mode)
@@ -220,8 +230,8 @@ def to_mode(
 
 
 @contextmanager
-def _named_errors(name: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turn some kinds of errors into an ImageReadingError that names the image."""
+def _convert_errors(name: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Convert errors of some types to an ImageReadingError that names the image."""
     try:
         yield
     except ImageReadingError:
@@ -236,26 +246,26 @@ def _named_errors(name: str, *kinds: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def _open(image: Any, name: str) -> Iterator[Image.Image]:
-    """Open an image file, if it is not a PIL image, within the limits; any error becomes an ImageReadingError."""
-    # decoders of damaged files raise anything: OSError, SyntaxError, struct.error, ...
-    with _named_errors(name, Exception), ExitStack() as files:
+    """Open an image file or PIL image, and check its size; any error becomes an ImageReadingError."""
+    # for damaged files, decoders raise OSError, SyntaxError, struct.error, ...
+    with _convert_errors(name, Exception), ExitStack() as files:
         if not isinstance(image, Image.Image):
             image = files.enter_context(Image.open(files.enter_context(_open_source(image)), formats=_FORMATS))
         elif image.format == "EPS":
-            raise ValueError("it is in the format EPS, which starts a program")
+            raise ValueError("EPS images are not supported, because Pillow starts a program to decode them")
         _check_pixels(image.width, image.height)
         yield image
 
 
 def _check_pixels(width: int, height: int) -> None:
-    """Raise ValueError if an image declares too many pixels."""
+    """Raise ValueError if an image has too many pixels."""
     if width * height > _MAX_PIXELS and not allowed("large"):
         limit = f"at most {_MAX_PIXELS:,} are read; set HF_VIT_ALLOW=large to read more"
         raise ValueError(f"it has {width} x {height} pixels; {limit}")
 
 
 def _check_png(image: Image.Image) -> None:
-    """Verify the checksums of a PNG that is not loaded yet; Pillow's `load` does not verify those of the pixels."""
+    """Verify the checksums of a PNG that is not loaded yet; Pillow's `load` does not verify those of pixel data."""
     file = getattr(image, "fp", None)
     if image.format == "PNG" and file is not None:
         position = file.tell()
@@ -265,7 +275,7 @@ def _check_png(image: Image.Image) -> None:
 
 
 def _open_source(image: Any) -> AbstractContextManager[Any]:
-    """Open an image for `PIL.Image.open`; a file opened here is closed at the end of the block."""
+    """Return a context manager with a file object of an image; files that are opened here are closed at its end."""
     if isinstance(image, dict):
         image = image.get("path") if image.get("bytes") is None else image["bytes"]
     if isinstance(image, bytes | bytearray | memoryview):
@@ -275,7 +285,7 @@ def _open_source(image: Any) -> AbstractContextManager[Any]:
     if isinstance(image, str) and image.startswith("data:"):
         return io.BytesIO(base64.b64decode(image.partition(",")[2]))
     if isinstance(image, str | os.PathLike):
-        if not stat.S_ISREG(os.stat(image).st_mode):  # opening a pipe would wait
+        if not stat.S_ISREG(os.stat(image).st_mode):  # opening a pipe would block
             raise ValueError("it is not a regular file")
         return open(image, "rb")
     if hasattr(image, "read"):
@@ -287,28 +297,28 @@ def _download(url: str) -> bytes:
     """Download an image.
 
     Raises:
-        ValueError: it is too large, takes too long, or may not be requested.
-        httpx.RequestError: it cannot be reached.
+        ValueError: the image is too large, the download takes too long, or the URL is not allowed.
+        httpx.RequestError: the host cannot be reached.
     """
     end, body = time.monotonic() + _DOWNLOAD_SECONDS, io.BytesIO()
-    with open_address(url, _SILENCE_SECONDS, {"Accept-Encoding": "identity"}) as response:
+    with open_url(url, _SILENCE_SECONDS, {"Accept-Encoding": "identity"}) as response:
         if response.status_code != 200:
-            raise ValueError(f"the server answers HTTP {response.status_code} {response.reason_phrase}")
+            raise ValueError(f"the server returned HTTP {response.status_code} {response.reason_phrase}")
         for chunk in response.iter_raw():
             if body.tell() + len(chunk) > _MAX_DOWNLOAD_BYTES and not allowed("large"):
                 limit = f"more than {_MAX_DOWNLOAD_BYTES:,} bytes"
                 raise ValueError(f"it has {limit}; set HF_VIT_ALLOW=large to download more")
             body.write(chunk)
             if time.monotonic() > end:
-                raise ValueError(f"it was not received within {_DOWNLOAD_SECONDS:g} seconds")
+                raise ValueError(f"the download takes more than {_DOWNLOAD_SECONDS:g} seconds")
     return body.getvalue()
 
 
-def _pixels_of_pillow(image: Image.Image) -> np.ndarray:
-    """Return the pixels of a PIL image in a mode that `_levels_of_array` and `_convert_channels` accept.
+def _pillow_to_array(image: Image.Image) -> np.ndarray:
+    """Return the pixels of a PIL image as an array that `_array_to_levels` accepts.
 
     Returns:
-        (height, width) or (height, width, channels).
+        (height, width), or (height, width, channels) with gray, gray and alpha, RGB or RGBA.
     """
     if image.mode in _DEEP_MODES:
         pixels = np.array(image)
@@ -323,7 +333,7 @@ def _pixels_of_pillow(image: Image.Image) -> np.ndarray:
 
 
 def is_npy(image: Any) -> bool:
-    """Return whether an image is the content of an .npy file, or the path of one."""
+    """Return whether an image is the content or the path of an .npy file."""
     if isinstance(image, dict):
         image = image.get("path") if image.get("bytes") is None else image["bytes"]
     if isinstance(image, bytes):
@@ -332,54 +342,63 @@ def is_npy(image: Any) -> bool:
 
 
 def _load_npy(image: Any, name: str) -> np.ndarray:
-    with _named_errors(name, Exception), _open_source(image) as file:  # damage raises EOFError, SyntaxError, ...
+    with (
+        _convert_errors(name, Exception),
+        _open_source(image) as file,
+    ):  # for a damaged file, np.load raises EOFError, SyntaxError, ...
         return np.load(file, allow_pickle=False)
 
 
-def _pages_of_tiff(image: Any, num_channels: int, name: str) -> list[np.ndarray]:
-    """Return the pixels of every page of a TIFF that has a page for each channel; of other images an empty list."""
+def _read_tiff_pages(image: Any, num_channels: int, name: str) -> list[np.ndarray]:
+    """Return the pixels of each page, (height, width), of a TIFF with several pages; an empty list for other images.
+
+    Raises:
+        ImageReadingError: the pages are not one per channel, `num_channels`.
+    """
     with _open(image, name) as file:
         if file.format != "TIFF" or (count := getattr(file, "n_frames", 1)) == 1:
             return []
         if count != num_channels:
             raise ValueError(f"it has {count} pages (expected one per channel, {num_channels})")
         _check_pixels(file.width, file.height * num_channels)
-        pages = [_pixels_of_pillow(page) for page in ImageSequence.Iterator(file)]
+        pages = [_pillow_to_array(page) for page in ImageSequence.Iterator(file)]
         if any(page.ndim != 2 for page in pages):
             raise ValueError("its pages have several channels each (expected one)")
         return pages
 
 
 def _stack(channels: list[torch.Tensor]) -> torch.Tensor:
-    """Join images of one channel; their levels are uint8, or float32 if those of one of them are."""
+    """Concatenate images of one channel, (1, height, width), to (channels, height, width)."""
     shapes = {tuple(channel.shape) for channel in channels}
     if len(shapes) != 1:
         raise ValueError(f"its channels have different sizes, {sorted(shapes)}")
-    return torch.cat(channels)  # of uint8 and float32: float32
+    return torch.cat(channels)  # float32 if any of the channels is
 
 
 def _apply_orientation(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
-    """Convert (width, height) between the file's orientation and upright; the conversion is its own inverse."""
+    """Convert (width, height) from the file's orientation to upright, or back."""
     return size if image.getexif().get(_ORIENTATION, 1) < 5 else (size[1], size[0])
 
 
-def _levels_of_array(
+def _array_to_levels(
     array: np.ndarray | torch.Tensor,
     num_channels: int | None = None,
     data_format: str | None = None,
     keep_float: bool = False,
 ) -> torch.Tensor:
-    """Return the levels (..., channels, height, width) of an array or tensor."""
+    """Convert an array or tensor to levels (..., channels, height, width); the arguments are those of `read_image`."""
     if isinstance(array, torch.Tensor) and not _is_dense(array):
         raise ValueError("it is not a dense tensor with values")
     if array.dtype.is_complex if isinstance(array, torch.Tensor) else array.dtype.kind not in "biuf":
         raise ValueError(f"it has dtype {array.dtype} (expected bool, integer or floating point)")
     if array.ndim not in (2, 3, 4):
         raise ValueError(f"it has shape {tuple(array.shape)} (expected 2, 3 or 4 dimensions)")
-    if (values := math.prod(array.shape[-3:])) > 4 * _MAX_PIXELS and not allowed("large"):  # possible for a view
+    if (values := math.prod(array.shape[-3:])) > 4 * _MAX_PIXELS and not allowed(
+        "large"
+    ):  # a view can be larger than its memory
         limit = f"at most {4 * _MAX_PIXELS:,} are read; set HF_VIT_ALLOW=large to read more"
         raise ValueError(f"it has shape {tuple(array.shape)}, {values:,} values; {limit}")
-    tensor = array if isinstance(array, torch.Tensor) else _tensor_of(array)
+    tensor = array if isinstance(array, torch.Tensor) else _to_tensor(array)
     if tensor.ndim == 2:
         return _to_levels(tensor[None], keep_float)
     if (data_format or _infer_data_format(array, num_channels)) == "channels_last":
@@ -388,12 +407,12 @@ def _levels_of_array(
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is an ordinary one: not sparse, nested, quantized or meta."""
+    """Return whether a tensor has ordinary dense values: it is not sparse, nested, quantized or meta."""
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 
-def _tensor_of(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor that shares the array's memory if PyTorch allows it, else a copy."""
+def _to_tensor(array: np.ndarray) -> torch.Tensor:
+    """Convert an array to a tensor, which shares its memory if PyTorch supports that."""
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -402,7 +421,7 @@ def _tensor_of(array: np.ndarray) -> torch.Tensor:
 
 
 def _to_levels(tensor: torch.Tensor, keep_float: bool) -> torch.Tensor:
-    """Convert values of any dtype to levels, by the table at the top."""
+    """Convert values of any dtype to levels, see the table at the top of this file."""
     if tensor.dtype == torch.uint8:
         return tensor
     if tensor.dtype == torch.bool:
@@ -422,7 +441,11 @@ def _to_levels(tensor: torch.Tensor, keep_float: bool) -> torch.Tensor:
 
 
 def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None) -> str:
-    """Find the channel axis: the one of length `num_channels`; if both or none match, the library's convention."""
+    """Return "channels_first" or "channels_last" for an array or tensor.
+
+    If exactly one of the two axes has the length `num_channels`, it is the channel axis. Otherwise, it is an axis of
+    this length or of length 1 to 4; if both are, it is the first axis of a tensor and the last axis of an array.
+    """
     first, last = array.shape[-3], array.shape[-1]
     if (first == num_channels) != (last == num_channels):
         return "channels_first" if first == num_channels else "channels_last"
@@ -433,7 +456,7 @@ def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | Non
         if length in _CHANNEL_COUNTS or length == num_channels:
             return data_format
     raise ValueError(
-        f"it has shape {tuple(array.shape)}: neither the first nor the last axis can be the channels; "
+        f"it has shape {tuple(array.shape)}, which has no channel axis of length 1 to 4; "
         'set input_data_format to "channels_first" or "channels_last"'
     )
 
@@ -445,7 +468,7 @@ def _check_range(tensor: torch.Tensor, highest: int, expected: str):
 
 
 def _convert_channels(levels: torch.Tensor, num_channels: int, background: tuple[int, ...] | list[int]) -> torch.Tensor:
-    """Convert to (..., num_channels, height, width): gray is repeated, alpha is composited."""
+    """Convert levels to (..., num_channels, height, width): repeat gray, blend alpha with the background."""
     channels = levels.shape[-3]
     if channels == num_channels:
         return levels
@@ -460,7 +483,7 @@ def _convert_channels(levels: torch.Tensor, num_channels: int, background: tuple
 
 
 def composite(levels: torch.Tensor, background: tuple[int, ...] | list[int]) -> torch.Tensor:
-    """Lay RGBA levels (..., 4, height, width) over a background color; return (..., 3, height, width)."""
+    """Blend RGBA levels (..., 4, height, width) with a background color; return (..., 3, height, width)."""
     color, alpha = levels[..., :3, :, :].float(), levels[..., 3:, :, :].float()
     behind = torch.tensor(background, dtype=torch.float32, device=levels.device)[:, None, None]
     blended = (color * alpha + behind * (255 - alpha)) / 255
@@ -468,7 +491,14 @@ def composite(levels: torch.Tensor, background: tuple[int, ...] | list[int]) -> 
 
 
 def _luma(levels: torch.Tensor) -> torch.Tensor:
-    """Return the ITU-R 601 brightness, in the fixed-point arithmetic of Pillow's `convert("L")`."""
+    """Convert RGB levels to gray (ITU-R 601 luma), in the fixed-point arithmetic of Pillow's `convert("L")`.
+
+    Args:
+        levels: (..., 3, height, width)
+
+    Returns:
+        (..., 1, height, width)
+    """
     if levels.is_floating_point():
         weights = torch.tensor([0.299, 0.587, 0.114], device=levels.device)
         return (levels * weights[:, None, None]).sum(-3, keepdim=True)

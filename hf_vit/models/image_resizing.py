@@ -1,8 +1,8 @@
-"""TensorFlow's and Pillow's resizing on tensors (..., channels, height, width) of levels from 0 to 255.
+"""TensorFlow's and Pillow's resize methods for tensors (..., channels, height, width) of levels from 0 to 255.
 
-The original evaluated its models with TensorFlow's resize; other libraries use Pillow's filters. Both are implemented
-here in their own arithmetic (float32 and fixed-point), so that the results are bit-identical on any device. Pillow
-itself can also compute its filters; it is faster for large images.
+The original code uses TensorFlow's resize; other libraries use Pillow's filters. Both are implemented here in their
+own arithmetic, float32 and fixed-point, so that the results are bit-identical on any device. Pillow itself can be used
+too; it is faster for large images.
 """
 
 from collections.abc import Callable
@@ -18,23 +18,23 @@ from torch.nn.functional import pad
 
 AREA = "area"  # TensorFlow's area resize, which differs from Pillow's box filter
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR.value, Image.Resampling.BICUBIC.value
-_PILLOW_BITS = 32 - 8 - 2  # bits of a weight in Pillow; leaves room for 8 bits of level, a sum above 1 and the sign
+_PILLOW_BITS = 32 - 8 - 2  # fractional bits of a weight in Pillow: int32 minus 8 bits of a level, overflow and sign
 
-_BLOCK = 128  # rows of a large image that are summed at a time; they stay in the CPU's cache
+_BLOCK = 128  # number of rows of a large image to process at a time, so that they stay in the CPU's cache
 
 Window = tuple[range, range]  # rows and columns of an image
-_Taps = list[tuple[torch.Tensor, torch.Tensor]]  # (indices of values, weights), summed in this order
+_Taps = list[tuple[torch.Tensor, torch.Tensor]]  # (indices, weights) of each filter tap, in the order of summation
 
 
 class Filter(NamedTuple):
     """Filter of a resize.
 
-    Fields:
-        resample: "area", or a `PIL.Image.Resampling`.
-        antialias: the filter widens when the image shrinks; without it, only bilinear exists.
-        output: "float" (float32, as TensorFlow), "truncated" (cast to uint8, as TensorFlow: rounded down) or "rounded"
-            (uint8, rounded after each axis, as Pillow).
-        use_pillow: Pillow computes "rounded", on the CPU.
+    Args:
+        resample: "area", or a number of `PIL.Image.Resampling`.
+        antialias: widen the filter when the image shrinks; False needs bilinear or area.
+        output: "float" (float32, as in TensorFlow), "truncated" (rounded down to uint8, as in TensorFlow) or "rounded"
+            (rounded to uint8 after each axis, as in Pillow).
+        use_pillow: compute "rounded" with Pillow, on the CPU.
     """
 
     resample: Any
@@ -44,12 +44,12 @@ class Filter(NamedTuple):
 
 
 def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, how: Filter) -> torch.Tensor:
-    """Resize to `size` and return the part inside `window`.
+    """Resize images to `size` and return the part inside `window`.
 
     Args:
         levels: (..., channels, old height, old width), uint8 or float32.
         size: (height, width) of the whole resized image.
-        window: rows and columns to compute.
+        window: rows and columns of the resized image to compute.
         how: the filter.
 
     Returns:
@@ -69,10 +69,10 @@ def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, how: Fil
 
 
 def shortest_edge_size(height: int, width: int, side: int, truncate: bool) -> tuple[int, int]:
-    """Return (height, width) of an image whose shorter side becomes `side`.
+    """Return (height, width) of an image after a resize of its shorter side to `side`.
 
-    The longer side is truncated, as in torchvision's `Resize`, or rounded half to even from a float32 ratio, as in
-    big_vision's `resize_small`.
+    The longer side is truncated, as in torchvision's `Resize`; or computed from a float32 ratio and rounded half to
+    even, as in big_vision's `resize_small`.
     """
     short = min(height, width)
     if truncate:
@@ -85,9 +85,8 @@ def shortest_edge_size(height: int, width: int, side: int, truncate: bool) -> tu
 def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
     """Return (rows, columns) of patches at the largest scale with at most `max_num_patches` patches.
 
-    At scale s an image has ceil(s * height / patch height) rows: an incomplete last row is stretched. The number of
-    rows grows after s = rows * patch height / height, and likewise for columns, so the result is reached at one of
-    these s.
+    At scale s, an image has ceil(s * height / patch height) rows and ceil(s * width / patch width) columns. The largest
+    valid scale makes one of these an integer before rounding, so it is enough to try every number of rows and columns.
     """
     patch_height, patch_width = patch_size
     grid = (1, 1)
@@ -107,8 +106,8 @@ def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patch
 def center_window(size: tuple[int, int], crop_size: tuple[int, int], round_half: bool) -> Window:
     """Return the rows and columns of a center crop, at most the whole image.
 
-    If an odd number of pixels is removed, big_vision's `central_crop` cuts the larger half from the end; torchvision's
-    `CenterCrop` rounds the half to even (`round_half`).
+    Half of the removed pixels is rounded down, as in big_vision's `central_crop`, or to even (`round_half`), as in
+    torchvision's `CenterCrop`.
     """
     ranges = []
     for old, new in zip(size, crop_size, strict=True):
@@ -118,60 +117,61 @@ def center_window(size: tuple[int, int], crop_size: tuple[int, int], round_half:
 
 
 def cut(levels: torch.Tensor, window: Window) -> torch.Tensor:
+    """Return the part of images (..., channels, height, width) inside a window."""
     rows, columns = window
     return levels[..., rows.start : rows.stop, columns.start : columns.stop]
 
 
 def pad_to(levels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Add a black border to a smaller image; an odd rest goes to the end of the axis."""
-    down, across = height - levels.shape[-2], width - levels.shape[-1]
-    if down == 0 and across == 0:
+    """Pad images to (..., channels, height, width) with a black border; if its width is odd, the end gets one more."""
+    rows, columns = height - levels.shape[-2], width - levels.shape[-1]
+    if rows == 0 and columns == 0:
         return levels
-    return pad(levels, (across // 2, across - across // 2, down // 2, down - down // 2))
+    return pad(levels, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
 
 
-# The resizes. Each works on rows of values: see `_rows_of_values`.
+# The resize methods. Each converts images to rows with `_to_rows` and back with `_to_images`.
 
 
 def _resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
-    """TensorFlow's bilinear resize without antialiasing: float32, not rounded.
+    """Resize like TensorFlow's bilinear resize without antialiasing: float32, not rounded.
 
-    The order of blending (left with right, then top with bottom) is TensorFlow's: a later truncation depends on it.
+    Blends left with right, then top with bottom. This is TensorFlow's order, on which a later truncation depends.
     """
-    rows, values = _rows_of_values(levels)
+    rows, values = _to_rows(levels)
     used, above, below, down = _bilinear_rows(levels.shape[-2], size[0], window[0], levels.device)
     left, right, across = _bilinear_taps(levels.shape[-1], size[1], window[1], values, levels.device)
     rows = _take_rows(rows, used).float()
     rows = blend(_take_columns(rows, left), _take_columns(rows, right), across)
     rows = blend(_take_rows(rows, above), _take_rows(rows, below), down[:, None])
-    return _images_of_values(rows, values)
+    return _to_images(rows, values)
 
 
 def _resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
-    """TensorFlow's area resize: float32, not rounded, summed in its order (a later truncation depends on it)."""
-    rows, values = _rows_of_values(levels)
+    """Resize like TensorFlow's area resize: float32, not rounded, summed in the same order."""
+    rows, values = _to_rows(levels)
     rows = _sum_columns(rows, _area_taps(levels.shape[-1], size[1], window[1], values, levels.device))
     rows = _sum_rows(rows, _area_taps(levels.shape[-2], size[0], window[0], 1, levels.device))
     scales = [np.float32(old) / np.float32(new) for old, new in zip(levels.shape[-2:], size, strict=True)]
-    return _images_of_values(rows.mul_(float(np.float32(1) / (scales[0] * scales[1]))), values)
+    return _to_images(rows.mul_(float(np.float32(1) / (scales[0] * scales[1]))), values)
 
 
 def _resize_antialiased(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
-    """TensorFlow's resize with antialiasing: float32, not rounded; equal to 0.001 levels."""
-    rows, values = _rows_of_values(levels)
+    """Resize like TensorFlow's resize with antialiasing: float32, not rounded; levels are equal to 0.001."""
+    rows, values = _to_rows(levels)
     across = _filter_taps(resample, levels.shape[-1], size[1], window[1], values, levels.device)
     down = _filter_taps(resample, levels.shape[-2], size[0], window[0], 1, levels.device)
-    return _images_of_values(_sum_rows(_sum_columns(rows, across), down), values)
+    return _to_images(_sum_rows(_sum_columns(rows, across), down), values)
 
 
 def _resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
-    """`PIL.Image.resize` of uint8 in its fixed-point arithmetic; bit-identical."""
-    rows, values = _rows_of_values(levels)
+    """Resize like `PIL.Image.resize` for uint8, with the same fixed-point arithmetic; bit-identical."""
+    rows, values = _to_rows(levels)
     old_height, old_width = levels.shape[-2:]
     across = _pillow_taps(resample, old_width, size[1], window[1], values, levels.device)
     down = _pillow_taps(resample, old_height, size[0], window[0], 1, levels.device)
-    # The order of the passes decides what is rounded. Pillow 13 begins with the rows if more than twice as many of them
-    # as of the columns go (found by comparison, on 1,500 sizes); 12.2 does it for narrow images.
+    # The result is rounded after each pass, so the order matters. Pillow 13 resizes the height first if it removes more
+    # than twice as many rows as columns (found by comparing 1,500 sizes); Pillow 12.2 only for narrow images.
     if int(PIL.__version__.partition(".")[0]) >= 13:
         rows_first = 2 * (old_width - size[1]) < old_height - size[0]
     else:
@@ -180,11 +180,11 @@ def _resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Win
         rows = _round_sums(_sum_columns(_round_sums(_sum_rows(rows, down)), across))
     else:
         rows = _round_sums(_sum_rows(_round_sums(_sum_columns(rows, across)), down))
-    return _images_of_values(rows.to(torch.uint8), values)
+    return _to_images(rows.to(torch.uint8), values)
 
 
 def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
-    """`PIL.Image.resize` of uint8, by Pillow itself."""
+    """Resize with `PIL.Image.resize`."""
     if levels.ndim > 3:
         return torch.stack([_resize_with_pillow(image, size, window, resample) for image in levels])
     if levels.shape[0] not in (1, 3):  # Pillow would treat the last of 2 or 4 channels as alpha
@@ -196,14 +196,15 @@ def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Win
     return torch.from_numpy(np.array(resized).reshape(resized.height, resized.width, -1)).movedim(-1, 0)
 
 
-# Weights along an axis of `old` pixels, for each pixel of a `part` of the `new` ones
+# Filter weights for an axis that is resized from `old` to `new` pixels, of which the pixels in `part` are computed.
+# `values` is the number of adjacent values per pixel, see `_to_rows`.
 
 
 @lru_cache(maxsize=512)
 def _bilinear_taps(old: int, new: int, part: range, values: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Return two neighbors and the weight of the second: `tf.image.resize(method="bilinear")` in float32.
+    """Return indices of the two neighbors and the float32 weight of the second, as in TensorFlow's bilinear resize.
 
-    Pixels have half-pixel centers, and `values` values each (see `value_indices`).
+    Source: `tf.image.resize(method="bilinear")`, with half-pixel centers.
     """
     scale = np.float32(old) / np.float32(new)
     position = (np.arange(part.start, part.stop, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
@@ -217,7 +218,7 @@ def _bilinear_taps(old: int, new: int, part: range, values: int, device: torch.d
 
 @lru_cache(maxsize=512)
 def _bilinear_rows(old: int, new: int, part: range, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Return the used rows, then `_bilinear_taps` with indices among these rows."""
+    """Return the indices of the rows that are used, and `_bilinear_taps` with indices into these rows."""
     first, second, weight = _bilinear_taps(old, new, part, 1, torch.device("cpu"))
     used, indices = torch.cat([first, second]).unique(return_inverse=True)
     return tuple(tensor.to(device) for tensor in (used, indices[: len(part)], indices[len(part) :], weight))
@@ -225,7 +226,7 @@ def _bilinear_rows(old: int, new: int, part: range, device: torch.device) -> tup
 
 @lru_cache(maxsize=512)
 def _area_taps(old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
-    """Return the covered fraction of each pixel: `tf.image.resize(method="area")` in float32."""
+    """Return the covered fraction of each pixel in float32, as in `tf.image.resize(method="area")`."""
     scale = np.float32(old) / np.float32(new)
     start = np.arange(part.start, part.stop, dtype=np.float32)[:, None] * scale
     end = np.arange(part.start + 1, part.stop + 1, dtype=np.float32)[:, None] * scale
@@ -239,20 +240,20 @@ def _area_taps(old: int, new: int, part: range, values: int, device: torch.devic
 @lru_cache(maxsize=512)
 def _filter_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
     """Return the weights of an antialiasing filter in float32."""
-    numbers, weights = _filter_weights(resample, old, new, part)
-    return _to_taps(numbers, weights.astype(np.float32), values, device)
+    indices, weights = _filter_weights(resample, old, new, part)
+    return _to_taps(indices, weights.astype(np.float32), values, device)
 
 
 @lru_cache(maxsize=512)
 def _pillow_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
-    """Return the weights of Pillow's filter in its fixed-point format: int32 of `_PILLOW_BITS` bits."""
-    numbers, weights = _filter_weights(resample, old, new, part)
+    """Return the weights of Pillow's filter in fixed-point format: int32 with `_PILLOW_BITS` fractional bits."""
+    indices, weights = _filter_weights(resample, old, new, part)
     scaled = weights * 2.0**_PILLOW_BITS
-    return _to_taps(numbers, np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32), values, device)
+    return _to_taps(indices, np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32), values, device)
 
 
 def _filter_weights(resample: int, old: int, new: int, part: range) -> tuple[np.ndarray, np.ndarray]:
-    """Return pixels and weights, (part, taps) each, of a filter that widens with the ratio of a reduction.
+    """Return pixel indices and weights, (pixels of `part`, taps) each, of a filter that widens for a smaller output.
 
     Source: `precompute_coeffs` in Pillow's Resample.c.
     """
@@ -269,59 +270,62 @@ def _filter_weights(resample: int, old: int, new: int, part: range) -> tuple[np.
 
 
 def triangle(distance: np.ndarray) -> np.ndarray:
+    """Kernel of linear interpolation, for distances of at least 0."""
     return np.maximum(0, 1 - distance)
 
 
 def cubic(distance: np.ndarray) -> np.ndarray:
-    """Keys' cubic convolution with a = -1/2."""
+    """Kernel of cubic convolution (Keys 1981) with a = -1/2, for distances of at least 0."""
     inner = (1.5 * distance - 2.5) * distance * distance + 1
     outer = (((distance - 5) * distance + 8) * distance - 4) * -0.5
     return np.where(distance < 1, inner, np.where(distance < 2, outer, 0))
 
 
+# Filter -> (kernel, radius in pixels)
 KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
     BILINEAR: (triangle, 1.0),
     BICUBIC: (cubic, 2.0),
 }
 
 
-def _to_taps(numbers: np.ndarray, weights: np.ndarray, values: int, device: torch.device) -> _Taps:
-    """Convert arrays (part, taps) of pixels and weights to one pair of tensors per tap."""
+def _to_taps(indices: np.ndarray, weights: np.ndarray, values: int, device: torch.device) -> _Taps:
+    """Convert arrays (pixels, taps) of indices and weights to one pair of tensors per tap."""
     return [
-        (value_indices(number, values).to(device), torch.from_numpy(np.tile(weight, values)).to(device))
-        for number, weight in zip(numbers.T, weights.T, strict=True)
+        (value_indices(index, values).to(device), torch.from_numpy(np.tile(weight, values)).to(device))
+        for index, weight in zip(indices.T, weights.T, strict=True)
     ]
 
 
 def value_indices(pixels: np.ndarray, values: int) -> torch.Tensor:
-    """Convert indices of pixels to indices of their values, the first channel first.
+    """Convert pixel indices to the indices of their values in a row, ordered by channel.
 
-    [0, 2] -> [0, 6, 1, 7, 2, 8] for three values per pixel.
+    With three values per pixel, [0, 2] becomes [0, 6, 1, 7, 2, 8].
     """
     return torch.from_numpy((pixels.astype(np.int64) * values + np.arange(values)[:, None]).flatten())
 
 
-# Sums over rows of values
+# Operations on rows
 
 
-def _rows_of_values(levels: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Convert (..., channels, height, width) to rows (..., height, width * values), and return the number `values`.
+def _to_rows(levels: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Convert images (..., channels, height, width) to rows without copying.
 
-    If a pixel's channels are adjacent in memory, as in a decoded image, they stay together (values = channels).
-    Otherwise each channel has its own rows (values = 1).
+    Returns:
+        If the channels of a pixel are adjacent in memory, as in a decoded image: rows (..., height, width * channels),
+        and the number of channels. Otherwise: the images (..., channels, height, width), and 1.
     """
     if levels.shape[-3] > 1 and levels.stride(-3) == 1:
         return levels.movedim(-3, -1).flatten(-2), levels.shape[-3]
     return levels, 1
 
 
-def _images_of_values(rows: torch.Tensor, values: int) -> torch.Tensor:
-    """Convert rows (..., height, values * width), ordered by `value_indices`, to (..., channels, height, width)."""
+def _to_images(rows: torch.Tensor, values: int) -> torch.Tensor:
+    """Convert rows (..., height, values * width), ordered as in `value_indices`, to (..., channels, height, width)."""
     return rows if values == 1 else rows.unflatten(-1, (values, -1)).movedim(-2, -3)
 
 
 def blend(first: torch.Tensor, second: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Compute first + (second - first) * weight in this order (`torch.lerp` has another order); overwrite `second`."""
+    """Compute first + (second - first) * weight; `second` is overwritten. `torch.lerp` rounds differently."""
     return second.sub_(first).mul_(weight).add_(first)
 
 
@@ -329,27 +333,27 @@ def _sum_columns(rows: torch.Tensor, taps: _Taps) -> torch.Tensor:
     dtype = taps[0][1].dtype
     large = rows.device.type == "cpu" and rows.shape[-2] > 4 * _BLOCK
     sums = [
-        reduce(torch.Tensor.add_, (_take_columns(block, numbers).mul_(weights) for numbers, weights in taps))
+        reduce(torch.Tensor.add_, (_take_columns(block, indices).mul_(weights) for indices, weights in taps))
         for block in (block.to(dtype) for block in (rows.split(_BLOCK, dim=-2) if large else [rows]))
     ]
     return torch.cat(sums, dim=-2) if large else sums[0]
 
 
 def _sum_rows(rows: torch.Tensor, taps: _Taps) -> torch.Tensor:
-    terms = (_take_rows(rows, numbers).to(weights.dtype).mul_(weights[:, None]) for numbers, weights in taps)
+    terms = (_take_rows(rows, indices).to(weights.dtype).mul_(weights[:, None]) for indices, weights in taps)
     return reduce(torch.Tensor.add_, terms)
 
 
 def _round_sums(sums: torch.Tensor) -> torch.Tensor:
-    """Convert Pillow's fixed-point format to levels."""
+    """Convert Pillow's fixed-point format to levels, in place."""
     return sums.add_(1 << (_PILLOW_BITS - 1)).bitwise_right_shift_(_PILLOW_BITS).clamp_(0, 255)
 
 
-def _take_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return rows.index_select(-2, numbers)
+def _take_rows(rows: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return rows.index_select(-2, indices)
 
 
-def _take_columns(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """`rows.index_select(-1, numbers)`, as a float32 matrix, for which PyTorch is several times faster."""
+def _take_columns(rows: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Compute `rows.index_select(-1, indices)` on a float32 matrix, for which PyTorch is several times faster."""
     matrix = rows.reshape(-1, rows.shape[-1]).view(torch.float32)  # copies the bits, also of int32
-    return matrix.index_select(1, numbers).view(rows.dtype).view(*rows.shape[:-1], -1)
+    return matrix.index_select(1, indices).view(rows.dtype).view(*rows.shape[:-1], -1)

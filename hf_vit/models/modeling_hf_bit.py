@@ -1,6 +1,6 @@
-"""BiT ResNets, built from the units of the hybrids' stem, pre- or post-activation.
+"""BiT ResNets: encoder, classifier and backbone on top of `ResNetStem`.
 
-Feature maps are (batch, channels, rows, columns). Loading, saving and initialization are those of `pretrained`.
+Feature maps are (batch, channels, rows, columns). `pretrained` has loading, saving and initialization.
 """
 
 from typing import Any, Unpack
@@ -21,20 +21,20 @@ from .axial_attention import replace_convolutions
 from .configuration_hf_bit import HfBiTConfig
 from .configuration_hf_vision import Size, as_pair
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
-from .resnet_stem import GroupNorm, ResNetStage, ResNetStem, stem_numbers
+from .resnet_stem import GroupNorm, ResNetStage, ResNetStem, resnet_options
 
 
 def _build_resnet(config: HfBiTConfig) -> ResNetStem:
-    """Build the root and the stages."""
-    numbers = stem_numbers(config)
-    resnet = ResNetStem(config.num_channels, config.embedding_size, config.depths, numbers, config.layer_type)
+    """Build the root convolution and the stages."""
+    options = resnet_options(config)
+    resnet = ResNetStem(config.num_channels, config.embedding_size, config.depths, options, config.layer_type)
     if config.spatial_mixing == "axial_attention":
-        replace_convolutions(resnet, config.image_size, numbers)
+        replace_convolutions(resnet, config.image_size, options)
     return resnet
 
 
 class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
-    """Base of the ResNets; they have no attention and accept any `attn_implementation`."""
+    """Base class of the ResNets. `attn_implementation` has no effect on them."""
 
     config: HfBiTConfig
     base_model_prefix = "bit"
@@ -58,11 +58,11 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
         """Set another image size, an int or (height, width) in pixels.
 
         Raises:
-            ValueError: the model has axial attention, whose positions depend on the size.
+            ValueError: the model has axial attention, whose relative positions depend on the image size.
         """
         if self.config.spatial_mixing == "axial_attention" and as_pair(image_size) != as_pair(self.config.image_size):
             raise ValueError(
-                f"cannot set image_size {image_size}: the positions of axial attention are for {self.config.image_size}"
+                f"cannot set image_size {image_size}: this model's axial attention is for {self.config.image_size}"
             )
         super()._apply_image_size(image_size)
 
@@ -80,7 +80,7 @@ class HfBiTModel(HfBiTPreTrainedModel):
         self.resnet = _build_resnet(config)
         self.norm = None
         if config.layer_type == "preactivation":
-            self.norm = GroupNorm(config.hidden_size, stem_numbers(config))
+            self.norm = GroupNorm(config.hidden_size, resnet_options(config))
         self.post_init()
 
     @merge_with_config_defaults
@@ -91,15 +91,15 @@ class HfBiTModel(HfBiTPreTrainedModel):
         """Run the network.
 
         Args:
-            pixel_values: (batch, num_channels, height, width), of any size, in [-1, 1].
+            pixel_values: (batch, num_channels, height, width) in [-1, 1], of any size.
 
         Returns:
-            `last_hidden_state` (batch, hidden_size, rows, columns) after the last ReLU; `pooler_output`
-            (batch, hidden_size), its mean over rows and columns; `hidden_states`: the input of the first stage and the
-            output of every stage.
+            `last_hidden_state`: (batch, hidden_size, rows, columns), after the last ReLU.
+            `pooler_output`: (batch, hidden_size), the mean of `last_hidden_state` over rows and columns.
+            `hidden_states`: (batch, channels, rows, columns), the input of the first stage and the output of each.
         """
         feature_map = self.resnet(self._images(pixel_values))
-        self.warn_of_image_size(pixel_values, kwargs.get("interpolate_pos_encoding"))  # pyright: ignore - as in a ViT
+        self.warn_about_image_size(pixel_values, kwargs.get("interpolate_pos_encoding"))  # pyright: ignore - the same argument as in HfViTModel
         if self.norm is not None:
             feature_map = relu(self.norm(feature_map))
         return BaseModelOutputWithPoolingAndNoAttention(
@@ -108,7 +108,7 @@ class HfBiTModel(HfBiTPreTrainedModel):
 
 
 class HfBiTForImageClassification(HfBiTPreTrainedModel):
-    """BiT ResNet with a linear head; a new head is initialized with zeros, as in the papers."""
+    """BiT ResNet with a linear classification head; a new head is initialized with zeros, as in the papers."""
 
     _keys_to_ignore_on_load_unexpected = []  # noqa: RUF012
 
@@ -122,13 +122,14 @@ class HfBiTForImageClassification(HfBiTPreTrainedModel):
     def forward(
         self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> ImageClassifierOutputWithNoAttention:
-        """Classify images; other arguments as in `HfBiTModel.forward`.
+        """Classify images; the other arguments are those of `HfBiTModel.forward`.
 
         Args:
-            labels: (batch,) class indices, or (batch, num_labels) for several labels or regression.
+            labels: (batch,) class indices; or (batch, num_labels) for multi-label classification or regression.
 
         Returns:
-            `logits` (batch, num_labels); `loss` if there are labels.
+            `logits`: (batch, num_labels).
+            `loss`: a scalar, if `labels` is given.
         """
         outputs = self.bit(pixel_values, return_dict=True, **kwargs)
         logits = self.classifier(outputs.pooler_output)
@@ -137,9 +138,9 @@ class HfBiTForImageClassification(HfBiTPreTrainedModel):
 
 
 class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
-    """Feature maps of the root and the stages, for detection and segmentation.
+    """Feature maps of the root and the stages for detection and segmentation.
 
-    Pre-activation maps are sums of residuals and not normalized; the norm before the head belongs to the classifier.
+    With pre-activation units, the feature maps are not normalized; the norm before the head is not applied.
     """
 
     has_attentions = False
@@ -155,15 +156,15 @@ class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
     @filter_output_hidden_states
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
-        """Compute feature maps; arguments as in `HfBiTModel.forward`.
+        """Compute feature maps; the arguments are those of `HfBiTModel.forward`.
 
         Returns:
-            `feature_maps`: (batch, channels, rows, columns) for every name in `out_features`.
+            `feature_maps`: (batch, channels, rows, columns) for each name in `out_features`.
         """
         feature_map = self.resnet.root(self._images(pixel_values))
         maps = [feature_map]
         for stage in self.resnet.stages:
             maps.append(feature_map := stage(feature_map))
-        chosen = [one for name, one in zip(self.stage_names, maps, strict=True) if name in self.out_features]
-        feature_maps: Any = tuple(chosen)  # transformers declares a tuple of one
+        selected = [stage for name, stage in zip(self.stage_names, maps, strict=True) if name in self.out_features]
+        feature_maps: Any = tuple(selected)  # `Any`, because transformers declares a tuple of one tensor
         return BackboneOutput(feature_maps=feature_maps)

@@ -1,11 +1,11 @@
-"""The Vision Transformer, from an image to its logits, and the hybrids, which put a ResNet stem before it.
+"""The Vision Transformer, from pixels to logits, and the hybrids, which apply it to the feature map of a ResNet stem.
 
-"An Image is Worth 16x16 Words" (arXiv 2010.11929); the numbers are those of google-research/vision_transformer,
-vit_jax/models_vit.py. Parameters have the names of transformers' ViT.
+"An Image is Worth 16x16 Words" (arXiv 2010.11929). The computation is that of google-research/vision_transformer,
+vit_jax/models_vit.py; parameters have the names of transformers' ViT.
 
-The tokens are the class token, if there is one, and the patches, row by row. Rarely used parts are in
-their own files: other position embeddings (position_embeddings.py), attention with relative positions or along the axes
-(attention_variants.py), other patch sizes and mixed image sizes (flexible_sizes.py), the ResNet stem (resnet_stem.py).
+The token sequence is the class token, if there is one, and then the patches in raster order. Other files have the
+position embeddings (position_embeddings.py), relative and axial attention (attention_variants.py), other patch sizes
+and batches of mixed image sizes (flexible_sizes.py), and the ResNet stem (resnet_stem.py).
 """
 
 from collections.abc import Collection
@@ -36,7 +36,7 @@ from .position_embeddings import (
     resize_position_embeddings,
 )
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead, lecun_normal_
-from .resnet_stem import ResNetStem, stem_numbers
+from .resnet_stem import ResNetStem, resnet_options
 from .utils import Size, is_same_grid
 
 
@@ -59,18 +59,21 @@ class HfViTPatchEmbeddings(nn.Module):
 
 
 class HfViTEmbeddings(nn.Module):
-    """Tokens of an image: the embedded patches (of the stem's feature map, in a hybrid), class token and positions.
+    """Input tokens of the encoder: patch embeddings, class token and position embeddings.
+
+    A hybrid embeds patches of the stem's feature map.
 
     Args:
-        use_mask_token: add a mask token, which can replace patches.
+        use_mask_token: add a mask token, which replaces masked patches.
     """
 
     def __init__(self, config: HfViTConfig, use_mask_token: bool = False):
         super().__init__()
         self.config = config
         self.stem, num_channels = None, config.num_channels
-        if config.model_type == HfViTHybridConfig.model_type:  # not isinstance: remote code may load a second class
-            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, stem_numbers(config))
+        # not isinstance, because remote code has its own copy of the class
+        if config.model_type == HfViTHybridConfig.model_type:
+            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, resnet_options(config))
             num_channels = self.stem.out_channels
         self.patch_embeddings = HfViTPatchEmbeddings(config, num_channels)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
@@ -85,7 +88,7 @@ class HfViTEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def initialize(self) -> None:
-        """Draw the position embeddings; set the tokens to zero."""
+        """Initialize position embeddings from a normal distribution, and class and mask token with zeros."""
         if isinstance(self.position_embeddings, nn.Parameter):
             init.normal_(self.position_embeddings, std=self.config.initializer_range)
         for token in (self.cls_token, self.mask_token):
@@ -103,13 +106,13 @@ class HfViTEmbeddings(nn.Module):
         """Embed images.
 
         Args:
-            pixel_values: (batch, num_channels, height, width); or images of different sizes as patches,
-                (batch, patches, values), with `spatial_shapes`, as `HfViTImageProcessor` with the preset "native" makes
-                them.
-            grid: (rows, columns) of patches; None: computed from the images, or from `spatial_shapes`.
+            pixel_values: (batch, num_channels, height, width); or, with `spatial_shapes`, images of different sizes as
+                patches, (batch, patches, patch height * patch width * num_channels), from `HfViTImageProcessor` with
+                the preset "native".
+            grid: (rows, columns) of patches; None: computed from `pixel_values`. Unused with `spatial_shapes`.
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
-            patch_size: patch size of this forward, for a flexible model; see `HfViTConfig.patches_of`.
-            bool_masked_pos: (batch, patches), true for the patches that the mask token replaces.
+            patch_size: patch size for this forward pass of a flexible model; see `HfViTConfig.patches_of`.
+            bool_masked_pos: (batch, patches), True for patches that are replaced by the mask token.
 
         Returns:
             (batch, tokens, hidden_size)
@@ -127,34 +130,48 @@ class HfViTEmbeddings(nn.Module):
         return self.add_positions(patches, positions)
 
     def embed_patches(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> torch.Tensor:
-        """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size), in the dtype of the weights"""
+        """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size), in the weights' dtype"""
         feature_map = pixel_values.to(self.patch_embeddings.projection.weight.dtype)
         if self.stem is not None:
             feature_map = self.stem(feature_map)
         return self.patch_embeddings(feature_map, self.config.patches_of(patch_size))
 
     def mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor) -> torch.Tensor:
-        """Replace the masked patches of (batch, patches, hidden_size) by the mask token."""
+        """Replace masked patch embeddings by the mask token.
+
+        Args:
+            patches: (batch, patches, hidden_size)
+            bool_masked_pos: (batch, patches)
+        """
         check_mask(bool_masked_pos, patches)
         if self.mask_token is None:
-            raise ValueError("bool_masked_pos needs a mask token; build or load the model with use_mask_token=True")
+            raise ValueError("bool_masked_pos needs a mask token: build or load the model with use_mask_token=True")
         return torch.where(bool_masked_pos.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
 
     def add_positions(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-        """(batch, patches, hidden_size) -> (batch, tokens, hidden_size): prepend the class token, add the positions"""
+        """Prepend the class token and add position embeddings.
+
+        Args:
+            patches: (batch, patches, hidden_size)
+            positions: (1 or batch, tokens, hidden_size), or None.
+
+        Returns:
+            (batch, tokens, hidden_size)
+        """
         tokens = patches
         if self.cls_token is not None:
             tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
         return self.dropout(tokens if positions is None else tokens + positions)
 
     def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
-        """Return the position embeddings on a grid of patches, resampled where it is not the stored one.
+        """Return the position embeddings for a grid of patches, resampled if it differs from the stored grid.
 
         Args:
-            like: a tensor with the dtype and the device of fixed positions.
+            grid: (rows, columns)
+            like: a tensor whose dtype and device fixed (sine-cosine) positions take.
 
         Returns:
-            (1, tokens, hidden_size); None if the model adds none here.
+            (1, tokens, hidden_size); None if no position embeddings are added to the encoder's input.
         """
         config = self.config
         if not config.adds_positions_to_input:
@@ -172,7 +189,7 @@ class HfViTEmbeddings(nn.Module):
 
 
 def check_mask(bool_masked_pos: Any, patches: torch.Tensor) -> None:
-    """Raise ValueError unless the mask is (batch, patches), as the patches (batch, patches, hidden_size)."""
+    """Raise ValueError unless `bool_masked_pos` is (batch, patches); `patches` is (batch, patches, hidden_size)."""
     shape = tuple(getattr(bool_masked_pos, "shape", ()))
     if shape != tuple(patches.shape[:2]):
         raise ValueError(f"bool_masked_pos has shape {shape}; expected (batch, patches), {tuple(patches.shape[:2])}")
@@ -188,23 +205,26 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute attention and return its probabilities too; the softmax is in float32 at least.
+    """Compute attention; unlike the other implementations, return the attention probabilities too.
+
+    The softmax is computed in float32, or in float64 for float64 inputs.
 
     Args:
-        query, key, value: (batch, heads, tokens, head_dim)
-        attention_mask: broadcastable to (batch, heads, tokens, tokens): True for allowed pairs, or numbers to add to
-            the logits.
+        query: (batch, heads, queries, head_dim)
+        key, value: (batch, heads, tokens, head_dim)
+        attention_mask: broadcastable to (batch, heads, queries, tokens): True for allowed pairs, or a bias that is
+            added to the logits.
 
     Returns:
-        (batch, tokens, heads, head_dim) and (batch, heads, tokens, tokens)
+        The output (batch, queries, heads, head_dim) and the probabilities (batch, heads, queries, tokens).
     """
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    probabilities = F.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
+    softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
+    probabilities = F.softmax(scores, dim=-1, dtype=softmax_dtype).to(query.dtype)
     probabilities = F.dropout(probabilities, p=dropout, training=module.training)
     return torch.matmul(probabilities, value).transpose(1, 2), probabilities
 
@@ -231,10 +251,17 @@ class HfViTAttention(nn.Module):
         grid: Grid | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(batch, tokens, hidden_size) -> (batch, queries, hidden_size), and the attentions or None
+        """Apply self-attention.
 
-        The queries are the first `num_queries` tokens, or all. With `output_attentions=True` the attentions are
-        (batch, heads, queries, tokens). Subclasses use `grid`, (rows, columns) of patches.
+        Args:
+            hidden_states: (batch, tokens, hidden_size)
+            attention_mask: as in `eager_attention_forward`.
+            num_queries: number of leading tokens that are queries; None: all.
+            grid: (rows, columns) of patches, for subclasses.
+
+        Returns:
+            (batch, queries, hidden_size); and the probabilities (batch, heads, queries, tokens) with
+            `output_attentions=True`, otherwise None or what the attention implementation returns.
         """
         query = self.split_heads(self.q_proj(hidden_states[:, :num_queries]))
         key = self.split_heads(self.k_proj(hidden_states))
@@ -251,15 +278,15 @@ class HfViTAttention(nn.Module):
         return states.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
 
     def bias(self, query: torch.Tensor, attention_mask: torch.Tensor | None, grid: Grid | None) -> torch.Tensor | None:
-        """Return what is added to the logits: the mask; subclasses add more."""
+        """Return the mask or bias of the attention logits; subclasses add relative positions."""
         return attention_mask
 
 
 def build_attention(config: HfViTConfig, layer_index: int) -> HfViTAttention:
-    """Build the attention of a layer."""
+    """Build the attention module of a layer."""
     if config.attention_axes == "all" and config.position_embedding_type != "relative":
         return HfViTAttention(config)
-    from .attention_variants import HfViTAxialAttention, HfViTRelativeAttention  # subclasses of the above
+    from .attention_variants import HfViTAxialAttention, HfViTRelativeAttention  # they import this file
 
     if config.attention_axes == "axial":
         return HfViTAxialAttention(config, along_columns=layer_index % 2 == 1)
@@ -270,13 +297,13 @@ class HfViTMLPLinear(nn.Linear):
     """Linear layer of an MLP."""
 
     def initialize(self) -> None:
-        """Draw the weights as the original does (Xavier, biases of 1e-6)."""
+        """Initialize as the original: Xavier-uniform weights, normal biases with standard deviation 1e-6."""
         init.xavier_uniform_(self.weight)
         init.normal_(self.bias, std=1e-6)
 
 
 class HfViTMLP(nn.Module):
-    """Two linear layers with an activation between them."""
+    """MLP block: two linear layers with an activation in between."""
 
     def __init__(self, config: HfViTConfig):
         super().__init__()
@@ -293,14 +320,14 @@ class HfViTMLP(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): drop a residual branch for whole samples."""
+    """Stochastic depth (arXiv 1603.09382): drop a residual branch for random samples of the batch."""
 
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
 
     def forward(self, branch: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, hidden_size) -> the same, scaled by 1 / (1 - rate) where it is kept"""
+        """(batch, tokens, hidden_size) -> the same; samples that are kept are scaled by 1 / (1 - rate)"""
         if not self.training or self.rate == 0:
             return branch
         keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
@@ -330,10 +357,16 @@ class HfViTLayer(GradientCheckpointingLayer):
         positions: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        """(batch, tokens, hidden_size) -> the same, for all tokens or the first `num_queries`
+        """Run the layer.
 
         Args:
-            positions: (tokens, hidden_size), added to the layer's input; None for nothing.
+            hidden_states: (batch, tokens, hidden_size)
+            attention_mask: as in `eager_attention_forward`.
+            num_queries: number of leading tokens to compute; None: all.
+            positions: (tokens, hidden_size), position embeddings of this layer; None: no position embeddings.
+
+        Returns:
+            (batch, tokens or num_queries, hidden_size)
         """
         if positions is not None:
             hidden_states = hidden_states + positions
@@ -343,7 +376,7 @@ class HfViTLayer(GradientCheckpointingLayer):
 
 
 class HfViTMapPooling(nn.Module):
-    """Multi-head attention pooling (big_vision's MAPHead): a learned probe attends to all tokens, then an MLP."""
+    """Multi-head attention pooling (big_vision's MAPHead): one learned query attends to all tokens; an MLP follows."""
 
     def __init__(self, config: HfViTConfig):
         super().__init__()
@@ -357,11 +390,11 @@ class HfViTMapPooling(nn.Module):
         self.mlp = HfViTMLP(config)
 
     def initialize(self) -> None:
-        """Draw the probe."""
+        """Initialize the query, `probe`, with Xavier-uniform values."""
         init.xavier_uniform_(self.probe)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(batch, tokens, hidden_size) -> (batch, hidden_size); `attention_mask` (batch, 1, 1, tokens) or None"""
+        """(batch, tokens, hidden_size) -> (batch, hidden_size); `attention_mask` is (batch, 1, 1, tokens) or None"""
         query = self.split_heads(self.q_proj(self.probe)).expand(hidden_states.shape[0], -1, -1, -1)
         key, value = self.split_heads(self.k_proj(hidden_states)), self.split_heads(self.v_proj(hidden_states))
         pooled = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
@@ -374,15 +407,15 @@ class HfViTMapPooling(nn.Module):
 
 
 class HfViTPreLogits(nn.Linear):
-    """Linear layer before the head."""
+    """Pre-logits layer: a linear layer before the head."""
 
     def initialize(self) -> None:
-        """Draw the weights with flax's default."""
+        """Initialize the weights with flax's default, LeCun normal."""
         lecun_normal_(self.weight)
 
 
 class HfViTPooler(nn.Module):
-    """Pooling of the tokens for the head, then the optional tanh pre-logits layer."""
+    """Pooling of the tokens to the head's input, with the optional pre-logits layer and tanh."""
 
     def __init__(self, config: HfViTConfig):
         super().__init__()
@@ -402,8 +435,8 @@ class HfViTPooler(nn.Module):
         """(batch, tokens, hidden_size) -> (batch, features), or (batch, tokens, features) with pooling "none"
 
         Args:
-            attention_mask: (batch, tokens), True for real tokens; None if there is no padding.
-            norm: the final LayerNorm, if it comes after the pooling.
+            attention_mask: (batch, tokens), 0 or False for padding; None: no padding.
+            norm: the final LayerNorm, if it is applied after the pooling.
         """
         if self.first_token:
             hidden_states = hidden_states[:, self.first_token :]
@@ -413,7 +446,7 @@ class HfViTPooler(nn.Module):
         return pooled if self.dense is None else torch.tanh(self.dense(pooled))
 
     def pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """(batch, tokens, hidden_size) -> (batch, hidden_size); unchanged with pooling "none"."""
+        """(batch, tokens, hidden_size) -> (batch, hidden_size); with pooling "none", unchanged"""
         if self.pooling == "cls":
             return hidden_states[:, 0]
         if self.pooling == "none":
@@ -423,28 +456,30 @@ class HfViTPooler(nn.Module):
         if attention_mask is None:
             return hidden_states.mean(dim=1)
         real = hidden_states * attention_mask.to(hidden_states.dtype).unsqueeze(-1)
-        wide = torch.promote_types(real.dtype, torch.float32)  # a sum of many tokens can exceed float16
-        return (real.sum(dim=1, dtype=wide) / attention_mask.sum(dim=1, keepdim=True, dtype=wide)).to(real.dtype)
+        sum_dtype = torch.promote_types(real.dtype, torch.float32)  # a sum over many tokens can overflow float16
+        num_real = attention_mask.sum(dim=1, keepdim=True, dtype=sum_dtype)
+        return (real.sum(dim=1, dtype=sum_dtype) / num_real).to(real.dtype)
 
 
 @dataclass
 class HfViTModelOutput(BaseModelOutputWithPooling):
     """Output of `HfViTModel`: the fields of transformers' `BaseModelOutputWithPooling`, and `image_embeds`.
 
-    image_embeds: projection of `pooler_output`, not normalized: (batch, projection_dim), or
-        (batch, tokens, projection_dim) with pooling "none"; None for a model without projection.
+    Args:
+        image_embeds: projection of `pooler_output`, not L2-normalized: (batch, projection_dim), or
+            (batch, tokens, projection_dim) with pooling "none"; None for a model without a projection.
     """
 
     image_embeds: torch.FloatTensor | None = None
 
 
-# Parameters of a checkpoint that some of the classes below do not have.
+# Patterns of checkpoint parameters that only some of the classes have.
 _MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\.", r"^(vit\.)?embeddings\.mask_token$"]
 _PROJECTION_KEYS = [r"^(vit\.)?projection\."]  # of an image-text model
 
 
 class HfViTPreTrainedModel(FlexibleSizes, HfVisionPreTrainedModel):
-    """Base of the Vision Transformers and the hybrids."""
+    """Base class of the Vision Transformers and the hybrids."""
 
     config: HfViTConfig
     base_model_prefix = "vit"
@@ -461,7 +496,7 @@ class HfViTPreTrainedModel(FlexibleSizes, HfVisionPreTrainedModel):
 
     @property
     def tokens_per_image(self) -> int:
-        """Number of tokens of an image of the model's size."""
+        """Number of tokens for an image of the configured size."""
         rows, columns = self.config.grid_size
         return self.config.num_prefix_tokens + rows * columns
 
@@ -469,7 +504,7 @@ class HfViTPreTrainedModel(FlexibleSizes, HfVisionPreTrainedModel):
         """Return the (rows, columns) of patches of images (batch, num_channels, height, width).
 
         Raises:
-            ValueError: the images have another number of channels, or the patches do not divide them.
+            ValueError: the number of channels is wrong, or the image size is not a multiple of the patch size.
         """
         self.check_images(pixel_values)
         height, width = pixel_values.shape[-2:]
@@ -479,11 +514,7 @@ class HfViTPreTrainedModel(FlexibleSizes, HfVisionPreTrainedModel):
 
 
 class HfViTEncoder(HfViTPreTrainedModel):
-    """Embeddings, layers and the final norm, the base of the model and the backbone.
-
-    The loop over the layers is here and not in a subclass of `nn.ModuleList`, which accelerate's regional compilation
-    would replace by a plain `nn.ModuleList`.
-    """
+    """Embeddings, layers and the final LayerNorm: base class of the model and the backbone."""
 
     def __init__(self, config: HfViTConfig, use_mask_token: bool = False):
         super().__init__(config)
@@ -493,7 +524,7 @@ class HfViTEncoder(HfViTPreTrainedModel):
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def post_init(self) -> None:
-        """Finish the construction, as in transformers; without pooling, ignore that of a classifier's checkpoint."""
+        """Finish the construction; if the model has no pooler, ignore the pooler in a classifier's checkpoint."""
         super().post_init()
         if getattr(self, "pooler", None) is None:
             ignored: Any = self._keys_to_ignore_on_load_unexpected
@@ -512,24 +543,24 @@ class HfViTEncoder(HfViTPreTrainedModel):
 
         Args:
             hidden_states: (batch, tokens, hidden_size)
-            grid: (rows, columns) of patches, the same for all images; None if each image has its own.
-            attention_mask: (batch, tokens), 1 for real tokens; None if there is no padding.
-            num_queries: number of first tokens that the last layer computes; None for all.
-            keep: indices of layers whose output to return too.
+            grid: (rows, columns) of patches, the same for all images; None if the images have different grids.
+            attention_mask: (batch, tokens), 0 for padding; None: no padding.
+            num_queries: number of leading tokens that the last layer computes; None: all.
+            keep: indices of layers whose outputs are returned too.
 
         Returns:
-            (batch, tokens or num_queries, hidden_size), before the final LayerNorm; and a list of the same after each
-            layer of `keep`.
+            The output of the last layer, before the final LayerNorm, (batch, tokens or num_queries, hidden_size); and a
+            list of the outputs of the layers in `keep`.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions", self.config.output_attentions)
         if attention_mask is not None:
             if kwargs["output_attentions"] or self.config._attn_implementation in ("eager", "sdpa"):
                 attention_mask = attention_mask[:, None, None, :].bool()
-            else:  # in the layout of the kernel; transformers reads the mask, which synchronizes with the device
+            else:  # in the kernel's own format; transformers reads the mask's values, which waits for the device
                 attention_mask = create_bidirectional_mask(
                     config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
                 )
-        positions = [None] * len(self.layers)  # added to the input of each layer, (tokens, hidden_size)
+        positions = [None] * len(self.layers)  # of each layer: (tokens, hidden_size)
         if self.layer_position_embeddings is not None:
             positions = self.layer_position_embeddings(grid).expand(len(self.layers), -1, -1)
         last, kept = len(self.layers) - 1, []
@@ -542,11 +573,11 @@ class HfViTEncoder(HfViTPreTrainedModel):
 
 
 class HfViTModel(HfViTEncoder):
-    """Vision Transformer without a head; with the projection of an image-text model if `projection_dim` is set.
+    """Vision Transformer without a head; with an image-text model's projection if `config.projection_dim` is set.
 
     Args:
-        add_pooling_layer: compute `pooler_output`, the input of a head or the projection.
-        use_mask_token: add a mask token for `bool_masked_pos`; a new one is initialized with zeros.
+        add_pooling_layer: compute `pooler_output`, the input of a head or of the projection.
+        use_mask_token: add a mask token for `bool_masked_pos`; a new mask token is initialized with zeros.
 
     Example:
         >>> import torch
@@ -586,32 +617,36 @@ class HfViTModel(HfViTEncoder):
         """Run the encoder.
 
         Args:
-            pixel_values: (batch, num_channels, height, width), of any size that the patches divide, in [-1, 1]; or
-                images of different sizes as patches, (batch, patches, values), with `spatial_shapes`.
-            bool_masked_pos: (batch, patches), true for the patches that the mask token replaces; see `use_mask_token`.
-            interpolate_pos_encoding: True suppresses the warning that images have another size than the model's. The
-                position embeddings are resampled in any case.
-            attention_mask: (batch, tokens), 1 for real tokens; None if there is no padding.
-            pixel_attention_mask: (batch, patches), 1 for real patches; None: derived from `spatial_shapes`.
-            spatial_shapes: (batch, 2), rows and columns of patches of each image; a list or a CPU tensor avoids a
+            pixel_values: (batch, num_channels, height, width) in [-1, 1]; height and width are any multiples of the
+                patch size. Or, with `spatial_shapes`, images of different sizes as patches,
+                (batch, patches, patch height * patch width * num_channels).
+            bool_masked_pos: (batch, patches), True for patches that are replaced by the mask token; needs
+                `use_mask_token`.
+            interpolate_pos_encoding: True suppresses the warning about images whose size differs from the configured
+                size. The position embeddings are resampled in any case.
+            attention_mask: (batch, tokens), 1 for real tokens and 0 for padding; None: no padding.
+            pixel_attention_mask: (batch, patches), 1 for real patches and 0 for padding; None: derived from
+                `spatial_shapes`.
+            spatial_shapes: (batch, 2), rows and columns of patches of each image. A list or a CPU tensor avoids a
                 synchronization with the device.
-            kept_patches: (batch, kept), indices of the patches that the layers get, -1 for padding; None: all.
-            patch_size: patch size of this forward, for a flexible model, an int or (height, width); None: the
-                configuration's.
-            only_pooled: compute only the tokens of the last layer and of `last_hidden_state` that `pooler_output`
-                needs.
+            kept_patches: (batch, kept), indices of the patches to process, -1 for padding; None: all patches.
+            patch_size: patch size for this forward pass of a flexible model, an int or (height, width); None: that of
+                the configuration.
+            only_pooled: compute only `pooler_output`. With class-token pooling, `last_hidden_state` then has only the
+                class token.
 
         Returns:
-            `last_hidden_state` (batch, tokens, hidden_size) after the final LayerNorm; `pooler_output`
-            (batch, representation_size or hidden_size), or (batch, tokens, ...) with pooling "none";
-            `image_embeds`, see `HfViTModelOutput`; `hidden_states`: (batch, tokens, hidden_size) before the first and
-            after every layer; `attentions`: (batch, heads, tokens, tokens) per layer, with any attention
-            implementation.
+            `last_hidden_state`: (batch, tokens, hidden_size) after the final LayerNorm (before it, with
+            `norm_after_pooling`).
+            `pooler_output`: (batch, representation_size or hidden_size), or (batch, tokens, ...) with pooling "none".
+            `image_embeds`: see `HfViTModelOutput`.
+            `hidden_states`: (batch, tokens, hidden_size), the input of the first layer and the output of every layer.
+            `attentions`: (batch, heads, tokens, tokens) for every layer, with any attention implementation.
         """
         grid = None
         if spatial_shapes is None:
             grid = self.grid_of(pixel_values, patch_size)
-            self.warn_of_image_size(pixel_values, interpolate_pos_encoding)
+            self.warn_about_image_size(pixel_values, interpolate_pos_encoding)
         elif pixel_attention_mask is None:
             pixel_attention_mask = patch_mask(spatial_shapes, pixel_values)
         hidden_states = self.embeddings(pixel_values, grid, spatial_shapes, patch_size, bool_masked_pos)
@@ -619,11 +654,11 @@ class HfViTModel(HfViTEncoder):
             hidden_states, pixel_attention_mask = keep_patches(hidden_states, kept_patches, self.config)
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
-        # The head of most models needs the class token alone, so the last layer computes no other.
-        recorded = ("output_hidden_states", "output_attentions")  # these show all tokens
-        shows_all = any(kwargs.get(name, getattr(self.config, name)) for name in recorded)
-        first_is_enough = only_pooled and self.config.pooling == "cls" and attention_mask is None and not shows_all
-        hidden_states, _ = self.encode(hidden_states, grid, attention_mask, 1 if first_is_enough else None, **kwargs)
+        # With class-token pooling, the head needs no other token of the last layer.
+        recorded = ("output_hidden_states", "output_attentions")  # of all tokens
+        is_recorded = any(kwargs.get(name, getattr(self.config, name)) for name in recorded)
+        only_cls = only_pooled and self.config.pooling == "cls" and attention_mask is None and not is_recorded
+        hidden_states, _ = self.encode(hidden_states, grid, attention_mask, 1 if only_cls else None, **kwargs)
         norm_after = self.layernorm if self.config.norm_after_pooling else None
         last_hidden_state = hidden_states if norm_after else self.layernorm(hidden_states)
         pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask, norm_after)
@@ -634,9 +669,9 @@ class HfViTModel(HfViTEncoder):
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel):
-    """Vision Transformer with a linear head; a new head is initialized with zeros, as in the paper.
+    """Vision Transformer with a linear classification head; a new head is initialized with zeros, as in the paper.
 
-    The projection of an image-text model is not loaded.
+    An image-text model's projection is ignored.
 
     Example:
         >>> from hf_vit import HfViTForImageClassification
@@ -664,14 +699,14 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         patch_size: Size | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
-        """Classify images; other arguments as in `HfViTModel.forward`.
+        """Classify images; the other arguments are those of `HfViTModel.forward`.
 
         Args:
-            labels: (batch,) class indices, or (batch, num_labels) for several labels or regression.
+            labels: (batch,) class indices; or (batch, num_labels) for multi-label classification or regression.
 
         Returns:
-            `logits` (batch, num_labels), or (batch, tokens, num_labels) with pooling "none"; `loss` if there are
-            labels.
+            `logits`: (batch, num_labels), or (batch, tokens, num_labels) with pooling "none".
+            `loss`: a scalar, if `labels` is given.
         """
         sizes = {"interpolate_pos_encoding": interpolate_pos_encoding, "patch_size": patch_size}
         outputs = self.vit(
@@ -685,13 +720,13 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
 
 
 class HfViTBackbone(BackboneMixin, HfViTEncoder):
-    """Feature maps of any layer, after the final LayerNorm, for detection and segmentation.
+    """Feature maps of any layers for detection and segmentation; the final LayerNorm is applied to each.
 
     Example:
         >>> import torch
         >>> from hf_vit import HfViTBackbone, HfViTConfig
         >>> backbone = HfViTBackbone(HfViTConfig(num_hidden_layers=2, out_features=["stage1", "stage2"]))
-        >>> [one.shape for one in backbone(torch.zeros(1, 3, 224, 320)).feature_maps]
+        >>> [feature_map.shape for feature_map in backbone(torch.zeros(1, 3, 224, 320)).feature_maps]
         [torch.Size([1, 768, 14, 20]), torch.Size([1, 768, 14, 20])]
     """
 
@@ -706,10 +741,10 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
     def forward(
         self, pixel_values: torch.Tensor, *, patch_size: Size | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> BackboneOutput:
-        """Compute feature maps; arguments as in `HfViTModel.forward`.
+        """Compute feature maps; the arguments are those of `HfViTModel.forward`.
 
         Returns:
-            `feature_maps`: (batch, hidden_size, rows, columns) for every name in `out_features`.
+            `feature_maps`: (batch, hidden_size, rows, columns) for each name in `out_features`.
         """
         grid = self.grid_of(pixel_values, patch_size)
         tokens = self.embeddings(pixel_values, grid, patch_size=patch_size)
@@ -717,8 +752,8 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
         _, maps = self.encode(tokens, grid, keep=[stage - 1 for stage in stages], **kwargs)
         maps = [tokens, *maps] if 0 in stages else maps
         patches = (self.layernorm(states)[:, self.config.num_prefix_tokens :] for states in maps)
-        # transformers declares a tuple of one
-        feature_maps: Any = tuple(one.transpose(1, 2).unflatten(2, grid) for one in patches)
+        # `Any`, because transformers declares a tuple of one tensor
+        feature_maps: Any = tuple(states.transpose(1, 2).unflatten(2, grid) for states in patches)
         return BackboneOutput(feature_maps=feature_maps)
 
 

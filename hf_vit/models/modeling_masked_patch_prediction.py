@@ -1,7 +1,7 @@
-"""Masked patch prediction, the self-supervised training of the paper (arXiv 2010.11929, appendix B.1.2).
+"""Masked patch prediction, the paper's self-supervised pre-training (arXiv 2010.11929, appendix B.1.2).
 
-The original code was never released. Two points that the paper leaves open are decided here: exactly the given share of
-each image's patches is corrupted, and the "random other patch" is from the same image.
+The original code was never released. The paper does not specify two details. Here, the same number of patches is
+corrupted in every image, and the "random other patch" is from the same image.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ _CELLS = 4  # the downsized patch has 4 x 4 cells
 class Corruption(NamedTuple):
     """Corruption of each patch of a batch: tensors (batch, patches)."""
 
-    selected: torch.Tensor  # bool: to be predicted, changed or not
-    masked: torch.Tensor  # bool: replaced by the mask token
-    source: torch.Tensor  # index of the patch that is put here: its own, or another's
+    selected: torch.Tensor  # bool: patches to predict
+    masked: torch.Tensor  # bool: selected patches that are replaced by the mask token
+    source: torch.Tensor  # index of the patch whose embedding is used: the patch's own index, or that of another patch
 
 
 def sample_corruption(
@@ -40,20 +40,23 @@ def sample_corruption(
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
 ) -> Corruption:
-    """Choose patches to corrupt: of the selected ones, 80 % are masked, 10 % replaced by another patch, 10 % kept.
+    """Select random patches to predict, and choose how to corrupt each.
+
+    By default, half of the patches are selected. Of these, 80% are replaced by the mask token, 10% by another random
+    patch, and 10% are not changed.
 
     Args:
-        batch, patches: number of images, and of patches in each.
-        share: share of the patches that are selected.
-        mask_share, random_share: shares of the selected patches that are masked, and replaced by another patch.
+        batch, patches: number of images, and of patches per image.
+        share: fraction of the patches to select.
+        mask_share, random_share: fractions of the selected patches to replace by the mask token, and by another patch.
         device, generator: as in `torch.rand`.
 
     Raises:
-        ValueError: `share` of the patches rounds to none.
+        ValueError: `share` selects no patch.
     """
     count = round(patches * share)
     if count < 1:
-        raise ValueError(f"cannot select a share of {share} of {patches} patches: it rounds to none")
+        raise ValueError(f"share {share} of {patches} patches rounds to zero patches")
     order = torch.rand(batch, patches, device=device, generator=generator).argsort(dim=1)
     selected = order < count
     kind = torch.rand(batch, patches, device=device, generator=generator)
@@ -69,13 +72,13 @@ class MaskedPatchPredictionOutput(ModelOutput):
     """Output of `HfViTForMaskedPatchPrediction`.
 
     Args:
-        loss: mean over the images of the batch.
-        loss_per_image: mean over each image's selected patches, (batch,).
-        accuracy_per_image: share of correct predictions, (batch,); 0 for the regression of pixels.
+        loss: scalar, mean of `loss_per_image`.
+        loss_per_image: (batch,), mean over the selected patches of each image.
+        accuracy_per_image: (batch,), fraction of correct predictions for selected patches; 0 for the target "pixels".
         logits: (batch, patches, outputs)
         targets: (batch, patches), (batch, patches, 16) or (batch, patches, values), see `patch_targets`.
-        selected: (batch, patches) bool.
-        hidden_states, attentions: of every layer, if requested; see `HfViTModel.forward`.
+        selected: (batch, patches), bool, True for patches that count in the loss.
+        hidden_states, attentions: as in `HfViTModel.forward`, if requested.
     """
 
     loss: torch.Tensor | None = None
@@ -91,10 +94,13 @@ class MaskedPatchPredictionOutput(ModelOutput):
 class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
     """Vision Transformer with a mask token and a linear layer that predicts corrupted patches."""
 
-    # The training may start from an encoder or a classifier, without its head.
+    # Training can start from the encoder of a classifier.
     _keys_to_ignore_on_load_unexpected = [HEAD_KEYS, r"^(vit\.)?(pooler|projection)\."]  # noqa: RUF012
     _new_when_missing = ("predictor.", "mask_token")
-    _reinit_message = "{name} was not trained to predict masked patches: the predictor is zero, the mask token random."
+    _reinit_message = (
+        "{name} has no weights to predict masked patches: the predictor was initialized to zeros and the mask token "
+        "randomly. Train the model before use."
+    )
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config.without_projection())
@@ -104,12 +110,12 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         self.post_init()
 
     def initialize(self) -> None:
-        """Draw the mask token."""
+        """Initialize the mask token from a normal distribution."""
         init.normal_(self.mask_token, std=self.config.initializer_range)
 
     def set_num_channels(self, num_channels: int) -> None:
-        """Raise ValueError: the model predicts pixels of its own channels."""
-        raise ValueError(f"cannot set num_channels {num_channels}: {type(self).__name__} predicts pixels")
+        """Raise ValueError: the outputs depend on the number of channels."""
+        raise ValueError(f"cannot set num_channels {num_channels}: {type(self).__name__} predicts colors")
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -123,26 +129,26 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         corruption: Corruption | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedPatchPredictionOutput:
-        """Corrupt patch embeddings, encode them, and compare the predictions with the pixels.
+        """Corrupt the patch embeddings, encode them, and predict the selected patches.
 
         Args:
-            pixel_values: (batch, channels, height, width) in [-1, 1].
-            bool_masked_pos: (batch, patches), true for the patches to mask and to predict.
+            pixel_values: (batch, num_channels, height, width) in [-1, 1].
+            bool_masked_pos: (batch, patches), True for patches to mask and predict.
             interpolate_pos_encoding, attention_mask: as in `HfViTModel.forward`.
-            corruption: full description of the corruption, in place of `bool_masked_pos`. Without either, it is sampled
-                with the paper's shares.
+            corruption: the corruption of each patch, instead of `bool_masked_pos`. If both are None, it is sampled by
+                `sample_corruption`.
 
         Raises:
-            ValueError: both are given, or `bool_masked_pos` has another shape.
+            ValueError: both `bool_masked_pos` and `corruption` are given, or `bool_masked_pos` has the wrong shape.
         """
         grid = self.grid_of(pixel_values)
-        self.vit.warn_of_image_size(pixel_values, interpolate_pos_encoding)
+        self.vit.warn_about_image_size(pixel_values, interpolate_pos_encoding)
         embeddings = self.vit.embeddings
         patches = embeddings.embed_patches(pixel_values)
         if bool_masked_pos is not None:
             if corruption is not None:
                 raise ValueError("cannot use both bool_masked_pos and corruption; pass one of them")
-            corruption = _corruption_of(bool_masked_pos, patches)
+            corruption = _corruption_from_mask(bool_masked_pos, patches)
         elif corruption is None:
             corruption = sample_corruption(*patches.shape[:2], device=pixel_values.device)
         patches = self.corrupt(patches, corruption)
@@ -151,15 +157,15 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         hidden_states = self.vit.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
         logits = self.predictor(hidden_states)
         targets = patch_targets(pixel_values, grid, self.config.patch_target)
-        losses, right = compare(logits, targets, self.config.patch_target, self.config.num_channels)
+        losses, correct = patch_losses(logits, targets, self.config.patch_target, self.config.num_channels)
         selected = corruption.selected
         count = selected.sum(dim=1).clamp(min=1)
         per_image = (losses * selected).sum(dim=1) / count
-        accuracy = (right * selected).sum(dim=1) / count
+        accuracy = (correct * selected).sum(dim=1) / count
         return MaskedPatchPredictionOutput(per_image.mean(), per_image, accuracy, logits, targets, selected)
 
     def corrupt(self, patches: torch.Tensor, corruption: Corruption) -> torch.Tensor:
-        """Corrupt patch embeddings: (batch, patches, hidden_size) -> the same"""
+        """Corrupt patch embeddings: (batch, patches, hidden_size) -> the same shape"""
         source = corruption.source.unsqueeze(-1).expand_as(patches)
         return torch.where(
             corruption.masked.unsqueeze(-1), self.mask_token.to(patches.dtype), patches.gather(1, source)
@@ -172,8 +178,8 @@ class HfViTHybridForMaskedPatchPrediction(HfViTForMaskedPatchPrediction):
     config: HfViTHybridConfig
 
 
-def _corruption_of(bool_masked_pos: torch.Tensor, patches: torch.Tensor) -> Corruption:
-    """Build the corruption that masks and predicts exactly the patches of a mask.
+def _corruption_from_mask(bool_masked_pos: torch.Tensor, patches: torch.Tensor) -> Corruption:
+    """Return the corruption that masks and predicts exactly the patches in `bool_masked_pos`.
 
     Args:
         bool_masked_pos: (batch, patches)
@@ -185,7 +191,7 @@ def _corruption_of(bool_masked_pos: torch.Tensor, patches: torch.Tensor) -> Corr
 
 
 def _num_outputs(config: HfViTConfig) -> int:
-    """Count the numbers predicted for each patch."""
+    """Return the number of outputs of the predictor for each patch."""
     colors = LEVELS**config.num_channels
     if config.patch_target == "pixels":
         (height, width), (rows, columns) = as_pair(config.image_size), config.grid_size
@@ -202,9 +208,9 @@ def patch_targets(pixel_values: torch.Tensor, grid: tuple[int, int], kind: str) 
         kind: a `patch_target` of `HfViTConfig`.
 
     Returns:
-        "mean_color": class number of the patch's mean color at 3 bits per channel, (batch, patches).
-        "downsized": the same for each cell of the patch shrunk to 4 x 4, (batch, patches, 16).
-        "pixels": its pixel values, (batch, patches, channels * height * width).
+        "mean_color": (batch, patches), class index of the patch's mean color with 3 bits per channel.
+        "downsized": (batch, patches, 16), the same for each cell of the patch, downsized to 4 x 4.
+        "pixels": (batch, patches, channels * patch height * patch width), the pixel values.
     """
     pixel_values = pixel_values.float()
     if kind == "pixels":
@@ -218,19 +224,28 @@ def patch_targets(pixel_values: torch.Tensor, grid: tuple[int, int], kind: str) 
 
 
 def color_classes(colors: torch.Tensor) -> torch.Tensor:
-    """(batch, channels, height, width) in [-1, 1] -> (batch, height, width) class numbers
+    """Convert colors to class indices, with 3 bits per channel; the first channel has the most significant bits.
 
-    The first channel has the most significant 3 bits.
+    Args:
+        colors: (batch, channels, height, width) in [-1, 1]
+
+    Returns:
+        (batch, height, width), int64
     """
     levels = ((colors + 1) / 2 * LEVELS).floor().clamp(0, LEVELS - 1).long()
     weights = LEVELS ** torch.arange(colors.shape[1] - 1, -1, -1, device=colors.device)
     return (levels * weights.view(-1, 1, 1)).sum(dim=1)
 
 
-def compare(
+def patch_losses(
     logits: torch.Tensor, targets: torch.Tensor, kind: str, num_channels: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss and the share of correct predictions of each patch: (batch, patches) both."""
+    """Return the loss and the fraction of correct predictions for each patch, (batch, patches) each.
+
+    Args:
+        logits: (batch, patches, outputs)
+        targets, kind: see `patch_targets`.
+    """
     logits = logits.float()
     if kind == "pixels":
         return (logits - targets).square().mean(dim=-1), torch.zeros_like(logits[..., 0])

@@ -1,8 +1,8 @@
-"""The frozen copy of a model that `optimize_for_inference` returns, and its linear layers with packed weights.
+"""Frozen copies of models, made by `optimize_for_inference`, and their linear layers with packed weights.
 
-torch multiplies float32 matrices on x86 with MKL, whose kernels do not use AVX-512 on every CPU. oneDNN, also a part of
-torch, does, and is faster with weights in its own layout (benchmarks/RESULTS.md, "Packed weights"). The operators are
-those that torch's compiler uses for frozen models. Where one is missing, the layers use `F.linear`.
+On x86 CPUs, torch multiplies float32 matrices with MKL, which does not use AVX-512 on every CPU. oneDNN, which torch
+includes too, uses it, and is faster with weights in its own packed layout (benchmarks/RESULTS.md, "Packed weights").
+The packed layers use the operators that torch.compile uses for frozen models. Without them, the layers use `F.linear`.
 """
 
 import copy
@@ -21,15 +21,15 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 _APPROXIMATIONS = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}  # `hidden_act` -> `approximate` of GELU
 _OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
-# Methods that a frozen model refuses.
-_REFUSED = (
+# Methods that raise FrozenModelError in a frozen model.
+_FORBIDDEN = (
     "state_dict load_state_dict save_pretrained push_to_hub requires_grad_ set_image_size set_patch_size "
     "make_flexible make_fixed optimize_for_inference __deepcopy__ __reduce_ex__".split()
 )
 
 
 class FrozenModelError(RuntimeError):
-    """Raised for everything but inference with a frozen copy of a model."""
+    """Raised when a frozen copy of a model is used for anything but inference."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -38,7 +38,7 @@ class FrozenModelError(RuntimeError):
         )
 
 
-def _refuse(*args: Any, **kwargs: Any) -> Any:
+def _raise_frozen_error(*args: Any, **kwargs: Any) -> Any:
     raise FrozenModelError
 
 
@@ -48,11 +48,11 @@ def _check_inference(inputs: torch.Tensor) -> None:
         raise FrozenModelError
 
 
-def gains_from_packing(weight: torch.Tensor) -> bool:
-    """Return whether matrix products with packed weights are faster than torch's; a fixed rule, not a benchmark.
+def packing_is_faster(weight: torch.Tensor) -> bool:
+    """Return whether packed weights make matrix products faster; a fixed rule, so that the choice is reproducible.
 
-    They are with AVX-512, by 1.2 to 1.5 times for a whole forward, and in bfloat16 with products in bfloat16. With AVX2
-    they are not; other CPUs were not measured.
+    With AVX-512, a whole forward pass is 1.2 to 1.5 times as fast. bfloat16 also needs a CPU with bfloat16
+    instructions. With AVX2, packed weights are not faster. Other CPUs were not measured.
     """
     operators = torch.ops.mkldnn
     if not (torch.backends.mkldnn.is_available() and all(hasattr(operators, name) for name in _OPERATORS)):
@@ -66,7 +66,7 @@ def gains_from_packing(weight: torch.Tensor) -> bool:
 
 @functools.cache
 def _register_operator() -> None:
-    """Register `torch.ops.hf_vit.packed_linear`: inductor compiles oneDNN's operator for its own constants only."""
+    """Register `torch.ops.hf_vit.packed_linear`, because torch.compile cannot use oneDNN's operator directly."""
 
     @torch.library.custom_op("hf_vit::packed_linear", mutates_args=())
     def packed_linear(
@@ -80,22 +80,23 @@ def _register_operator() -> None:
 
 
 class FrozenLinear(nn.Module):
-    """Linear layer of a frozen model, which owns its weight, packed where this is faster.
+    """Linear layer of a frozen model with its own copy of the weight, packed if this is faster.
 
     Args:
         linear: the layer to copy.
-        rows: usual number of rows of inputs.
+        rows: typical number of input rows (batch * tokens).
 
     Attributes:
-        activation: "gelu", with its approximation, to apply it in the product; only possible with a packed weight.
+        activation: ("gelu", approximation) to fuse the activation into the matrix product, or ("none", ""). Only packed
+            weights support fusion.
     """
 
-    weight = property(_refuse)
+    weight = property(_raise_frozen_error)
 
     def __init__(self, linear: nn.Linear, rows: int):
         super().__init__()
         weight = linear.weight.detach()
-        self._dtype, self.is_packed, self.activation = weight.dtype, gains_from_packing(weight), ("none", "")
+        self._dtype, self.is_packed, self.activation = weight.dtype, packing_is_faster(weight), ("none", "")
         if self.is_packed:
             _register_operator()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, rows) if self.is_packed else weight.clone()
@@ -113,13 +114,13 @@ class FrozenLinear(nn.Module):
 
 
 class FrozenConv2d(nn.Module):
-    """Convolution of a frozen model, which owns its standardized weight."""
+    """Convolution of a frozen model, with a weight that is standardized once."""
 
-    weight = property(_refuse)
+    weight = property(_raise_frozen_error)
 
     def __init__(self, conv: StandardizedConv2d):
         super().__init__()
-        self.stride, self.padding_kind = conv.stride[0], conv.numbers.padding
+        self.stride, self.padding_kind = conv.stride[0], conv.options.padding
         self._weight = conv.standardized_weight().contiguous(memory_format=torch.channels_last)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -130,45 +131,48 @@ class FrozenConv2d(nn.Module):
 
 
 def _frozen_layer(module: nn.Module, rows: int) -> nn.Module | None:
-    """Return the frozen copy of a layer that has one; None for others."""
+    """Return the frozen version of a layer; None if there is none for its type."""
     if "forward" in vars(module):  # replaced by other code, such as accelerate's hooks
         return None
     if isinstance(module, StandardizedConv2d):
         return FrozenConv2d(module)
-    # quantized, adapted and sharded layers stay
+    # quantized, adapted and sharded layers are not replaced
     is_plain = getattr(type(module), "forward", None) is nn.Linear.forward and type(module.weight) is nn.Parameter
     return FrozenLinear(module, rows) if isinstance(module, nn.Linear) and is_plain else None
 
 
-def _refuse_changes(model: PreTrainedModel) -> None:
-    """Let a model refuse all but inference; `eval` and a move to the current device and dtype change nothing."""
+def _forbid_changes(model: PreTrainedModel) -> None:
+    """Make every method that changes or saves the model raise FrozenModelError.
+
+    Moves to the current device and dtype are allowed, because they change nothing.
+    """
 
     def train(mode: bool = True) -> Any:
-        return _refuse() if mode else nn.Module.train(model, False)
+        return _raise_frozen_error() if mode else nn.Module.train(model, False)
 
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
         moved = function(torch.empty(0, dtype=model.dtype, device=model.device))
-        return model if (moved.dtype, moved.device) == (model.dtype, model.device) else _refuse()
+        return model if (moved.dtype, moved.device) == (model.dtype, model.device) else _raise_frozen_error()
 
-    vars(model).update(dict.fromkeys(_REFUSED, _refuse), train=train, _apply=apply)
+    vars(model).update(dict.fromkeys(_FORBIDDEN, _raise_frozen_error), train=train, _apply=apply)
 
 
 @torch.no_grad()
 def freeze(model: _Module, rows: int) -> _Module:
-    """Return a copy of a model for inference, which shares no memory with it.
+    """Return a copy of a model for inference; it shares no memory with the model.
 
-    Hooks of its linear layers are not copied. Where the first product of an MLP includes the GELU, a hook of `fc1` gets
+    Hooks of linear layers are not copied. If the GELU of an MLP is fused into `fc1`, a hook of the copy's `fc1` sees
     the activated values.
 
     Args:
-        rows: usual number of rows of the linear layers' inputs.
+        rows: typical number of input rows of the linear layers (batch * tokens).
     """
     layers = {id(module): layer for module in model.modules() if (layer := _frozen_layer(module, rows)) is not None}
-    frozen = copy.deepcopy(model, dict[int, Any](layers)).requires_grad_(False).eval()  # with these layers as they are
+    frozen = copy.deepcopy(model, dict[int, Any](layers)).requires_grad_(False).eval()  # uses `layers` as copies
     for module in frozen.modules():
         approximate, fc1 = _APPROXIMATIONS.get(getattr(module, "hidden_act", "")), getattr(module, "fc1", None)
         if approximate is not None and isinstance(fc1, FrozenLinear) and fc1.is_packed:
             fc1.activation, module.activation = ("gelu", approximate), nn.Identity()
         if isinstance(module, PreTrainedModel):
-            _refuse_changes(module)
+            _forbid_changes(module)
     return frozen

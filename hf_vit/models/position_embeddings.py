@@ -1,7 +1,7 @@
-"""Position embeddings: fixed and learned tables, and their resampling for other resolutions.
+"""Position embeddings: fixed and learned tables, and their resampling for other image sizes.
 
-The learned tables are those of Table 8 of arXiv 2010.11929 (section D.4). A module has a table for every layer, or one
-table that is shared or added at the input. `position_interpolation` of the configuration names the resampling.
+The learned tables are the variants in Table 8 of arXiv 2010.11929 (section D.4). `HfViTConfig.position_interpolation`
+chooses the resampling method.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +23,10 @@ Grid = tuple[int, int]  # (rows, columns) of patches
 def sincos2d(grid: Grid, hidden_size: int, temperature: float = 10_000.0) -> torch.Tensor:
     """Compute MoCo v3's fixed 2-D sine-cosine position embeddings, in the order of big_vision's `posemb_sincos_2d`.
 
+    Args:
+        grid: (rows, columns)
+        temperature: largest wavelength / 2 pi.
+
     Returns:
         (1, rows * columns, hidden_size): sines and cosines of the column, then of the row; float64, on the CPU.
     """
@@ -32,44 +36,45 @@ def sincos2d(grid: Grid, hidden_size: int, temperature: float = 10_000.0) -> tor
     return torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1).unsqueeze(0)
 
 
-def constant(compute: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
-    """Keep the tensors that a function makes of sizes, on each device, so that no forward waits for their transfer.
+def cached_on_device(compute: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+    """Decorate a function of sizes to cache its tensors on each device, so that no forward pass waits for a transfer.
 
-    The new function takes another argument, `like`: the results have the dtype and the device of this tensor. While
-    torch records the computation, for torch.compile or an export, nothing is kept.
+    The decorated function has another argument, `like`: a tensor whose dtype and device the results take. While
+    torch.compile or an export traces the model, nothing is cached.
     """
 
     @lru_cache(maxsize=64)
     @torch.inference_mode(False)
-    def kept(device: torch.device, dtype: torch.dtype, *arguments: Any) -> list[torch.Tensor]:
+    def cached(device: torch.device, dtype: torch.dtype, *arguments: Any) -> list[torch.Tensor]:
         return [tensor.to(device, dtype) for tensor in compute(*arguments)]
 
     @wraps(compute)
-    def computed(*arguments: Any, like: torch.Tensor) -> list[torch.Tensor]:
-        if is_tracing() or type(like) not in (torch.Tensor, nn.Parameter):  # a symbolic tensor must not be kept
+    def wrapper(*arguments: Any, like: torch.Tensor) -> list[torch.Tensor]:
+        if is_tracing() or type(like) not in (torch.Tensor, nn.Parameter):  # a symbolic tensor must not be cached
             return [tensor.to(like) for tensor in compute(*arguments)]
-        return kept(like.device, like.dtype, *arguments)
+        return cached(like.device, like.dtype, *arguments)
 
-    return computed
+    return wrapper
 
 
-@constant
+@cached_on_device
 def fixed_positions(grid: Grid, hidden_size: int, num_prefix_tokens: int) -> list[torch.Tensor]:
-    """Return one table, `sincos2d` after zeros for the prefix tokens: (1, tokens, hidden_size)."""
+    """Return `sincos2d` with zeros for the prefix tokens, a list of one tensor (1, tokens, hidden_size)."""
     return [F.pad(sincos2d(grid, hidden_size), (0, 0, num_prefix_tokens, 0))]
 
 
 def resize_position_embeddings(
     position_embeddings: torch.Tensor, old_grid: Grid, new_grid: Grid, num_prefix_tokens: int, method: str = "jax"
 ) -> torch.Tensor:
-    """Resample learned position embeddings from one grid of patches to another, in float32 at least.
+    """Resample learned position embeddings from one grid of patches to another.
+
+    The computation is in float32, or in float64 for float64 embeddings. Embeddings of prefix tokens do not change.
 
     Args:
-        position_embeddings: (tables, num_prefix_tokens + old_rows * old_columns, hidden_size); the rows of the prefix
-            tokens are not changed.
+        position_embeddings: (tables, num_prefix_tokens + old_rows * old_columns, hidden_size)
         old_grid, new_grid: (rows, columns) of patches.
-        method: "jax": bilinear with aligned corners, as `scipy.ndimage.zoom(order=1)` in `interpolate_posembed`,
-            google-research/vision_transformer, vit_jax/checkpoint.py. "jax_exact": the same with that function's
+        method: "jax": bilinear with aligned corners, as `scipy.ndimage.zoom(order=1)` in `interpolate_posembed`
+            (google-research/vision_transformer, vit_jax/checkpoint.py). "jax_exact": the same, with that function's
             rounding error, see `_linear_weights`. "bilinear", "bicubic": half-pixel centers, antialiased, as in timm.
             "bicubic_aliased": not antialiased, as in transformers.
 
@@ -77,7 +82,7 @@ def resize_position_embeddings(
         (tables, num_prefix_tokens + new_rows * new_columns, hidden_size), in the dtype of the input.
 
     Raises:
-        ValueError: the table does not fit the old grid.
+        ValueError: the number of embeddings does not match `old_grid`.
     """
     if is_same_grid(old_grid, new_grid):
         return position_embeddings
@@ -100,7 +105,7 @@ def _check_length(position_embeddings: torch.Tensor, tokens: int) -> None:
     if position_embeddings.ndim != 3 or position_embeddings.shape[1] != tokens:
         raise ValueError(
             f"cannot resample position embeddings of shape {tuple(position_embeddings.shape)} (expected {tokens} "
-            "tokens); under DeepSpeed ZeRO-3, whose parameters are empty, resample with hf_vit.load(name, image_size)"
+            "tokens); under DeepSpeed ZeRO-3, where parameters are empty, use hf_vit.load(name, image_size) instead"
         )
 
 
@@ -109,13 +114,13 @@ def resize_relative_embeddings(
 ) -> torch.Tensor:
     """Resample embeddings of 1-D relative distances (in raster order) from one grid of patches to another.
 
-    The distance r * columns + c in raster order means r rows and c columns. The embeddings are spread over all
-    distances (r, c), resampled there like position embeddings, and folded back. Two (r, c) of the same distance are
-    averaged, weighted by the number of pairs of patches.
+    A 2-D offset of r rows and c columns has the distance r * columns + c in raster order. The embeddings are arranged
+    on the grid of all offsets (r, c) and resampled like position embeddings. Offsets with the same distance are then
+    averaged, weighted by the number of patch pairs with that offset.
 
     Args:
-        embeddings: (tables, num_special + 2 * old_rows * old_columns - 1, head_dim), from the smallest distance up; the
-            first `num_special` are not changed.
+        embeddings: (tables, num_special + 2 * old_rows * old_columns - 1, head_dim), in order of increasing distance;
+            the first `num_special` do not change.
         old_grid, new_grid, method: see `resize_position_embeddings`.
 
     Returns:
@@ -127,40 +132,43 @@ def resize_relative_embeddings(
     _check_length(embeddings, num_special + num_distances)
     special, distances = embeddings.split([num_special, num_distances], dim=1)
     new_reach = [size - 1 for size in new_grid]
-    old_reach = [old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)]  # 0 if one row is left
+    old_reach = [
+        old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)
+    ]  # 0 for an axis that shrinks to 1
     old_indices, _ = _indices_of_distances(old_grid, old_reach, embeddings.device)
     new_indices, counts = _indices_of_distances(new_grid, new_reach, embeddings.device)
     old_size, new_size = ((2 * rows + 1, 2 * columns + 1) for rows, columns in (old_reach, new_reach))
-    wide = distances.to(torch.promote_types(embeddings.dtype, torch.float32))
-    spread = resize_position_embeddings(wide[:, old_indices], old_size, new_size, 0, method)
-    length, counts = 2 * new_grid[0] * new_grid[1] - 1, counts.to(wide.dtype)
+    distances = distances.to(torch.promote_types(embeddings.dtype, torch.float32))
+    offsets = resize_position_embeddings(distances[:, old_indices], old_size, new_size, 0, method)
+    length, counts = 2 * new_grid[0] * new_grid[1] - 1, counts.to(offsets.dtype)
     totals = counts.new_zeros(length).index_add(0, new_indices, counts)
-    folded = wide.new_zeros(len(wide), length, wide.shape[2]).index_add(1, new_indices, spread * counts[:, None])
-    return torch.cat([special, (folded / totals[:, None]).to(embeddings.dtype)], dim=1)
+    sums = offsets.new_zeros(len(offsets), length, offsets.shape[2])
+    sums = sums.index_add(1, new_indices, offsets * counts[:, None])
+    return torch.cat([special, (sums / totals[:, None]).to(embeddings.dtype)], dim=1)
 
 
 def _indices_of_distances(grid: Grid, reach: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """List the distances on a grid of up to `reach` rows and columns in both directions.
+    """List the 2-D offsets of up to `reach` (rows, columns) in both directions.
 
     Returns:
-        The index of each among all distances in raster order, and its number of pairs of patches; both of length
-        (2 * reach[0] + 1) * (2 * reach[1] + 1).
+        For each offset, the index of its distance in the table of embeddings, and the number of patch pairs with this
+        offset; both of length (2 * reach[0] + 1) * (2 * reach[1] + 1).
     """
-    rows, columns = (torch.arange(-far, far + 1, device=device) for far in reach)
+    rows, columns = (torch.arange(-limit, limit + 1, device=device) for limit in reach)
     indices = rows[:, None] * grid[1] + columns + grid[0] * grid[1] - 1
     counts = (grid[0] - rows.abs())[:, None] * (grid[1] - columns.abs())
     return indices.flatten(), counts.flatten()
 
 
-@constant
+@cached_on_device
 def _linear_weights(old_grid: Grid, new_grid: Grid, method: str) -> list[torch.Tensor]:
-    """Compute the matrices of linear interpolation with aligned corners, of rows and of columns, in float64.
+    """Compute the float64 matrices of linear interpolation with aligned corners, for rows and for columns.
 
-    Coordinates are computed as in scipy. For some sizes, such as 28 to 14, rounding puts the last one beyond the last
-    point, and scipy writes zero there. "jax_exact" does the same.
+    The coordinates are computed as in scipy. For some sizes, such as 28 to 14, rounding moves the last coordinate
+    beyond the last point, and scipy returns zero there. The method "jax_exact" does the same.
 
     Returns:
-        (new_rows, old_rows) and (new_columns, old_columns); every row sums to 1 (or to 0, see above).
+        (new_rows, old_rows) and (new_columns, old_columns). Every row of a matrix sums to 1, or to 0 in that case.
     """
     matrices = []
     for old, new in zip(old_grid, new_grid, strict=True):
@@ -172,29 +180,29 @@ def _linear_weights(old_grid: Grid, new_grid: Grid, method: str) -> list[torch.T
 
 
 class PositionTables(nn.Module):
-    """Learned tables on `config.stored_grid`; `forward` returns them on any grid."""
+    """Base class of learned tables for `config.stored_grid`; `forward` resamples them for other grids."""
 
     def __init__(self, config: HfViTConfig):
         super().__init__()
         self.config = config
 
     def initialize(self) -> None:
-        """Draw the tables."""
+        """Initialize the tables from a normal distribution."""
         for table in self.parameters():
             init.normal_(table, std=self.config.initializer_range)
 
     def forward(self, grid: Grid) -> torch.Tensor:
-        """Return the positions on a grid (rows, columns)."""
+        """Return the position embeddings for a grid (rows, columns)."""
         raise NotImplementedError
 
     @torch.no_grad()
     def resample(self, grid: Grid) -> None:
-        """Resample the tables permanently to a grid (rows, columns); the caller updates the configuration."""
+        """Resample the tables permanently for a grid (rows, columns); the caller updates the configuration."""
         raise NotImplementedError
 
 
 class LearnedPositions(PositionTables):
-    """A vector for each token, patches in raster order ("1-D" in Table 8)."""
+    """One vector per token, with the patches in raster order ("1-D" in Table 8)."""
 
     def __init__(self, config: HfViTConfig, count: int):
         super().__init__(config)
@@ -214,9 +222,9 @@ class LearnedPositions(PositionTables):
 
 
 class LearnedPositions2D(PositionTables):
-    """A vector of hidden_size / 2 for each column (X) and for each row (Y), concatenated ("2-D" in Table 8).
+    """One vector of hidden_size / 2 per column (`x`) and per row (`y`), concatenated ("2-D" in Table 8).
 
-    The paper does not mention the class token; here it has its own vector, as in `LearnedPositions`.
+    The paper does not mention the class token. Here it has its own vector, as in `LearnedPositions`.
     """
 
     def __init__(self, config: HfViTConfig, count: int):
@@ -237,7 +245,7 @@ class LearnedPositions2D(PositionTables):
         return patches if self.prefix is None else torch.cat([self.prefix, patches], dim=1)
 
     def axes(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the vectors of rows and of columns: (tables, rows or columns, hidden_size / 2) each."""
+        """Return `y` (tables, rows, hidden_size / 2) and `x` (tables, columns, hidden_size / 2) for a grid."""
         old, method = self.config.stored_grid, self.config.position_interpolation
         y = resize_position_embeddings(self.y, (old[0], 1), (grid[0], 1), 0, method)
         return y, resize_position_embeddings(self.x, (1, old[1]), (1, grid[1]), 0, method)
@@ -249,11 +257,11 @@ class LearnedPositions2D(PositionTables):
 
 
 class RelativePositions(PositionTables):
-    """A vector for each relative distance of two patches, for `HfViTRelativeAttention`; all heads share it.
+    """One vector per relative distance of two patches, shared by all heads; for `HfViTRelativeAttention`.
 
-    The distance is p_query - p_key in raster order, as in the paper. The class token has no position on the grid; three
-    special vectors are for its pairs (query, key): class token and patch, patch and class token, class token and
-    itself.
+    The distance is p_query - p_key in raster order, as in the paper. The class token has no position on the grid, so
+    the pairs (query, key) that include it have three special vectors: for the class token and a patch, for a patch and
+    the class token, and for the class token and itself.
     """
 
     def __init__(self, config: HfViTConfig):
@@ -265,40 +273,36 @@ class RelativePositions(PositionTables):
 
     def forward(self, grid: Grid) -> torch.Tensor:
         """(rows, columns) -> (queries, keys, head_dim)"""
-        return self.table_for(grid)[0, self.index(grid)]
+        return self.resampled_table(grid)[0, self.index(grid)]
 
-    def table_for(self, grid: Grid) -> torch.Tensor:
-        """Return the table on a grid: (1, special pairs + 2 * rows * columns - 1, head_dim)."""
+    def resampled_table(self, grid: Grid) -> torch.Tensor:
+        """Return the table for a grid, (1, num_special + 2 * rows * columns - 1, head_dim)."""
         config = self.config
         return resize_relative_embeddings(
             self.table, config.stored_grid, grid, self.num_special, config.position_interpolation
         )
 
     def index(self, grid: Grid) -> torch.Tensor:
-        """Return the table's row for each pair of tokens: (queries, keys)."""
+        """Return the index into the table for each pair of tokens, (queries, keys)."""
         index = torch.arange(grid[0] * grid[1], device=self.table.device)
         distance = index[:, None] - index + (self.num_special + grid[0] * grid[1] - 1)
         if not self.num_special:
             return distance
-        seen_by_class_token = F.pad(torch.zeros_like(index), (1, 0), value=2)
-        return torch.cat([seen_by_class_token[None], F.pad(distance, (1, 0), value=1)])
+        cls_queries = F.pad(torch.zeros_like(index), (1, 0), value=2)
+        return torch.cat([cls_queries[None], F.pad(distance, (1, 0), value=1)])
 
     @torch.no_grad()
     def resample(self, grid: Grid) -> None:
-        self.table = nn.Parameter(self.table_for(grid), self.table.requires_grad)
+        self.table = nn.Parameter(self.resampled_table(grid), self.table.requires_grad)
 
 
 def build_tables(config: HfViTConfig, count: int) -> PositionTables:
-    """Build learned tables that are added to tokens.
-
-    Args:
-        count: number of tables.
-    """
+    """Build the learned tables that are added to tokens; `count` is their number."""
     return (LearnedPositions2D if config.position_embedding_type == "learned2d" else LearnedPositions)(config, count)
 
 
 def build_layer_tables(config: HfViTConfig) -> PositionTables | None:
-    """Build the tables of the layers: one for each, or one for all; None with the placement "input"."""
+    """Build one table per layer, or one table for all layers; return None with the placement "input"."""
     counts = {"every_layer": config.num_hidden_layers, "every_layer_shared": 1}
     count = counts.get(config.position_embedding_placement)
     return None if count is None else build_tables(config, count)

@@ -1,6 +1,6 @@
-"""Small helpers: sizes, limits, names, JSON, model files, URLs, and the manifest of a push.
+"""Small helpers: sizes, limits, names, JSON, model files, the manifest of a folder, and URLs.
 
-This module is light: it imports neither PyTorch nor transformers at its top.
+This module imports fast: neither PyTorch nor transformers is imported at its top.
 """
 
 import difflib
@@ -22,14 +22,14 @@ Size = int | list[int] | tuple[int, int]
 
 HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # owner/name, but not ./name
 MANIFEST = "manifest.json"
-MAX_TEXT_BYTES = 2**26  # of a JSON or text file; a config.json with 21,843 named classes has 2 MB
+MAX_TEXT_BYTES = 2**26  # size of a JSON or text file; a config.json with 21,843 class names has 2 MB
 MAX_DEPTH = 32  # nesting of lists and objects in JSON and YAML
-_MAX_BRACKETS = 2**20  # in JSON; an empty list takes 30 times the memory of its two characters
-_FORMAT = "hf_vit manifest, version 1"  # other programs have files of this name too
-_SMALL = 2**20  # bytes; larger files are hashed only when they have changed
+_MAX_BRACKETS = 2**20  # number of lists and objects in JSON; "[]" takes 30 times as much memory when it is parsed
+_FORMAT = "hf_vit manifest, version 1"  # other programs also write files named manifest.json
+_SMALL = 2**20  # bytes; larger files are hashed only if they have changed
 _MAX_REDIRECTS = 5
 # Arguments of `from_pretrained` that locate files.
-WHERE = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+LOCATION_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
 def as_pair(size: Size | tuple[int, ...]) -> tuple[int, int]:
@@ -38,33 +38,33 @@ def as_pair(size: Size | tuple[int, ...]) -> tuple[int, int]:
 
 
 def is_same_grid(grid: Sequence[int], other: Sequence[int]) -> bool:
-    """Return whether two grids are equal; False for the symbolic sizes of an export, which stand for any size."""
+    """Return whether two grids are equal; False for symbolic sizes, which stand for any size in an export."""
     return all(isinstance(size, int) for size in (*grid, *other)) and tuple(grid) == tuple(other)
 
 
 def allowed(what: str) -> bool:
-    """Return whether the environment variable `HF_VIT_ALLOW`, a comma-separated list, lifts a kind of limit.
+    """Return whether the environment variable `HF_VIT_ALLOW`, a comma-separated list, contains `what`.
 
     Args:
-        what: "large" (files and images beyond a size limit), "http" (URLs without encryption) or "private" (hosts on
-            this machine and in private networks).
+        what: "large" (files and images above a size limit), "http" (unencrypted URLs) or "private" (hosts on this
+            machine and in private networks).
     """
     return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean NAME?" with the known name that is most similar; "" if none is similar."""
+    """Return "; did you mean NAME?" with the most similar known name, or "" if none is similar."""
     found = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def refuse_unknown(what: str, choice: str, known: Iterable[str]) -> None:
-    """Raise ValueError, which lists the known names, if `choice` is not one of them."""
+def check_choice(what: str, choice: str, known: Iterable[str]) -> None:
+    """Raise ValueError if `choice` is not a known name; the message lists the known names."""
     if choice not in known:
         raise ValueError(f"unknown {what} {choice!r}; known: {', '.join(known)}")
 
 
-def refuse_arguments(what: str, names: Iterable[str], known: Collection[str]) -> None:
+def check_arguments(what: str, names: Iterable[str], known: Collection[str]) -> None:
     """Raise ValueError for the first argument that is unknown."""
     for name in names:
         if name not in known:
@@ -72,26 +72,26 @@ def refuse_arguments(what: str, names: Iterable[str], known: Collection[str]) ->
 
 
 def describe_unknown(names: Iterable[str]) -> str:
-    """List unknown fields of a file, shortened, for a warning."""
+    """Return at most 10 names of unknown fields, separated by commas, for a warning."""
     names = list(names)
     return ", ".join(repr(name[:50])[1:-1] for name in names[:10]) + ", ..." * (len(names) > 10)
 
 
 def sha256_of(path: str | os.PathLike) -> str:
-    """Return the hexadecimal sha256 of a file; other threads run meanwhile."""
+    """Return the hexadecimal SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# Reading of text and JSON from untrusted sources: with size limits, and errors that name the file.
+# Readers of text and JSON from untrusted sources, with size limits and errors that name the file.
 
 
 def read_text(path: str | os.PathLike, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Read a UTF-8 file, with or without a byte order mark.
 
     Raises:
-        ValueError: it is too large or not UTF-8.
-        OSError: it cannot be read.
+        ValueError: the file is too large or not UTF-8.
+        OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
         content = file.read(max_bytes + 1)
@@ -107,8 +107,8 @@ def read_json(path: str | os.PathLike) -> Any:
     """Read a JSON file.
 
     Raises:
-        ValueError: it is too large, too deep or not JSON.
-        OSError: it cannot be read.
+        ValueError: the file is too large, nested too deeply or not JSON.
+        OSError: the file cannot be read.
     """
     return parse_json(read_text(path), str(path))
 
@@ -117,12 +117,12 @@ def read_json_object(path: str | os.PathLike) -> dict[str, Any]:
     """Read a JSON file that holds an object.
 
     Raises:
-        ValueError: it is too large, too deep, not JSON or holds something else.
-        OSError: it cannot be read.
+        ValueError: the file is too large, nested too deeply or not a JSON object.
+        OSError: the file cannot be read.
     """
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__} (expected an object with names and values)")
+        raise ValueError(f"{path} contains a {type(content).__name__} (expected a JSON object)")
     return content
 
 
@@ -131,10 +131,10 @@ def parse_json(text: str, name: str) -> Any:
 
     Args:
         text: the JSON text.
-        name: origin of the text, for messages.
+        name: name of the source, for messages.
 
     Raises:
-        ValueError: it is too deep or not JSON.
+        ValueError: the text is nested too deeply or not JSON.
     """
     if text.count("[") + text.count("{") > _MAX_BRACKETS:
         raise ValueError(f"cannot read {name}: it has more than {_MAX_BRACKETS:,} lists and objects")
@@ -151,32 +151,34 @@ def parse_json(text: str, name: str) -> Any:
     return content
 
 
-# Files of a model, in a folder or on the Hub.
+# Files of a model folder, local or on the Hub.
 
 
-def check_place(name: str | os.PathLike, subfolder: str | None = None) -> None:
-    """Check that a name is a folder with a config.json, or can be a name on the Hub.
+def check_model_path(name: str | os.PathLike, subfolder: str | None = None) -> None:
+    """Check that a name is a model folder or a possible name on the Hub.
 
     Raises:
-        OSError: it is a file, a folder without a model, or a path that does not exist.
+        OSError: the name is a file, a folder without a config.json, or a path that does not exist.
     """
-    path, expected = Path(name, subfolder or ""), "a folder of a model, or owner/name on the Hub"
+    path, expected = Path(name, subfolder or ""), "a model folder, or owner/name on the Hub"
     if path.is_file() and path.suffix != ".json":
-        raise NotADirectoryError(f"{name} is a file (expected {expected}); `hf-vit convert` makes a folder of it")
+        raise NotADirectoryError(f"{name} is a file (expected {expected}); convert it with `hf-vit convert`")
     if path.is_dir() and (path / "adapter_config.json").exists() and not (path / "config.json").exists():
-        raise FileNotFoundError(f"{name} holds an adapter of PEFT: load it with hf_vit.load, and save the result")
+        raise FileNotFoundError(f"{name} is a PEFT adapter: load it with hf_vit.load and save the result")
     if path.is_dir() and not (path / "config.json").exists():
-        raise FileNotFoundError(f"{name} holds no config.json (expected {expected})")
+        raise FileNotFoundError(f"{name} has no config.json (expected {expected})")
     if not Path(name).exists() and not HUB_NAME.fullmatch(os.fspath(name)):
-        raise FileNotFoundError(f"there is no folder {name} (expected {expected}; `hf-vit catalog` lists releases)")
+        raise FileNotFoundError(
+            f"there is no folder {name} (expected {expected}; `hf-vit catalog` lists released models)"
+        )
 
 
 @contextmanager
-def absence_explained(name: str | os.PathLike) -> Iterator[None]:
-    """Add to a failed download that there is no such folder either.
+def explain_missing_folder(name: str | os.PathLike) -> Iterator[None]:
+    """Add to the error of a failed download that there is no local folder of this name.
 
     Raises:
-        OSError: the name is neither a folder nor on the Hub, or the Hub cannot be reached.
+        OSError: the download failed.
     """
     try:
         yield
@@ -184,15 +186,17 @@ def absence_explained(name: str | os.PathLike) -> Iterator[None]:
         if Path(name).exists():
             raise
         reason = " ".join(str(error).split())
-        raise OSError(f"there is no folder {name}; as a name on the Hub: {reason}") from error
+        raise OSError(f"there is no folder {name}, and it cannot be loaded from the Hub: {reason}") from error
 
 
 def find_file(name: str | os.PathLike, file: str, where: Mapping[str, Any], needs_hub: bool = True) -> str | None:
-    """Return the local path of a file of a folder, or of a name on the Hub; None if there is none.
+    """Return the local path of a file in a folder or a Hub repository; None if the file does not exist.
 
     Args:
+        name: folder, or name on the Hub.
+        file: file name.
         where: arguments of `from_pretrained` that locate files, such as `revision`; others are ignored.
-        needs_hub: raise OSError if the Hub cannot be reached to find out; else return None.
+        needs_hub: if the Hub cannot be reached, raise OSError; otherwise return None.
     """
     from transformers.utils.hub import cached_file
 
@@ -202,50 +206,47 @@ def find_file(name: str | os.PathLike, file: str, where: Mapping[str, Any], need
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_gated_repo=needs_hub,
         _raise_exceptions_for_connection_errors=needs_hub,
-        **{option: where[option] for option in WHERE if option in where},
+        **{option: where[option] for option in LOCATION_ARGUMENTS if option in where},
     )
 
 
-# The manifest of a folder of a model, or of a push: size and sha256 of the files.
+# The manifest of a model folder, manifest.json: size and SHA-256 of the files.
 
 
 def manifest_text(files: dict[str, dict[str, Any]]) -> str:
-    """Return the text of a manifest.
-
-    Args:
-        files: name -> {"size": bytes, "sha256": hexadecimal}.
-    """
+    """Return the text of a manifest; `files` maps names to {"size": bytes, "sha256": hexadecimal}."""
     return json.dumps({"format": _FORMAT, "files": dict(sorted(files.items()))}, indent=2) + "\n"
 
 
 def manifest_entry(content: Path | bytes) -> dict[str, Any]:
-    """Return the entry of a file, or of its content, in a manifest."""
+    """Return the manifest entry of a file, given by its path or its content."""
     if isinstance(content, bytes):
         return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return {"size": content.stat().st_size, "sha256": sha256_of(content)}
 
 
 def read_manifest(text: str) -> dict[str, dict[str, Any]] | None:
-    """Read the files that a manifest lists, as in `manifest_text`; None if another program wrote it.
+    """Return the entries of a manifest, see `manifest_text`; None if another program wrote the file.
 
     Raises:
-        ValueError: it is damaged. A damaged manifest must not look like another program's, or nothing would be checked.
+        ValueError: the manifest is damaged.
     """
     content = parse_json(text, MANIFEST)
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        if "hf_vit" in text or "sha256" in text:
-            raise ValueError(f"{MANIFEST} is damaged, or of a later version of hf_vit (expected {_FORMAT!r})")
+        if "hf_vit" in text or "sha256" in text:  # probably ours, so the files must not be used unchecked
+            raise ValueError(f"{MANIFEST} is damaged or from a newer version of hf_vit (expected {_FORMAT!r})")
         return None
     try:
         return {
-            str(name): {"size": int(of["size"]), "sha256": str(of["sha256"])} for name, of in content["files"].items()
+            str(name): {"size": int(entry["size"]), "sha256": str(entry["sha256"])}
+            for name, entry in content["files"].items()
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{MANIFEST} is damaged: {error!r}") from None
 
 
-def check_pushed(name: str | os.PathLike, where: Mapping[str, Any], thorough: bool = False) -> None:
-    """Check the local files of a folder or repository against its manifest, if it has one.
+def check_manifest(name: str | os.PathLike, where: Mapping[str, Any], thorough: bool = False) -> None:
+    """Check the local files of a folder or a Hub repository against its manifest, if it has one.
 
     Args:
         where: arguments of `from_pretrained` that locate files, such as `revision`.
@@ -259,32 +260,32 @@ def check_pushed(name: str | os.PathLike, where: Mapping[str, Any], thorough: bo
         check_files(Path(file), thorough)
 
 
-def drop_manifest(folder: str | os.PathLike) -> None:
-    """Delete the manifest of a folder whose files are about to change."""
+def delete_manifest(folder: str | os.PathLike) -> None:
+    """Delete our manifest in a folder whose files have changed."""
     file = Path(folder) / MANIFEST
     if file.is_file() and is_our_manifest(file):
         file.unlink()
 
 
 def is_our_manifest(file: Path) -> bool:
-    """Return whether a manifest.json, whole or damaged, is ours: its first line names the format."""
+    """Return whether hf_vit wrote a manifest.json, damaged or not; its first line names the format."""
     with open(file, "rb") as content:
         return b"hf_vit manifest" in content.read(100)
 
 
-class DropsManifest:
-    """Mixin that deletes the manifest of an earlier `hf_vit.push` when transformers saves or pushes a model."""
+class ManifestCleanupMixin:
+    """Mixin that deletes an outdated manifest when transformers saves or pushes a model."""
 
-    if not TYPE_CHECKING:  # otherwise a type checker would see these instead of the methods of transformers
+    if not TYPE_CHECKING:  # so that type checkers see the signatures of transformers
 
         def save_pretrained(self, save_directory, *args, **kwargs):
-            """Save, as in transformers."""
+            """Save with transformers."""
             result = super().save_pretrained(save_directory, *args, **kwargs)
-            drop_manifest(save_directory)
+            delete_manifest(save_directory)
             return result
 
         def push_to_hub(self, repo_id, **kwargs):
-            """Push to the Hub, as in transformers; `hf_vit.push_saved` also writes a card and a manifest."""
+            """Push to the Hub with transformers; `hf_vit.push_saved` also writes a model card and a manifest."""
             from huggingface_hub import HfApi  # not at the top, for quick commands
 
             commit = super().push_to_hub(repo_id, **kwargs)
@@ -298,14 +299,15 @@ class DropsManifest:
 
 
 def check_files(manifest: Path, thorough: bool = False) -> list[str]:
-    """Check the files next to a manifest against it; missing files are allowed.
+    """Check the files next to a manifest against it; files may be missing.
 
-    Small files are hashed at every load. Weights are hashed at the first load, since hashing takes longer than loading,
-    and again when their size, date or inode has changed. The record of hashed weights is in the assets cache of Hugging
-    Face.
+    Small files are hashed at every load. Larger files are hashed at the first load, and again if their size, date or
+    inode has changed, because hashing takes longer than loading. Their state is recorded in Hugging Face's assets
+    cache.
 
     Args:
-        thorough: hash all weights, also those that have not changed since they were last hashed.
+        manifest: path of the manifest.
+        thorough: hash all files, including those that have not changed since they were last hashed.
 
     Returns:
         Names of the files that were checked.
@@ -318,7 +320,7 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     try:
         listed = read_manifest(read_text(manifest)) or {}
     except ValueError as error:
-        raise ValueError(f"cannot check the files next to {manifest}: {error}; repeat the download") from None
+        raise ValueError(f"cannot check the files next to {manifest}: {error}; download them again") from None
     record, hashed = None, {}
     with suppress(OSError, ValueError, TypeError):
         folder_hash = hashlib.sha256(os.fsencode(manifest.absolute())).hexdigest()[:32]
@@ -337,9 +339,9 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         is_hashed = hashed.get(name) == state and not thorough
         if status.st_size != expected["size"] or not (is_hashed or sha256_of(file) == expected["sha256"]):
             raise ValueError(
-                f"{file} is not the file that was written ({status.st_size} bytes, expected {expected['size']}, and "
-                f"sha256 {expected['sha256'][:16]}...); download it again with force_download=True, or delete "
-                f"{MANIFEST} next to it if you changed it yourself"
+                f"{file} has {status.st_size} bytes or a wrong sha256 (expected {expected['size']} bytes and "
+                f"{expected['sha256'][:16]}..., as in {MANIFEST}); download it again with force_download=True, or "
+                f"delete {MANIFEST} if you changed the file yourself"
             )
         if status.st_size > _SMALL:
             hashed[name] = state
@@ -351,33 +353,36 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     return checked
 
 
-# URLs: https and public hosts only.
+# URLs: only https and public hosts, see `allowed`.
 
 
-class AddressError(ValueError):
-    """An address that may not be requested."""
+class UnsafeURLError(ValueError):
+    """A URL that must not be requested."""
 
 
 @contextmanager
-def open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[Any]:
-    """Request an address, which must be encrypted and public; the same holds for every redirect.
+def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[Any]:
+    """Request a URL. It and every redirect must use https and a public host.
 
-    All addresses of the host name are checked before the request, and the address of the connection before sending.
+    All IP addresses of the host name are checked before the request. The address of the connection is checked before
+    anything is sent.
 
     Args:
-        timeout: seconds without an answer or a byte.
+        url: the URL.
+        timeout: seconds without a response or a byte.
+        headers: HTTP headers.
 
     Yields:
-        The response of httpx; its body is not read yet.
+        The response of httpx, before its body is read.
 
     Raises:
-        AddressError: an address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
-        httpx.RequestError: it cannot be reached.
+        UnsafeURLError: a URL is not encrypted or its host is not public, and `HF_VIT_ALLOW` does not allow it.
+        httpx.RequestError: the host cannot be reached.
     """
     from huggingface_hub import get_session
 
     for _ in range(_MAX_REDIRECTS + 1):
-        check_address(url)
+        check_url(url)
         watch: dict[str, Any] = {"trace": partial(_check_connection, url)}
         request: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": watch}
         with get_session().stream("GET", url, follow_redirects=False, **request) as response:
@@ -385,47 +390,50 @@ def open_address(url: str, timeout: float, headers: Mapping[str, str]) -> Iterat
                 yield response
                 return
             url = str(response.next_request.url)
-    raise AddressError(f"cannot follow more than {_MAX_REDIRECTS} redirects, here to {without_secrets(url)}")
+    raise UnsafeURLError(f"cannot follow more than {_MAX_REDIRECTS} redirects, here to {redact_secrets(url)}")
 
 
-def check_address(url: str) -> None:
+def check_url(url: str) -> None:
+    """Raise UnsafeURLError unless a URL uses https and its host is public, see `allowed`."""
     parts = urlsplit(url)
     if parts.scheme == "http" and not allowed("http"):
-        raise AddressError(f"{without_secrets(url)} is not encrypted: use https://, or set HF_VIT_ALLOW=http")
+        raise UnsafeURLError(f"{redact_secrets(url)} is not encrypted: use https://, or set HF_VIT_ALLOW=http")
     if parts.scheme not in ("http", "https"):
-        raise AddressError(f"{without_secrets(url)} begins with {parts.scheme[:20]}: (expected https://)")
+        raise UnsafeURLError(f"{redact_secrets(url)} has the scheme {parts.scheme[:20]} (expected https://)")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if not host:
-        raise AddressError(f"{without_secrets(url)} names no host")
+        raise UnsafeURLError(f"{redact_secrets(url)} has no host")
     try:
         found = [] if allowed("private") else socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return  # a proxy may know the name; the connection is checked later
+        return  # a proxy may resolve the name; the connection is checked later
     for *_, address in found:
-        refuse_private(url, str(address[0]))
+        check_public(url, str(address[0]))
 
 
 def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
-    """Check the machine of a new connection, since a name may lead elsewhere by now; the user's proxy is trusted."""
+    """Check the IP address of a new connection, since DNS may have changed; the user's proxy is trusted."""
     if event != "connection.connect_tcp.complete" or allowed("private"):
         return
     parts, proxies = urlsplit(url), getproxies()
     if (proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.hostname or ""):
         return
     try:
-        refuse_private(url, about["return_value"].get_extra_info("server_addr")[0])
-    except AddressError:
+        check_public(url, about["return_value"].get_extra_info("server_addr")[0])
+    except UnsafeURLError:
         about["return_value"].close()
         raise
 
 
-def refuse_private(url: str, address: str) -> None:
+def check_public(url: str, address: str) -> None:
+    """Raise UnsafeURLError unless an IP address is public; `url` is for the message."""
     if not _is_public(ip_address(address)):
-        raise AddressError(
-            f"{without_secrets(url)} leads to {address}, which is not public; set HF_VIT_ALLOW=private to allow it"
+        raise UnsafeURLError(
+            f"the host of {redact_secrets(url)} has the address {address}, which is not public; set "
+            "HF_VIT_ALLOW=private to allow it"
         )
 
 
@@ -439,10 +447,10 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def without_secrets(text: str) -> str:
-    """Return an address, or a text with addresses, for messages: without user names, keys and signatures.
+def redact_secrets(text: str) -> str:
+    """Remove user names, passwords and query strings from the URLs in a text, for messages.
 
-    In gs:// a question mark is part of the name.
+    In gs:// URLs, a question mark is part of the name and does not begin a query string.
     """
     text = re.sub(r"(\w://)[^\s/'\"]*@", r"\1", text)
     return re.sub(r"(?i)(\bhttps?://[^\s?'\"]*)\?[^\s'\"),;]*?(?=[:.]?(?:[\s'\"),;]|$))", r"\1", text)

@@ -30,7 +30,7 @@ from ..evaluation.predictions import TOP_K
 from ..files.messages import did_you_mean
 from ..loading import local_model
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
-from ..models.flexible_sizes import refuse_mixed_sizes
+from ..models.flexible_sizes import check_mixed_sizes
 from ..settings.fields import AUTO, PretrainSettings, TrainingSettings
 from ..settings.reader import SettingsError
 from .distillation import Distillation, Teacher
@@ -207,7 +207,7 @@ def check_native(
         raise ValueError(
             f"preset is native, but {type(model).__name__} takes images of one size (expected a ViT of hf_vit)"
         )
-    refuse_mixed_sizes(model.config)
+    check_mixed_sizes(model.config)
     if split.is_sharded:
         raise ValueError("preset is native, which does not work with shards: it needs all image sizes in advance")
     if is_xla(accelerator):

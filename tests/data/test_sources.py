@@ -94,7 +94,7 @@ def test_redirects_of_shards_are_checked(monkeypatch):
         monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
         with pytest.raises(ValueError, match="ftp:"):
             read_range(address, 0, 1)
-        monkeypatch.setattr("hf_vit.files.download.check_address", lambda url: None)  # which saw a public machine
+        monkeypatch.setattr("hf_vit.files.download.check_url", lambda url: None)  # which saw a public machine
         monkeypatch.setenv("HF_VIT_ALLOW", "http")
         with pytest.raises(ValueError, match=r"127\.0\.0\.1"):
             read_range(f"{address}?another", 0, 1)

@@ -243,9 +243,9 @@ def test_unsupported_combinations_are_refused():
     with pytest.raises(ValueError, match="attention_mask"):
         axial(images(axial), attention_mask=mask)
     for fields, message in (
-        (VARIANTS["axial"], "attention_axes 'axial'"),
-        (VARIANTS["relative"], "not position_embedding_type 'relative'"),
-        (VARIANTS["1-D shared"], "position_embedding_placement 'every_layer_shared'"),
+        (VARIANTS["axial"], "'axial'"),
+        (VARIANTS["relative"], "'relative'"),
+        (VARIANTS["1-D shared"], "'every_layer_shared'"),
     ):
         with pytest.raises(ValueError, match=message):
             tiny(**fields)(torch.zeros(1, 4, 72), spatial_shapes=torch.tensor([[2, 2]]))

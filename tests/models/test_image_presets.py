@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit.models.image_presets import PRESETS, first_settings, override_settings
+from hf_vit.models.image_presets import PRESETS, default_settings, override_settings
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 
 from ..photographs import pixels_of, read_photographs
@@ -125,7 +125,7 @@ def test_backends_agree_to_the_last_bit(photographs, preset):
 
 
 def changed(**changes):
-    return override_settings(first_settings(), changes)
+    return override_settings(default_settings(), changes)
 
 
 def sizes(settings):
@@ -187,7 +187,7 @@ def test_patches_of_the_native_preset():
 
 
 def test_none_keeps_a_setting():
-    assert changed(size=None, preset=None, do_resize=None) == first_settings()
+    assert changed(size=None, preset=None, do_resize=None) == default_settings()
 
 
 @pytest.mark.parametrize(

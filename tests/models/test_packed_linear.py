@@ -24,7 +24,7 @@ HAS_BFLOAT16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkl
 @pytest.fixture(autouse=True)
 def packs(monkeypatch):
     """Pack all layers, on any CPU that has the operators."""
-    monkeypatch.setattr(packed_linear, "gains_from_packing", lambda weight: True)
+    monkeypatch.setattr(packed_linear, "packing_is_faster", lambda weight: True)
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
@@ -149,7 +149,7 @@ def calls_that_need_the_weights(frozen, folder):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.jit.trace
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_everything_but_inference_raises_one_error(monkeypatch, tmp_path, is_packed):
-    monkeypatch.setattr(packed_linear, "gains_from_packing", lambda weight: is_packed)
+    monkeypatch.setattr(packed_linear, "packing_is_faster", lambda weight: is_packed)
     frozen = tiny().optimize_for_inference()
     before = frozen(images(frozen)).logits
     for call in calls_that_need_the_weights(frozen, tmp_path / "folder"):
@@ -233,7 +233,7 @@ def test_without_an_operator_nothing_is_packed(monkeypatch, missing):
     """torch calls them internal, so any version may lack them."""
     monkeypatch.undo()
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    assert packed_linear.gains_from_packing(torch.zeros(2, 2))
+    assert packed_linear.packing_is_faster(torch.zeros(2, 2))
     operators = type("Operators", (), dict.fromkeys({*packed_linear._OPERATORS} - {missing}))
     monkeypatch.setattr(torch.ops, "mkldnn", operators)
     model = tiny(hybrid=True)
@@ -260,7 +260,7 @@ def memory():
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 ctypes.CDLL(None).mallopt(-3, 100_000)  # M_MMAP_THRESHOLD: freed memory is given back at once
-packed_linear.gains_from_packing = lambda weight: IS_PACKED
+packed_linear.packing_is_faster = lambda weight: IS_PACKED
 config = HfViTConfig(hidden_size=256, num_attention_heads=2, intermediate_size=4096, num_hidden_layers=1, image_size=32)
 with torch.inference_mode():  # modules of torch are imported and small buffers are allocated before it counts
     HfViTForImageClassification(config).optimize_for_inference()(torch.zeros(1, 3, 32, 32))

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from ...files.output import new_folder, write_json
 from ...files.reading import read_json_object
 from ...models.configuration_hf_bit import HfBiTConfig
-from ...models.configuration_hf_vision import wrong_types_refused
+from ...models.configuration_hf_vision import convert_type_errors
 from ...models.configuration_hf_vit import HfViTHybridConfig, as_pair
 from ...models.image_processing_hf_vit import HfViTImageProcessor
 from ...models.image_reading import read_image
@@ -24,7 +24,7 @@ from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.pretrained import CONVERSION_RECORD
-from ...models.utils import check_pushed
+from ...models.utils import check_manifest
 from ..checkpoint import Checkpoint
 from ..source import (
     UNKNOWN_IMAGE_SIZE,
@@ -92,9 +92,9 @@ class Transformers(Source, Writer):
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
         folder, settings = checkpoint.path.parent, checkpoint.settings
         try:
-            with wrong_types_refused(f"the config.json of {folder}"):
+            with convert_type_errors(f"the config.json of {folder}"):
                 fields, model_class = translate_settings(settings), model_class_for(settings)
-            check_pushed(folder, {})
+            check_manifest(folder, {})
             weights = _read_weights(checkpoint)
             if not any("pooler.dense." in name for name in weights):  # the config.json does not tell
                 fields.pop("representation_size", None)
