@@ -1,5 +1,4 @@
 import logging
-import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -119,7 +118,7 @@ HUB_TOKENS = {
 @pytest.fixture(scope="session")
 def _hub_and_clients(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hub")
-    with LocalHub(folder / "hub", HUB_TOKENS) as hub:
+    with LocalHub(HUB_TOKENS) as hub:
         clients = Clients(hub, folder / "clients")
         yield hub, clients
         clients.stop()
@@ -129,11 +128,7 @@ def _hub_and_clients(tmp_path_factory):
 def hub(_hub_and_clients):
     """A Hub on this machine, with nothing in it; see local_hub.py."""
     hub, _ = _hub_and_clients
-    for part in ("repos", "objects"):
-        shutil.rmtree(hub.root / part)
-        (hub.root / part).mkdir()
-    hub.requests.clear()
-    hub.faults.clear()
+    hub.clear()
     return hub
 
 

@@ -1,6 +1,5 @@
 """Kinds of text: config.json, preprocessor_config.json, recipes, AugReg's index, names of classes and maps of them."""
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -30,23 +29,11 @@ from hf_vit.training.models import build_config
 
 from ..paths import PEERS, RECIPES
 from ..tiny_models import save_tiny, tiny_bit
+from .containers import SQUARE, Files, files_below
 from .gate import OUTPUT, Case, Kind
-from .mutators import encode_lines, mutate_bytes, mutate_lines, mutate_tree, odd_value, write_json, write_yaml
+from .mutators import encode, mutate_bytes, mutate_json, mutate_lines, mutate_tree, odd_value, write_json, write_yaml
 
 _PICTURE = Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(40, 30, 3))
-Files = dict[str, bytes]
-
-
-def _files_of(folder: Path) -> Files:
-    return {f"input/{path.name}": path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def _mutated_json(text: bytes, random: Random, others: list[Any]) -> tuple[bytes, str]:
-    """JSON of which values or, more rarely, bytes were mutated."""
-    if random.random() < 0.2:
-        return mutate_bytes(text, random, [json.dumps(other).encode() for other in others])
-    tree, how = mutate_tree(json.loads(text), random, others)
-    return write_json(tree, random), how
 
 
 class Configuration(Kind):
@@ -57,25 +44,25 @@ class Configuration(Kind):
 
     def prepare(self, folder: Path) -> None:
         fields: dict[str, dict[str, Any]] = {
-            "vit": {}, "map": {"pooling": "map", "representation_size": 9}, "hybrid": {"hybrid": True},
-            "square": {"image_size": (24, 24), "patch_size": (4, 4), "hidden_act": "gelu",
-            "position_interpolation": "bicubic"},
-        }  # fmt: skip
-        self.originals = {name: _files_of(save_tiny(folder / name, **values)) for name, values in fields.items()}
+            "vit": {},
+            "map": {"pooling": "map", "representation_size": 9},
+            "hybrid": {"hybrid": True},
+            "square": SQUARE,
+        }
+        self.originals = {name: files_below(save_tiny(folder / name, **values)) for name, values in fields.items()}
         save_folder(folder / "bit", tiny_bit(), HfViTImageProcessor("bit", size={"height": 43, "width": 64}))
-        self.originals["bit"] = _files_of(folder / "bit")
+        self.originals["bit"] = files_below(folder / "bit")
         model = HfViTForImageClassification.from_pretrained(folder / "square")
         export(model, folder / "transformers", "transformers", processor=HfViTImageProcessor("transformers", size=24))
-        self.originals["transformers"] = _files_of(folder / "transformers")
-        self.originals["timm"] = _files_of(PEERS / "timm_folder")
+        self.originals["transformers"] = files_below(folder / "transformers")
+        self.originals["timm"] = files_below(PEERS / "timm_folder")
         self.trees = [json.loads(files[self.file]) for files in self.originals.values()]
 
     def make(self, random: Random) -> Case:
         name = random.choice(list(self.originals))
-        file = self.file
-        if name == "transformers" and random.random() < 0.5:
-            file = "input/preprocessor_config.json"
-        text, how = _mutated_json(self.originals[name][file], random, self.trees)
+        is_other = name == "transformers" and random.random() < 0.5
+        file = "input/preprocessor_config.json" if is_other else self.file
+        text, how = mutate_json(self.originals[name][file], random, self.trees)
         return Case(f"{name}: {how}", {**self.originals[name], file: text}, name)
 
     def use(self, case: Case, folder: Path) -> Any:
@@ -108,13 +95,10 @@ class Processor(Kind):
     def prepare(self, folder: Path) -> None:
         whole = save_tiny(folder / "whole")
         self.config = (whole / "config.json").read_bytes()
-        processors: list[Any] = [
-            HfViTImageProcessor(preset, size=24) for preset in ("vit_jax", "augreg", "timm", "transformers")
-        ]
-        processors += [
-            HfViTImageProcessor("native", size={"height": 16, "width": 24}, patch_size=8),
-            ViTImageProcessorPil(),
-        ]
+        presets = ("vit_jax", "augreg", "timm", "transformers")
+        processors: list[Any] = [HfViTImageProcessor(preset, size=24) for preset in presets]
+        processors.append(HfViTImageProcessor("native", size={"height": 16, "width": 24}, patch_size=8))
+        processors.append(ViTImageProcessorPil())
         self.originals = []
         for number, processor in enumerate(processors):
             processor.save_pretrained(folder / str(number))
@@ -123,10 +107,9 @@ class Processor(Kind):
 
     def make(self, random: Random) -> Case:
         number = random.randrange(len(self.originals))
-        text, how = _mutated_json(self.originals[number], random, self.trees)
-        return Case(
-            f"{number}: {how}", {"input/config.json": self.config, self.file: text}, random.choice(("pt", "np", None))
-        )
+        text, how = mutate_json(self.originals[number], random, self.trees)
+        files = {"input/config.json": self.config, self.file: text}
+        return Case(f"{number}: {how}", files, random.choice(("pt", "np", None)))
 
     def use(self, case: Case, folder: Path) -> Any:
         processor = load_processor(folder / "input")
@@ -134,9 +117,8 @@ class Processor(Kind):
             raise TypeError(f"the processor is {processor}")
         if isinstance(processor, ViTImageProcessorPil):  # what becomes of its settings in a conversion is another kind
             return []
-        return processor([_PICTURE, np.asarray(_PICTURE.rotate(90, expand=True))], return_tensors=case.value)[
-            "pixel_values"
-        ]
+        pictures = [_PICTURE, np.asarray(_PICTURE.rotate(90, expand=True))]
+        return processor(pictures, return_tensors=case.value)["pixel_values"]
 
     def judge(self, case: Case, result: Any) -> str | None:
         finite = all(bool(np.isfinite(np.asarray(image)).all()) for image in result)
@@ -150,17 +132,11 @@ class Recipe(Kind):
 
     def prepare(self, folder: Path) -> None:
         names = (
-            "figure3_small",
-            "augreg_i1k",
-            "finetune_vit_jax_augreg",
-            "plain_s16",
-            "bit_hyperrule_small",
-            "lora",
-            "axial_resnet_jft",
+            "figure3_small augreg_i1k finetune_vit_jax_augreg plain_s16 bit_hyperrule_small lora axial_resnet_jft "
+            "masked_patch_prediction digits"
         )
-        names += ("masked_patch_prediction", "digits")
         self.files = {path.name: path.read_bytes() for path in RECIPES.glob("*.yaml")}
-        self.originals = {f"{name}.yaml": yaml.safe_load(self.files[f"{name}.yaml"]) for name in names}
+        self.originals = {f"{name}.yaml": yaml.safe_load(self.files[f"{name}.yaml"]) for name in names.split()}
 
     def make(self, random: Random) -> Case:
         name = random.choice(list(self.originals))
@@ -168,25 +144,28 @@ class Recipe(Kind):
         if random.random() < 0.3:
             text, how = mutate_bytes(self.files[name], random, [self.files[f] for f in self.originals])
         elif random.random() < 0.3:
-            lines, how = mutate_lines(self.files[name].decode(), random)
-            text = encode_lines(lines, random)
+            text, how = mutate_lines(self.files[name].decode(), random)
         else:
             tree, how = mutate_tree(self.originals[name], random, trees)
             text = write_yaml(tree, random)
-        files = dict(self._family(name))
-        files[name] = text
+        files = {**self._family(name), name: text}
         arguments = ["--print_config"] if random.random() < 0.5 else ["--dataset=digits", "--output_dir=x", "--steps=9"]
         if random.random() < 0.3:
-            option = random.choice(
-                ("steps", "learning_rate", "config", "crop_area", "select", "crop", "image_size", "seed", "freeze")
+            options = (
+                "steps",
+                "learning_rate",
+                "config",
+                "crop_area",
+                "select",
+                "crop",
+                "image_size",
+                "seed",
+                "freeze",
             )
-            arguments += [f"--{option}", str(odd_value(random))]
+            arguments += [f"--{random.choice(options)}", str(odd_value(random))]
         kind = FinetuneSettings if "finetune" in name or name == "lora.yaml" else PretrainSettings
-        return Case(
-            f"{name}: {how} {arguments}"[:500],
-            files,
-            (name, random.choice((kind, kind, kind, EvaluateSettings)), arguments),
-        )
+        settings = random.choice((kind, kind, kind, EvaluateSettings))
+        return Case(f"{name}: {how} {arguments}"[:500], files, (name, settings, arguments))
 
     def _family(self, name: str) -> Files:
         """A recipe and those that it builds on."""
@@ -205,9 +184,8 @@ class Recipe(Kind):
         settings, text = result
         settings.print_config = True
         again = build(type(settings), {**parse_yaml(text, "what was written"), "print_config": True})
-        vars(again).update(
-            {name: vars(settings)[name] for name in ("resume", "overwrite") if name in vars(settings)}
-        )  # are not written
+        not_written = ("resume", "overwrite")
+        vars(again).update({name: value for name, value in vars(settings).items() if name in not_written})
         return None if again == settings else "the recipe that is written says other settings"
 
 
@@ -226,20 +204,16 @@ class Index(Kind):
         self.original = "\n".join(rows)
 
     def make(self, random: Random) -> Case:
-        if random.random() < 0.3:
+        way = random.choice(("bytes", "cells", "lines"))
+        if way == "bytes":
             data, how = mutate_bytes(self.original.encode(), random, [self.original.encode()])
-        elif random.random() < 0.5:
+        elif way == "cells":
             rows = [row.split(",") for row in self.original.split("\n")]
             tree, how = mutate_tree(rows, random, [rows])
-            text = (
-                "\n".join(",".join(map(str, row)) if isinstance(row, list) else str(row) for row in tree)
-                if isinstance(tree, list)
-                else str(tree)
-            )
-            data = encode_lines(text, random)
+            rows = [",".join(map(str, row)) if isinstance(row, list) else str(row) for row in tree or ()]
+            data = encode("\n".join(rows), random)
         else:
-            text, how = mutate_lines(self.original, random)
-            data = encode_lines(text, random)
+            data, how = mutate_lines(self.original, random)
         wanted = random.choice((None, "imagenet2012", "cifar100")), random.choice((None, 224, 384))
         return Case(f"{how} {wanted}", {"index.csv": data}, (random.choice(("B/16", "Ti/16")), *wanted))
 
@@ -248,12 +222,10 @@ class Index(Kind):
         return found, best_augreg(case.value[0], folder / "index.csv")
 
     def judge(self, case: Case, result: Any) -> str | None:
-        odd = [
-            found
-            for found in result[0]
-            if not found.location.isprintable() or ".." in found.location or "nan" in found.about
-        ]
-        return f"it finds {odd[0]}" if odd else None
+        for found in result[0]:
+            if not found.location.isprintable() or ".." in found.location or "nan" in found.about:
+                return f"it finds {found}"
+        return None
 
 
 class Labels(Kind):
@@ -269,10 +241,9 @@ class Labels(Kind):
         tree: Any = random.choice((self.names, {str(number): name for number, name in enumerate(self.names)}))
         file = random.choice(("labels.txt", "labels.json", "labels.json"))
         if file == "labels.txt":
-            text, how = mutate_lines("\n".join(self.names), random)
-            data = encode_lines(text, random)
+            data, how = mutate_lines("\n".join(self.names), random)
         else:
-            data, how = _mutated_json(json.dumps(tree).encode(), random, [tree])
+            data, how = mutate_json(json.dumps(tree).encode(), random, [tree])
         return Case(f"{file}: {how}", {file: data}, file)
 
     def use(self, case: Case, folder: Path) -> Any:
@@ -296,9 +267,10 @@ class LabelMap(Kind):
         self.names = ["cat", "dog", "no", "1"]
         self.model = SimpleNamespace(id2label={0: "Cat", 1: "Dog", 2: "cow", 3: "1"}, num_labels=4)
         self.trees: dict[str, Any] = {
-            "map": {"cat": "Cat", "dog": 1, "no": "cow"}, "objectnet": {"cat": [0, 2], "dog": [1]}, "real": [[0], [],
-            [1, 2], [3]],
-        }  # fmt: skip
+            "map": {"cat": "Cat", "dog": 1, "no": "cow"},
+            "objectnet": {"cat": [0, 2], "dog": [1]},
+            "real": [[0], [], [1, 2], [3]],
+        }
 
     def make(self, random: Random) -> Case:
         name = random.choice(list(self.trees))
@@ -318,10 +290,3 @@ class LabelMap(Kind):
     def judge(self, case: Case, result: Any) -> str | None:
         odd = [number for numbers in result for number in numbers if type(number) is not int or not 0 <= number < 10**6]
         return f"a class number is {odd[0]!r}" if odd else None
-
-
-def picture_bytes(format: str, **options: Any) -> bytes:
-    """The picture of this file in a format of Pillow."""
-    file = io.BytesIO()
-    _PICTURE.save(file, format, **options)
-    return file.getvalue()
