@@ -24,7 +24,9 @@ from .released import (
     variants,
 )
 
-_NUMBERS = ("final_val", "adapt_resolution", "adapt_final_val", "adapt_final_test")  # columns of the index
+# Columns of the index
+_NUMBERS = ("final_val", "adapt_resolution", "adapt_final_val", "adapt_final_test")
+_FILES = ("filename", "adapt_filename")
 _FILE = re.compile(r"[\w.+-]*")  # a file name in the index, without folders; empty for a model without fine-tuning
 
 
@@ -123,12 +125,13 @@ def _read_index(index: str | os.PathLike) -> list[dict[str, Any]]:
     reader, rows = csv.DictReader(StringIO(text, newline=""), strict=True), []
     try:
         for row in reader:
-            if not all(_FILE.fullmatch(row[column]) for column in ("filename", "adapt_filename")):
+            if not all(_FILE.fullmatch(row[column]) for column in _FILES):
                 raise ValueError(f"its file name is {shorten(row['filename'])}")
             numbers = {column: float(row[column]) for column in _NUMBERS}
             if not all(map(math.isfinite, numbers.values())):
                 raise ValueError(f"its numbers are {numbers}")
-            rows.append({**row, **numbers})
+            texts = {column: row[column] for column in ("name", "ds", "adapt_ds", *_FILES)}
+            rows.append({**texts, **numbers})
     except (csv.Error, KeyError, TypeError, ValueError) as error:
         where = f"{index}, line {reader.line_num}"
         raise ValueError(f"cannot read {where}: {error!r} (expected AugReg's index.csv)") from error

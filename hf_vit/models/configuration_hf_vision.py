@@ -100,7 +100,10 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
     def __post_init__(self, **kwargs: Any):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         check_arguments(type(self).__name__, kwargs, self.argument_names())
-        num_labels, names, numbers = kwargs.get("num_labels"), dict(self.id2label or {}), dict(self.label2id or {})
+        for name in ("id2label", "label2id"):
+            if not isinstance(getattr(self, name), dict | None):
+                raise ValueError(f"{name} is {reprlib.repr(getattr(self, name))} (expected a dictionary)")
+        num_labels, names, numbers = kwargs.get("num_labels"), self.id2label or {}, self.label2id or {}
         if num_labels is not None and (type(num_labels) is not int or not 0 <= num_labels <= MAX_LABELS):
             raise ValueError(f"num_labels is {reprlib.repr(num_labels)} (expected an int from 0 to {MAX_LABELS:,})")
         is_counted = {str(number) for number in names} == {str(number) for number in range(min(len(names), MAX_LABELS))}

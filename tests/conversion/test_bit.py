@@ -8,13 +8,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-import hf_vit
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfBiTModel
 from hf_vit.cli import main
 from hf_vit.conversion import (
     ConversionError,
     convert,
-    convert_to_folder,
     export_jax,
     export_timm,
     export_transformers,
@@ -22,15 +20,11 @@ from hf_vit.conversion import (
 )
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 
+from ..comparing import assert_same_file, assert_same_weights, change_json, logits, read_arrays
 from ..references import resnet
 from ..tiny_models import BIT_PIXELS, load_model, tiny_bit
 
 PIXELS_64 = BIT_PIXELS.double()
-
-
-def logits(model, pixel_values):
-    with torch.no_grad():
-        return model(pixel_values).logits
 
 
 def as_big_transfer(arrays) -> dict[str, np.ndarray]:
@@ -55,23 +49,8 @@ def as_big_transfer(arrays) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def big_transfer(goldens, tmp_path):
-    with np.load(goldens / "bit_v2.npz") as arrays:
-        renamed = as_big_transfer(dict(arrays))
-    np.savez(tmp_path / "BiT-M-R50x1-ILSVRC2012.npz", **renamed)
+    np.savez(tmp_path / "BiT-M-R50x1-ILSVRC2012.npz", **as_big_transfer(read_arrays(goldens / "bit_v2.npz")))
     return tmp_path / "BiT-M-R50x1-ILSVRC2012.npz"
-
-
-def read(path) -> dict[str, np.ndarray]:
-    with np.load(path) as arrays:
-        return dict(arrays)
-
-
-def assert_same_file(ours, theirs):
-    ours, theirs = read(ours), read(theirs)
-    assert set(ours) == set(theirs)
-    for name, array in theirs.items():
-        assert ours[name].shape == array.shape, name
-        assert np.array_equal(ours[name], array.astype(np.float32)), name
 
 
 def test_a_released_file_gives_big_transfers_logits(big_transfer, goldens):
@@ -79,20 +58,18 @@ def test_a_released_file_gives_big_transfers_logits(big_transfer, goldens):
     assert model.conversion_record["dialect"]["names"] == "big_transfer"
     assert (model.config.image_size, processor.preset, processor.size) == (480, "bit", {"height": 480, "width": 480})
     image = PIXELS_64[0].permute(1, 2, 0).numpy()
-    theirs = resnet(read(goldens / "bit_v2.npz"), image, [1, 2], ORIGINALS["big_transfer"])
+    theirs = resnet(read_arrays(goldens / "bit_v2.npz"), image, [1, 2], ORIGINALS["big_transfer"])
     np.testing.assert_allclose(logits(model.double(), PIXELS_64)[0].numpy(), theirs, rtol=0, atol=1e-12)
 
 
 def test_numbered_convolutions_are_read(big_transfer, tmp_path):
-    arrays = read(big_transfer)
+    arrays = read_arrays(big_transfer)
     numbered = {
         name.replace("standardized_conv2d", f"standardized_conv2d_{index}") if "/unit" in name else name: array
         for index, (name, array) in enumerate(arrays.items())
     }
     np.savez(tmp_path / "numbered.npz", **numbered)
-    for name, array in convert(big_transfer)[0].state_dict().items():
-        assert torch.equal(convert(tmp_path / "numbered.npz")[0].state_dict()[name], array)
-        break
+    assert_same_weights(convert(tmp_path / "numbered.npz")[0], convert(big_transfer)[0])
 
 
 @pytest.mark.parametrize("dialect", [None, "big_transfer"])
@@ -101,28 +78,10 @@ def test_a_released_file_is_restored_bit_by_bit(big_transfer, tmp_path, dialect)
     assert_same_file(tmp_path / "back.npz", big_transfer)
 
 
-@pytest.mark.parametrize("name", ["bit_v1.npz", "bit_v2.npz"])
-@pytest.mark.parametrize("dialect", [None, "big_vision"])
-def test_files_of_big_vision_are_restored_bit_by_bit(goldens, tmp_path, name, dialect):
-    model, processor = convert(goldens / name)
-    assert processor.preset == "big_vision"
-    export_jax(model, tmp_path / "back.npz", dialect)
-    assert_same_file(tmp_path / "back.npz", goldens / name)
-
-
-@pytest.mark.parametrize("prefix", ["params/", "opt/target/"])
-def test_prefixes(goldens, tmp_path, prefix):
-    arrays = read(goldens / "bit_v2.npz")
-    np.savez(tmp_path / "in.npz", **{prefix + name: array for name, array in arrays.items()}, step=np.int32(3))
-    model, _ = convert(tmp_path / "in.npz")
-    assert model.conversion_record["dialect"] == {"names": "bit_paper", "prefix": prefix, "stacked": False}
-    assert torch.equal(logits(model, BIT_PIXELS), logits(convert(goldens / "bit_v2.npz")[0], BIT_PIXELS))
-
-
 @pytest.mark.parametrize("name", ["big_transfer", "bit_v1.npz"])
 def test_an_untrained_head_is_dropped_and_restored(big_transfer, goldens, tmp_path, name):
     source = big_transfer if name == "big_transfer" else goldens / name
-    arrays = read(source)
+    arrays = read_arrays(source)
     head = next(key for key in arrays if "head" in key and key.endswith("kernel"))
     bias = head.replace("kernel", "bias")
     np.savez(tmp_path / "in.npz", **{**arrays, head: 0 * arrays[head], bias: np.full_like(arrays[bias], -10)})
@@ -150,15 +109,8 @@ def test_the_size_of_a_released_file_is_in_its_name(big_transfer, name, size, pr
     assert pixel_values.shape == (3, size, size)
 
 
-def test_streaming_to_a_folder(big_transfer, tmp_path):
-    convert_to_folder(big_transfer, tmp_path / "folder")
-    folder = load_model(tmp_path / "folder")
-    assert folder.config.image_size == 480
-    assert torch.equal(logits(folder.eval(), BIT_PIXELS), logits(convert(big_transfer)[0], BIT_PIXELS))
-
-
 def test_missing_and_unknown_arrays_are_listed(goldens, tmp_path):
-    arrays = read(goldens / "bit_v2.npz")
+    arrays = read_arrays(goldens / "bit_v2.npz")
     arrays["block3/more"] = arrays.pop("block1/unit01/gn3/bias")
     np.savez(tmp_path / "in.npz", **arrays)
     with pytest.raises(ConversionError, match="block1/unit01/gn3/bias"):
@@ -230,8 +182,7 @@ def test_the_bit_of_transformers_loads_by_its_name_too(tmp_path):
 def test_bits_of_transformers_that_we_do_not_support(tmp_path, changes, message):
     model = their_model()
     model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+    change_json(tmp_path / "config.json", **changes)
     with pytest.raises(ConversionError, match=message):
         convert(tmp_path)
 
@@ -244,9 +195,7 @@ def test_export_to_transformers(tmp_path, changes, has_head):
     model, processor = convert(tmp_path / "theirs")
     export_transformers(model, tmp_path / "back", processor)
     back = transformers.AutoModelForImageClassification if has_head else transformers.AutoModel
-    arrays = back.from_pretrained(tmp_path / "back").state_dict()
-    assert set(arrays) == set(theirs.state_dict())
-    assert all(torch.equal(arrays[name], array) for name, array in theirs.state_dict().items())
+    assert_same_weights(back.from_pretrained(tmp_path / "back"), theirs)
 
 
 def test_bits_that_transformers_and_timm_do_not_support(tmp_path):
@@ -273,7 +222,7 @@ def test_a_folder_for_timm_and_back(tmp_path, monkeypatch):
     assert again.config.id2label == {0: "cat", 1: "dog", 2: "fox"}
     assert again.config.image_size == (96, 64)
     assert (processor.preset, processor.resample, processor.crop_size) == ("timm", 2, {"height": 96, "width": 64})
-    assert all(torch.equal(again.state_dict()[name], array) for name, array in model.state_dict().items())
+    assert_same_weights(again, model)
 
 
 def test_the_command_converts_and_exports(big_transfer, tmp_path, capsys):
@@ -295,13 +244,3 @@ def test_programs(tmp_path):
         torch.testing.assert_close(program(pixel_values), logits(model, pixel_values))
     with pytest.raises(ConversionError, match="'SAME'"):
         export_torch(tiny_bit(padding="same"), tmp_path / "other.pt2", size="dynamic")
-
-
-def test_cards_of_bit(big_transfer, tmp_path):
-    from hf_vit.hub.cards import render_folder_card
-
-    model, processor = convert(big_transfer)
-    hf_vit.loading.save_folder(tmp_path / "folder", model, processor)
-    card = render_folder_card(tmp_path / "folder")
-    assert "BiT-R50x1, pre-trained on ImageNet-21k and fine-tuned on ImageNet-1k" in card
-    assert "| units per stage | 1, 2, pre-activation (ResNet-v2) |" in card

@@ -13,6 +13,7 @@ import torch
 from hf_vit.conversion import ConversionError, convert, convert_to_folder
 from hf_vit.conversion.checkpoint import open_arrays
 
+from ..comparing import assert_same_weights
 from ..paths import MORE, PEERS, golden_runs
 from ..tiny_models import load_model
 
@@ -40,10 +41,8 @@ def test_every_container_holds_the_model_of_the_npz(container, tmp_path):
     assert model.conversion_record["inferred"] == theirs.conversion_record["inferred"]
     streamed = convert_to_folder(MORE / container, tmp_path / "streamed")
     assert streamed.device.type == "meta"
-    streamed = load_model(tmp_path / "streamed").state_dict()
-    for name, parameter in theirs.state_dict().items():
-        assert torch.equal(model.state_dict()[name], parameter), name
-        assert torch.equal(streamed[name], parameter), name
+    assert_same_weights(model, theirs)
+    assert_same_weights(load_model(tmp_path / "streamed"), theirs)
 
 
 def test_a_flax_classifier_of_transformers_keeps_its_classes():

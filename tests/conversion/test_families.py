@@ -1,10 +1,9 @@
 """Every family of the original repositories: converted (or its image tower), refused by name, or a size is requested.
 
 Trees of arrays at full size, names and shapes alone, are what the original classes initialize
-(goldens_peers/make_trees.py); families.csv lists the families.
+(goldens_peers/make_trees.py).
 """
 
-import csv
 import json
 import re
 from functools import cache
@@ -14,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.catalog import families
 from hf_vit.conversion import ConversionError, convert
 from hf_vit.conversion.checkpoint import Checkpoint
 from hf_vit.conversion.recognition import recognize
 from hf_vit.conversion.source import Request
 
-from ..paths import MORE, PEERS, ROOT
+from ..paths import MORE, PEERS
 from .test_bit import as_big_transfer
 
 B, L, H, S, TI = (768, 12, 12), (1024, 24, 16), (1280, 32, 16), (384, 12, 6), (192, 12, 3)  # width, depth, heads
@@ -71,43 +69,6 @@ REFUSED = {
     "language model": "a language model without an image tower",
     "ResNet of Flax": "a ResNet with batch normalization",
 }
-# Family in families.csv -> its trees above, or the test with its golden.
-FAMILIES = {
-    "ViT and hybrids of the first release": ["vit_jax B/16", "vit_jax H/14", "vit_jax R50+B/16"],
-    "the same fine-tuned on ImageNet": ["vit_jax B/16 fine-tuned"],
-    "AugReg": ["AugReg Ti/16", "AugReg R26+S/32", "AugReg R+Ti/16"],
-    "SAM": ["SAM B/16"],
-    "GSAM": ["GSAM B/16", "ResNet of Flax"],
-    "LiT": ["LiT B16B", "LiT L16S"],
-    "MLP-Mixer": ["MLP-Mixer B/16"],
-    "ViT-S/16 on ImageNet-1k": ["plain S/16"],
-    "DeiT III": ["DeiT III B/16"],
-    "FlexiViT": ["FlexiViT-B"],
-    "FlexiViT's fixed baselines": ["FlexiViT-B"],
-    "FlexiViT's public run": ["FlexiViT-B"],
-    "SigLIP": ["SigLIP B/16", "SigLIP So400m/14", "text tower"],
-    "SigLIP 2, fixed resolution": ["SigLIP 2 g-opt/16"],
-    "SigLIP 2 NaFlex": ["SigLIP 2 NaFlex B/16"],
-    "LiT of big_vision, COCO": ["LiT of big_vision B/16"],
-    "CLIPPO": ["CLIPPO B/16"],
-    "PaliGemma, pre-trained, mixture, transfers": ["PaliGemma 3B", "language model"],
-    "PaliGemma 2": ["PaliGemma 2 3B"],
-    "UViM": ["UViM stage I", "UViM stage II"],
-    "GIVT": ["GIVT", "GIVT of images"],
-    "VAE of GIVT": ["VAE of GIVT (convolutions)", "VAE of GIVT (ViT)"],
-    "VQ-VAE of PaliGemma's segmentation": ["VQ-VAE of PaliGemma"],
-    "BiT students and teachers of distillation": ["BiT R152x2"],
-    "CapPa, JetFormer, Jet": ["CapPa B/16", "JetFormer", "Jet"],
-    "BiT-S and BiT-M": "tests/conversion/test_bit.py",
-    "BiT-S and BiT-M for Keras": "test_models_of_keras_are_refused_with_an_alternative",
-    "BiT-M fine-tuned on ImageNet": "tests/conversion/test_bit.py",
-    "BiT-M fine-tuned on VTAB-1k": ["BiT R101x3"],
-    "the same for TensorFlow Hub": "test_models_of_keras_are_refused_with_an_alternative",
-    "runs of big_vision since 2023": "tests/conversion/test_containers.py",
-    "runs of other JAX trainers": "tests/conversion/test_containers.py",
-    "flax.serialization": "tests/conversion/test_containers.py",
-    "Flax ViT of transformers 4": "tests/conversion/test_containers.py",
-}
 # Modules of a block, in the released files of vit_jax; present-day Flax numbers them by class.
 BY_POSITION = {
     "LayerNorm_1": "LayerNorm_2",
@@ -142,12 +103,8 @@ def shapes_in(tree: str) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def test_every_family_is_here():
-    with open(MORE / "families.csv", newline="") as file:
-        assert [row["family"] for row in csv.DictReader(file)] == list(FAMILIES)
-    named = {tree for where in FAMILIES.values() if isinstance(where, list) for tree in where}
-    assert named == {*RIGHT, *RESNETS, *ASKS, *REFUSED}
-    assert set(trees()) == named
+def test_every_tree_is_here():
+    assert set(trees()) == {*RIGHT, *RESNETS, *ASKS, *REFUSED}
 
 
 def model_of(shapes: dict[str, tuple[int, ...]]):
@@ -156,20 +113,6 @@ def model_of(shapes: dict[str, tuple[int, ...]]):
     source, naming = recognize(checkpoint, request)
     model, _, _ = source.read(checkpoint, naming, request)
     return model
-
-
-def test_the_page_of_families_agrees_with_the_tests():
-    page = (ROOT / "docs" / "families.md").read_text()
-    _, *rows = re.findall(r"^\| (\w[^|]+) \|([^|]*)\| (\w+)", page, re.MULTILINE)
-    assert [family for family, _, _ in rows] == list(FAMILIES)
-    for family, named, what in rows:
-        assert set(re.findall("`([^`]+)`", named)) <= set(families()), family
-        trees_of = FAMILIES[family]
-        if isinstance(trees_of, list):
-            refused = {
-                name in REFUSED for name in trees_of if name not in ("text tower", "language model", "ResNet of Flax")
-            }
-            assert refused == {what == "refused"}, family
 
 
 @pytest.mark.parametrize("tree", RIGHT)

@@ -7,10 +7,10 @@ import torch
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
 from hf_vit.models.flexible_sizes import resize_patch_kernel
 
+from ..comparing import assert_same_file
 from ..integration.test_goldens import capture
 from ..paths import MORE, golden_runs
 from ..tiny_models import load_model
-from .test_jax import assert_same_file
 
 RUNS = {run["id"]: run for run in golden_runs("flexivit", "flexivit_baseline", folder=MORE)}
 AT_RUN_TIME = [run for run in RUNS.values() if not run.get("at_load")]

@@ -7,31 +7,19 @@ import torch
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
 from hf_vit.loading import save_folder
 
+from ..comparing import assert_same_file, assert_same_weights, read_arrays
 from ..paths import golden_runs
 from ..tiny_models import load_model
 
 CHECKPOINTS = {run["checkpoint"]: run for run in golden_runs("vit") if "@" not in run["id"]}
 
 
-def arrays_of(path) -> dict[str, np.ndarray]:
-    with np.load(path) as arrays:
-        return {name: arrays[name] for name in arrays.files}
-
-
 def changed(goldens, tmp_path, checkpoint="vit_token_rep.npz", drop=(), **changes):
     """Copy a golden checkpoint with other arrays, under a meaningless name."""
-    arrays = arrays_of(goldens / checkpoint)
+    arrays = read_arrays(goldens / checkpoint)
     arrays = {name: array for name, array in arrays.items() if name not in drop}
     np.savez(tmp_path / "changed.npz", **(arrays | changes))
     return tmp_path / "changed.npz"
-
-
-def assert_same_file(ours, theirs):
-    ours, theirs = arrays_of(ours), arrays_of(theirs)
-    assert set(ours) == set(theirs)
-    for name, array in theirs.items():
-        assert (ours[name].shape, ours[name].dtype) == (array.shape, array.dtype), name
-        assert ours[name].tobytes() == array.tobytes(), name
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
@@ -84,10 +72,9 @@ def test_a_vit_jax_file_with_big_visions_names_gives_the_same_logits(goldens, tm
 def test_bfloat16_models_are_written_as_two_byte_voids(goldens, tmp_path):
     model, _ = convert(goldens / "vit_gap.npz")
     export_jax(model.bfloat16(), tmp_path / "half.npz")
-    assert {str(array.dtype) for array in arrays_of(tmp_path / "half.npz").values()} == {"|V2"}
+    assert {str(array.dtype) for array in read_arrays(tmp_path / "half.npz").values()} == {"|V2"}
     again, _ = convert(tmp_path / "half.npz")
-    for name, parameter in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], parameter.float()), name
+    assert_same_weights(again, model.float())
 
 
 @pytest.mark.parametrize("bias", [0.0, -10.0])
@@ -104,14 +91,13 @@ def test_an_all_zero_head_is_dropped_recorded_and_restored(goldens, tmp_path, bi
 
 def test_older_dialects(goldens, tmp_path):
     """Positions in the encoder, and a MAP head inlined at the top level (big_vision's fix_old_checkpoints)."""
-    arrays = arrays_of(goldens / "bv_map.npz")
+    arrays = read_arrays(goldens / "bv_map.npz")
     old = {name.removeprefix("MAPHead_0/"): array for name, array in arrays.items()}
     old["Transformer/pos_embedding"] = old.pop("pos_embedding")
     np.savez(tmp_path / "old.npz", **old)
     model, _ = convert(goldens / "bv_map.npz")
     again, _ = convert(tmp_path / "old.npz")
-    for name, parameter in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], parameter), name
+    assert_same_weights(again, model)
 
 
 def test_image_size_resamples_once(goldens):
@@ -224,5 +210,4 @@ def test_streaming_to_a_folder_equals_saving(goldens, tmp_path, checkpoint):
     for name in files - {"model.safetensors", *new}:
         assert (tmp_path / "straight" / name).read_text() == (tmp_path / "through" / name).read_text(), name
     straight, through = load_model(tmp_path / "straight"), load_model(tmp_path / "through")
-    for name, parameter in through.state_dict().items():
-        assert torch.equal(straight.state_dict()[name], parameter), name
+    assert_same_weights(straight, through)

@@ -22,6 +22,7 @@ from hf_vit.conversion import (
 from hf_vit.files.npz import NpzReader
 from hf_vit.loading import save_folder
 
+from ..comparing import assert_same_weights
 from ..paths import MORE, golden_runs
 from ..tiny_models import load_model
 from .test_way_back import stored
@@ -159,8 +160,7 @@ def test_resampled_positions_are_written(tmp_path):
     model, _ = convert(MORE / "lit_big_vision.npz", image_size=(48, 24))
     export_jax(model, tmp_path / "back.npz", original=MORE / "lit_big_vision.npz")
     again, _ = convert(tmp_path / "back.npz", position_grid=(6, 3))
-    for name, parameter in model.state_dict().items():
-        assert again.state_dict()[name].equal(parameter), name
+    assert_same_weights(again, model)
 
 
 def test_a_projection_written_as_a_head_gives_a_warning(tmp_path, caplog):

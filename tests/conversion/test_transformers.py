@@ -27,9 +27,11 @@ from hf_vit.conversion import ConversionError, convert, export, export_jax, expo
 from hf_vit.loading import save_folder
 from hf_vit.models.modeling_masked_patch_prediction import Corruption, HfViTForMaskedPatchPrediction, patch_targets
 
+from ..comparing import assert_same_file, assert_same_weights, change_json
 from ..tiny_models import SIZES, TINY, load_model, randomize, tiny
 
-SQUARE = {**SIZES, "num_hidden_layers": 2, "image_size": 20, "patch_size": 4, "num_labels": 11, "encoder_stride": 4}
+OURS = {**SIZES, "num_hidden_layers": 2, "image_size": 20, "patch_size": 4, "num_labels": 11}
+SQUARE = {**OURS, "encoder_stride": 4}
 
 
 def their_model(name, **changes):
@@ -123,8 +125,7 @@ def test_masked_image_models_in_both_directions(tmp_path):
     again = HfViTForMaskedPatchPrediction.from_pretrained(tmp_path / "ours")
     export_transformers(again, tmp_path / "back")
     back = transformers.ViTForMaskedImageModeling.from_pretrained(tmp_path / "back")
-    for name, weight in theirs.state_dict().items():
-        torch.testing.assert_close(back.state_dict()[name], weight, rtol=0, atol=0)
+    assert_same_weights(back, theirs)
     assert_close(run(back.eval(), PIXELS, bool_masked_pos=masked).reconstruction, expected.reconstruction)
     classifier = HfViTForImageClassification.from_pretrained(tmp_path / "ours", num_labels=5)
     torch.testing.assert_close(classifier.vit.layernorm.weight, theirs.vit.layernorm.weight, rtol=0, atol=0)
@@ -132,9 +133,7 @@ def test_masked_image_models_in_both_directions(tmp_path):
 
 def test_masked_image_models_that_transformers_does_not_support(tmp_path):
     def predicting(target, image_size=20):
-        sizes = {name: size for name, size in SQUARE.items() if name != "encoder_stride"}
-        config = HfViTConfig(**{**sizes, "image_size": image_size}, patch_target=target)
-        return HfViTForMaskedPatchPrediction(config)
+        return HfViTForMaskedPatchPrediction(HfViTConfig(**OURS | {"image_size": image_size}, patch_target=target))
 
     with pytest.raises(ConversionError, match="patch_target"):
         export_transformers(predicting("mean_color"), tmp_path / "out")
@@ -146,15 +145,6 @@ def test_masked_image_models_that_transformers_does_not_support(tmp_path):
     their_model("ViTForMaskedImageModeling", encoder_stride=2).save_pretrained(tmp_path / "strides")
     assert isinstance(convert(tmp_path / "strides")[0], HfViTModel)  # its decoder shrinks: only the encoder is read
     assert not (tmp_path / "out").exists()
-
-
-def test_a_backbone_loads_directly(tmp_path):
-    theirs = their_model("ViTForImageClassification")
-    theirs.save_pretrained(tmp_path / "theirs")
-    load_model(tmp_path / "theirs").save_pretrained(tmp_path)
-    ours = HfViTBackbone.from_pretrained(tmp_path, out_features=["stage2"]).eval()
-    tokens = run(theirs.vit, PIXELS).last_hidden_state[:, 1:]
-    assert_close(run(ours, PIXELS).feature_maps[0], tokens.transpose(1, 2).unflatten(2, (5, 5)))
 
 
 def test_another_resolution_is_that_of_transformers(tmp_path):
@@ -221,22 +211,13 @@ class UpstreamHybrid(torch.nn.Module):
             weights = {name.removeprefix("vit."): array for name, array in weights.items() if name[:3] == "vit"}
             weights |= {"pooler.dense.weight": torch.ones(14, 14), "pooler.dense.bias": torch.zeros(14)}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        config = json.loads((folder / "config.json").read_text())
-        config |= {"model_type": "vit-hybrid", "num_channels": 3, "image_size": [32, 48], "backbone_config": BIT}
+        config = {"model_type": "vit-hybrid", "num_channels": 3, "image_size": [32, 48], "backbone_config": BIT}
         config |= {"backbone_featmap_shape": [1, 256, 4, 6], "backbone": None, "use_timm_backbone": False}
-        config["architectures"] = ["ViTHybridForImageClassification" if with_head else "ViTHybridModel"]
-        (folder / "config.json").write_text(json.dumps(config))
+        architecture = "ViTHybridForImageClassification" if with_head else "ViTHybridModel"
+        change_json(folder / "config.json", **config, architectures=[architecture])
 
 
 HYBRID_PIXELS = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(2))
-
-
-def test_the_reference_has_the_names_of_version_4(tmp_path):
-    UpstreamHybrid().save(tmp_path / "hybrid")
-    names = set(load_file(tmp_path / "hybrid" / "model.safetensors"))
-    stem = "vit.embeddings.patch_embeddings.backbone.bit."
-    assert {f"{stem}embedder.convolution.weight", f"{stem}encoder.stages.1.layers.0.downsample.conv.weight"} <= names
-    assert "vit.encoder.layer.1.attention.attention.query.weight" in names
 
 
 def test_hybrids_of_version_4_load_directly(tmp_path):
@@ -250,24 +231,12 @@ def test_hybrids_of_version_4_load_directly(tmp_path):
     assert_close(run(again, HYBRID_PIXELS).logits, run(theirs, HYBRID_PIXELS))
 
 
-def test_the_epsilons_of_a_hybrid_matter(tmp_path):
-    """The original's epsilons give other logits, so the test above can fail."""
-    theirs = UpstreamHybrid()
-    theirs.save(tmp_path / "hybrid")
-    expected = run(theirs, HYBRID_PIXELS)
-    for changes in ({"group_norm_eps": 0.1}, {"weight_standardization_eps": 0.1}, {"layer_norm_eps": 0.1}):
-        ours = load_model(tmp_path / "hybrid", **changes)
-        assert (run(ours, HYBRID_PIXELS).logits - expected).abs().max() > 1e-3
-
-
 def test_hybrids_convert(tmp_path):
     theirs = UpstreamHybrid()
     theirs.save(tmp_path / "hybrid")
-    (tmp_path / "hybrid" / "preprocessor_config.json").write_text(
-        json.dumps(
-            {"image_processor_type": "ViTHybridImageProcessor", "size": {"shortest_edge": 40}, "image_mean": [0.5] * 3}
-        )
-    )
+    settings = {"size": {"shortest_edge": 40}, "image_mean": [0.5] * 3}
+    settings["image_processor_type"] = "ViTHybridImageProcessor"
+    (tmp_path / "hybrid" / "preprocessor_config.json").write_text(json.dumps(settings))
     assert main(["convert", str(tmp_path / "hybrid"), str(tmp_path / "ours")]) == 0
     ours = load_model(tmp_path / "ours").eval()
     assert_close(run(ours, HYBRID_PIXELS).logits, run(theirs, HYBRID_PIXELS))
@@ -281,16 +250,6 @@ def test_hybrids_convert(tmp_path):
         assert (processor.resample, *sizes) == (3, {"shortest_edge": 9}, {"height": 32, "width": 48})
     processor = hf_vit.load(tmp_path / "hybrid", image_size=(64, 80))[1]
     assert processor(torch.zeros(3, 99, 77), return_tensors="pt").pixel_values.shape[2:] == (64, 80)
-
-
-def test_hybrids_are_exported_without_converting_them_first(tmp_path):
-    theirs = UpstreamHybrid()
-    theirs.save(tmp_path / "theirs")
-    model = load_model(tmp_path / "theirs")
-    assert type(model) is HfViTHybridForImageClassification
-    assert main(["export", str(tmp_path / "theirs"), str(tmp_path / "hybrid.pt2"), "--to", "torch-export"]) == 0
-    program = torch.export.load(tmp_path / "hybrid.pt2").module()
-    assert_close(program(HYBRID_PIXELS), run(theirs, HYBRID_PIXELS))
 
 
 def test_bare_hybrids_load_directly(tmp_path):
@@ -311,10 +270,7 @@ def test_bare_hybrids_load_directly(tmp_path):
 )
 def test_other_backbones_are_refused(tmp_path, changes, message):
     UpstreamHybrid().save(tmp_path / "hybrid")
-    path = tmp_path / "hybrid" / "config.json"
-    config = json.loads(path.read_text())
-    config["backbone_config"] |= changes
-    path.write_text(json.dumps(config))
+    change_json(tmp_path / "hybrid" / "config.json", backbone_config=BIT | changes)
     with pytest.raises(ValueError, match=message):
         load_model(tmp_path / "hybrid")
 
@@ -441,9 +397,7 @@ def test_a_jax_checkpoint_for_transformers(goldens, tmp_path):
 
     again, _ = convert(tmp_path / "theirs")
     export_jax(again, tmp_path / "back.npz")
-    with np.load(tmp_path / "back.npz") as back, np.load(goldens / "vit_token.npz") as source:
-        assert set(back.files) == set(source.files)
-        assert all(np.array_equal(back[name], source[name]) for name in source.files)
+    assert_same_file(tmp_path / "back.npz", goldens / "vit_token.npz")
 
 
 def test_a_pre_logits_layer_is_a_pooler_for_transformers(goldens, tmp_path):
@@ -458,7 +412,7 @@ def test_a_pre_logits_layer_is_a_pooler_for_transformers(goldens, tmp_path):
 
 
 def test_models_that_transformers_does_not_support(tmp_path):
-    sizes = {name: value for name, value in SQUARE.items() if name != "encoder_stride"} | {"hidden_size": 16}
+    sizes = OURS | {"hidden_size": 16}
     for fields, message in (
         ({"pooling": "mean"}, "mean"),
         ({"position_embedding_type": "sincos2d"}, "sincos2d"),
@@ -474,7 +428,7 @@ def test_models_that_transformers_does_not_support(tmp_path):
 
 
 def test_nothing_is_overwritten_by_default(tmp_path):
-    model = HfViTForImageClassification(HfViTConfig(**{k: v for k, v in SQUARE.items() if k != "encoder_stride"}))
+    model = HfViTForImageClassification(HfViTConfig(**OURS))
     (tmp_path / "out").mkdir()
     with pytest.raises(FileExistsError, match="--overwrite"):
         export_transformers(model, tmp_path / "out")
@@ -500,9 +454,7 @@ def test_a_name_on_the_hub_converts(hub, client, tmp_path):
     arrays = load_file(tmp_path / "their.safetensors")
     assert torch.equal(arrays["head.weight"], theirs.classifier.weight)
     error = client(["convert", "alice/their-vit", tmp_path / "hidden"], token="hf_bob", status=2)
-    assert error.startswith(
-        "hf-vit convert: alice/their-vit is no local file or folder, and cannot be downloaded from the Hub"
-    )
+    assert error.startswith("hf-vit convert: alice/their-vit ")
 
 
 def towers(folder):
@@ -511,13 +463,10 @@ def towers(folder):
         "classifier": tiny(drop_path_rate=0.1, position_interpolation="bicubic"),
         "encoder": randomize(HfViTModel(HfViTConfig(**TINY, image_size_history=[16]))),
         "pre-logits": randomize(HfViTModel(HfViTConfig(**TINY, representation_size=9))),
-        "siglip": randomize(HfViTModel(HfViTConfig(**SQUARE_SIZES, pooling="map"))),
+        "siglip": randomize(HfViTModel(HfViTConfig(**OURS, pooling="map"))),
         "bit": convert(folder / "bit")[0],
     }
     return {name: model.eval() for name, model in models.items()}
-
-
-SQUARE_SIZES = {name: SQUARE[name] for name in (*SIZES, "num_hidden_layers", "image_size", "patch_size")}
 
 
 @pytest.mark.parametrize("kind", ["classifier", "encoder", "pre-logits", "siglip", "bit"])
@@ -530,13 +479,14 @@ def test_a_folder_for_transformers_gives_the_same_model_back(tmp_path, kind):
     picture = np.random.default_rng(0).integers(0, 255, (61, 83, 3), np.uint8)
     export(model, tmp_path / "out", "transformers", processor=processor, images=[picture])
 
-    auto = transformers.AutoModelForImageClassification if has_logits(model) else transformers.AutoModel
+    has_logits = hasattr(model, "classifier")
+    auto = transformers.AutoModelForImageClassification if has_logits else transformers.AutoModel
     theirs, loading = auto.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(loading.values())
     again, its_processor = hf_vit.load(tmp_path / "out")
     pixels = its_processor(picture, return_tensors="pt").pixel_values
     assert torch.equal(pixels, processor(picture, return_tensors="pt").pixel_values)
-    for name in ("logits",) if has_logits(model) else ("last_hidden_state", "pooler_output"):
+    for name in ("logits",) if has_logits else ("last_hidden_state", "pooler_output"):
         expected = run(model, pixels)[name]
         torch.testing.assert_close(run(theirs, pixels)[name].flatten(1), expected.flatten(1), rtol=1e-6, atol=1e-5)
         torch.testing.assert_close(run(again, pixels)[name], expected, rtol=0, atol=1e-6)
@@ -547,10 +497,6 @@ def test_a_folder_for_transformers_gives_the_same_model_back(tmp_path, kind):
     cost = json.loads((tmp_path / "out" / "config.json").read_text())["hf_vit"]["preprocessing"]
     assert cost["images"] == 1
     assert 0 < cost["mean_levels"] < cost["max_levels"]
-
-
-def has_logits(model):
-    return hasattr(model, "classifier")
 
 
 def test_settings_changed_in_transformers_win(tmp_path):

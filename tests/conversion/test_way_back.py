@@ -9,6 +9,7 @@ from hf_vit.conversion import convert, export_jax
 from hf_vit.files.npz import NpzReader
 from hf_vit.loading import save_folder
 
+from ..comparing import assert_same_weights
 from ..paths import golden_runs
 from ..tiny_models import load_model
 
@@ -107,5 +108,4 @@ def test_the_default_dialect_has_the_released_names(goldens, tmp_path, checkpoin
     export_jax(model, tmp_path / "back.npz")
     again, _ = convert_golden(tmp_path / "back.npz", RUNS[checkpoint])
     assert again.conversion_record["dialect"]["names"] == "vit_jax"
-    for name, parameter in model.state_dict().items():
-        assert again.state_dict()[name].equal(parameter), name
+    assert_same_weights(again, model)

@@ -132,7 +132,8 @@ class FolderConversion(Conversion):
         }
         changed = [name for name in original.keys() | clear.keys() if original.get(name) != clear.get(name)]
         is_checked = self.checked and all(
-            re.fullmatch(self.checked, name) and clear.get(name, b"") not in original.values() for name in changed
+            re.fullmatch(self.checked, name) and name in clear and clear[name] not in original.values()
+            for name in changed
         )
         expected = "same" if is_checked else "any"
         return Case(f"{name}: {how}"[:500], clear, self.arguments.get(name, {}), expected)

@@ -14,6 +14,7 @@ from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassifica
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from hf_vit.models.pretrained import HfViTHead
 
+from ..comparing import assert_same_weights
 from ..tiny_models import SIZES, VARIANTS, images, randomize, tiny
 
 
@@ -71,8 +72,7 @@ def test_saved_and_loaded(model, tmp_path):
     loaded, info = AutoModelForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded) is type(model)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    for name, parameter in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], parameter), name
+    assert_same_weights(loaded, model)
     torch.testing.assert_close(loaded(images(model)).logits, model(images(model)).logits, rtol=0, atol=1e-6)
 
 
@@ -114,8 +114,7 @@ def test_another_number_of_labels_gives_a_zero_head_with_a_warning(model, tmp_pa
     assert fresh.classifier.weight.shape[0] == 5
     assert not fresh.classifier.weight.any()
     assert not fresh.classifier.bias.any()
-    for name, parameter in model.vit.state_dict().items():
-        assert torch.equal(fresh.vit.state_dict()[name], parameter), name
+    assert_same_weights(fresh.vit, model.vit)
 
 
 def test_other_mismatches_are_refused(tmp_path):

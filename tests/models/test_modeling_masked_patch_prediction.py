@@ -16,6 +16,7 @@ from hf_vit.models.modeling_masked_patch_prediction import (
     sample_corruption,
 )
 
+from ..comparing import assert_same_weights
 from ..tiny_models import SIZES
 
 SMALL = {**SIZES, "num_hidden_layers": 2, "image_size": [24, 40], "patch_size": 8}
@@ -136,8 +137,7 @@ def test_saved_encoder_goes_into_a_classifier(tmp_path, pixel_values):
     assert torch.equal(again.mask_token, model.mask_token)
     classifier = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=7)
     assert not classifier.classifier.weight.any()
-    for name, tensor in model.vit.state_dict().items():
-        assert torch.equal(classifier.vit.state_dict()[name], tensor)
+    assert_same_weights(classifier.vit, model.vit)
     HfViTModel.from_pretrained(tmp_path)
 
 
@@ -151,8 +151,7 @@ def test_pretraining_continues_from_an_encoder_or_a_classifier(tmp_path):
             model = HfViTForMaskedPatchPrediction.from_pretrained(tmp_path / folder)
         assert "masked patches" in log.out
         assert not model.predictor.weight.any()
-        for name, tensor in model.vit.state_dict().items():
-            assert torch.equal(classifier.vit.state_dict()[name], tensor)
+        assert_same_weights(classifier.vit, model.vit)
 
 
 def test_outputs_as_a_tuple_and_with_hidden_states_and_attentions(pixel_values):
