@@ -1,15 +1,18 @@
 import logging
 import signal
+import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from huggingface_hub import close_session
 
 from hf_vit import loading
 
 from .doc_fixtures import write_documents_folder
+from .http_servers import Server
 from .local_hub import Clients, LocalHub
 from .paths import GOLDENS, SHARED
 from .processes import stop_server
@@ -84,6 +87,26 @@ def fresh_accelerator(monkeypatch):
     yield
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Starts a server that answers by a function of the request, and that downloads may use; see http_servers.py."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
+    close_session()  # of an earlier test, with its environment
+    servers = []
+
+    def start(answer) -> Server:
+        servers.append(Server(answer))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,)).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+    close_session()
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,7 @@
 """ReaL labels and ObjectNet: labels of each image, and correct predictions."""
 
-import http.server
 import json
 import shutil
-import threading
 
 import datasets
 import numpy as np
@@ -91,30 +89,14 @@ def test_real_labels_are_matched_by_position_without_file_names(tiny, validation
         evaluate(arguments(**settings, protocol="real"))
 
 
-class Files(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
-def test_real_labels_are_downloaded(tiny, validation, tmp_path, monkeypatch):
-    (tmp_path / "real.json").write_text(json.dumps(labels_by_number(tiny, validation)))
-    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), lambda *options: Files(*options, directory=str(tmp_path))
-    )
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_address[1]}/real.json"
-    monkeypatch.setattr(classification, "_REAL_LABELS", address)
-    try:
-        results = evaluate(arguments(model=tiny, dataset=validation, num_workers=0, protocol="real"))
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def test_real_labels_are_downloaded(serve, tiny, validation, monkeypatch):
+    real = json.dumps(labels_by_number(tiny, validation)).encode()
+    server = serve(lambda request: request.send(real) if "real" in request.path else request.send_error(404))
+    monkeypatch.setattr(classification, "_REAL_LABELS", f"{server.url}/real.json")
+    results = evaluate(arguments(model=tiny, dataset=validation, num_workers=0, protocol="real"))
     assert results["real_images"] == 6
     with pytest.raises(OSError, match=r"nothing\.json"):
-        classification.read_real_labels(address.replace("real", "nothing"))
+        classification.read_real_labels(f"{server.url}/nothing.json")
 
 
 @pytest.mark.parametrize("preset", ["timm", "transformers"])

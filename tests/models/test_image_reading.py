@@ -1,11 +1,8 @@
 """Reading of images: modes, types, file formats and defects."""
 
 import base64
-import functools
-import http.server
 import io
 import logging
-import threading
 
 import numpy as np
 import pytest
@@ -57,22 +54,12 @@ def test_types_of_sources(tmp_path):
         np.testing.assert_array_equal(read(source), COLOR)
 
 
-def test_an_image_is_read_from_an_address(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_VIT_ALLOW", "http,private")
-    (tmp_path / "picture.png").write_bytes(encode(Image.fromarray(COLOR)))
-    handler = functools.partial(QuietHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        np.testing.assert_array_equal(read(f"{address}/picture.png"), COLOR)
-        with pytest.raises(ImageReadingError, match="404"):
-            read(f"{address}/nothing.png")
-        server.shutdown()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
+def test_an_image_is_read_from_an_address(serve):
+    png = encode(Image.fromarray(COLOR))
+    server = serve(lambda request: request.send(png) if "picture" in request.path else request.send_error(404))
+    np.testing.assert_array_equal(read(f"{server.url}/picture.png"), COLOR)
+    with pytest.raises(ImageReadingError, match="404"):
+        read(f"{server.url}/nothing.png")
 
 
 # Modes of Pillow, as they come out of files
