@@ -13,6 +13,7 @@ from hf_vit.conversion import convert, export_jax, export_timm, export_transform
 from hf_vit.loading import load, load_processor, local_model
 from hf_vit.prediction import Prediction, classify, most_likely, predict
 
+from .comparing import change_json
 from .tiny_models import load_model, tiny
 
 
@@ -175,10 +176,11 @@ def test_code_of_a_folder_never_runs_and_no_prompt_appears(folder, monkeypatch, 
 
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
 def test_a_file_cannot_choose_a_repository_of_kernels(folder, field):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, field: "owner/kernel"}))
+    config = (folder / "config.json").read_text()
+    change_json(folder / "config.json", **{field: "owner/kernel"})
     for auto_class in (hf_vit.HfViTForImageClassification, transformers.AutoModelForImageClassification):
         with pytest.raises(ValueError, match="owner/kernel"):
             auto_class.from_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({**config, "_attn_implementation_internal": "owner/kernel"}))
+    (folder / "config.json").write_text(config)
+    change_json(folder / "config.json", _attn_implementation_internal="owner/kernel")
     assert "/" not in hf_vit.HfViTForImageClassification.from_pretrained(folder).config._attn_implementation

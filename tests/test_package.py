@@ -31,18 +31,7 @@ finally:
 sys.exit(status)
 """
 # Packages that may be installed, take long to import, and serve neither `convert` nor `predict`.
-NEEDLESS = {
-    "datasets",
-    "evaluate",
-    "matplotlib",
-    "onnx",
-    "onnxruntime",
-    "openvino",
-    "pandas",
-    "peft",
-    "pyarrow",
-    "sklearn",
-}
+NEEDLESS = set("datasets evaluate matplotlib onnx onnxruntime openvino pandas peft pyarrow sklearn".split())
 
 
 def run(script: Path, *arguments) -> subprocess.CompletedProcess:

@@ -82,10 +82,6 @@ def test_distances_equal_the_authors_formula(model):
     np.testing.assert_allclose(analysis.attention_distance(model, pixel_values), expected, rtol=2e-6)
 
 
-def test_patch_size_of_a_hybrid_in_image_pixels():
-    assert patch_pixels(tiny(hybrid=True).config) == (8, 16)
-
-
 @pytest.mark.parametrize("identity", [True, False])
 def test_rollout_is_the_product_of_the_layers(model, identity):
     pixel_values, prefix = images(model), model.config.num_prefix_tokens
@@ -100,14 +96,6 @@ def test_rollout_is_the_product_of_the_layers(model, identity):
     found = analysis.attention_rollout(model, pixel_values, identity=identity)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(found.sum(axis=(1, 2)), 1, rtol=1e-6)
-
-
-def test_mixing_weights_of_each_layer_sum_to_one(model):
-    mixing, weights, grid = next(iter(layer_mixing(model, images(model), True, None, False)))
-    assert grid == model.config.grid_size
-    assert len(mixing) == model.config.num_hidden_layers
-    for rows in (*mixing, weights):
-        torch.testing.assert_close(rows.sum(dim=-1), torch.ones(rows.shape[:-1]))
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit import analysis
-from hf_vit.analysis import compute_report, training_runs
+from hf_vit.analysis import training_runs
 from hf_vit.cli import main
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
@@ -240,7 +240,3 @@ def test_families_and_names_of_the_published_runs():
     assert [run.family for run in runs] == 6 * ["ViT"] + 7 * ["ResNet"] + 5 * ["Hybrid"]
     assert [run.name for run in runs if "L/16" in run.name][:2] == ["L/16, 7 ep", "L/16, 14 ep"]
     assert len({run.name for run in runs}) == len(runs)  # of models that were trained twice, too
-
-
-def test_tables_are_aligned():
-    assert compute_report.align([["a", "bb"], ["ccc", "d"]]) == "a    bb\nccc   d"

@@ -17,6 +17,7 @@ from hf_vit import HfViTForImageClassification
 from hf_vit.backends import Int8Model, OpenVINOModel
 from hf_vit.cli import main
 
+from ..comparing import change_json
 from ..tiny_models import images, tiny, write_images
 
 PROGRAM = ("program.xml", "program.bin")
@@ -160,8 +161,7 @@ def write_other_weights(folder):
 
 
 def write_other_settings(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
+    change_json(folder / "config.json", layer_norm_eps=1e-3)
 
 
 def write_other_record(folder):

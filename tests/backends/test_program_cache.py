@@ -6,7 +6,6 @@ import time
 import pytest
 from huggingface_hub import constants
 
-from hf_vit.backends import program_cache
 from hf_vit.backends.program_cache import cache_folder, cached
 
 
@@ -66,22 +65,18 @@ def test_programs_without_an_identity_are_not_cached():
 
 
 def test_an_entry_that_cannot_be_loaded_is_converted_again():
-    made = []
+    maker = Maker()
 
     def load(folder):
-        if len(made) < 2:
+        if maker.made < 2:
             raise RuntimeError("of another version")
-        return (folder / "program").read_text()
-
-    def make(folder):
-        made.append(1)
-        (folder / "program").write_text("x")
+        return maker.load(folder)
 
     with pytest.raises(RuntimeError):
-        cached("a", make, load)
+        cached("a", maker.make, load)
     assert not list(cache_folder().glob("*"))
-    assert cached("a", make, load) == cached("a", make, load) == "x"
-    assert len(made) == 2
+    assert cached("a", maker.make, load) == cached("a", maker.make, load) == "x" * 200
+    assert maker.made == 2
 
 
 def test_the_least_recently_used_entries_are_deleted(monkeypatch):
@@ -97,20 +92,15 @@ def test_the_least_recently_used_entries_are_deleted(monkeypatch):
 
 
 def test_the_cache_can_be_disabled(monkeypatch, tmp_path):
-    def make(folder):
-        (folder / "program").write_text("x")
-
-    def load(folder):
-        return (folder / "program").read_text()
-
+    maker = Maker()
     monkeypatch.setenv("HF_VIT_PROGRAM_CACHE", "0")
-    assert cached("a", make, load) == "x"
+    assert maker.get() == "x" * 200
     assert not cache_folder().exists()
     monkeypatch.setenv("HF_VIT_PROGRAM_CACHE", "much")
     with pytest.raises(ValueError, match="HF_VIT_PROGRAM_CACHE"):
-        cached("a", make, load)
+        maker.get()
     monkeypatch.delenv("HF_VIT_PROGRAM_CACHE")
     monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path))
     (tmp_path / "hf_vit").write_text("a file where the folder should be")
-    assert cached("a", make, load) == "x"
-    assert program_cache.cache_folder() == tmp_path / "hf_vit" / "programs"
+    assert maker.get() == "x" * 200
+    assert cache_folder() == tmp_path / "hf_vit" / "programs"

@@ -24,8 +24,6 @@ from hf_vit.conversion import convert
 from hf_vit.models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from hf_vit.models.configuration_hf_vit import VARIANTS
 
-from ..paths import MORE
-
 REFUSED = {"MLP-Mixer", "UViM", "GIVT", "VAE of GIVT", "VQ-VAE of PaliGemma's segmentation"}
 REFUSED |= {"BiT-S and BiT-M for Keras", "the same for TensorFlow Hub"}
 LIGHT = "R_Ti_16-i21k-30ep-lr_0.001-aug_light0-wd_0.03-do_0.1-sd_0.1--oxford_iiit_pet-steps_0k-lr_0.003-res_384"
@@ -130,7 +128,7 @@ def test_the_built_in_list_is_searched_without_an_index():
         search("B/16", "pets")
 
 
-# One file of each family that has an address in families.csv; AugReg and vit_jax are tested above.
+# One file of each family that has an address; AugReg and vit_jax are tested above.
 A_FILE_OF = {
     "SAM": "vit_models/sam/ViT-S_16.npz",
     "GSAM": "vit_models/gsam/ViT-S_16.npz",
@@ -156,14 +154,6 @@ A_FILE_OF = {
     "BiT-M fine-tuned on VTAB-1k": "bit_models/vtab/BiT-M-R101x3-run2-dsprites-xpos.npz",
     "the same for TensorFlow Hub": "bit_models/vtab/BiT-M-R50x1-run0-svhn/tfhub/saved_model.pb",
 }
-ABOVE = {"ViT and hybrids of the first release", "the same fine-tuned on ImageNet", "AugReg"}
-A_RUN = {"FlexiViT's public run"}  # a folder
-
-
-def test_every_family_with_an_address_has_a_test():
-    with open(MORE / "families.csv", newline="") as file:
-        families = {row["family"] for row in csv.DictReader(file) if row["path"].startswith("gs://")}
-    assert families == {*A_FILE_OF, *ABOVE, *A_RUN}
 
 
 @pytest.mark.parametrize("family", A_FILE_OF)

@@ -60,36 +60,6 @@ def test_a_position_grid_can_be_stated(goldens, tmp_path, capsys):
     assert "(16, 64)" in capsys.readouterr().out
 
 
-def test_bad_checkpoints(goldens, tmp_path, capsys):
-    good = (goldens / "vit_token.npz").read_bytes()
-    arrays = dict(np.load(goldens / "vit_token.npz"))
-    files = {
-        "text.npz": b"no checkpoint",
-        "short.npz": good[: len(good) // 2],
-        "flipped.npz": good[:40_000] + bytes([good[40_000] ^ 1]) + good[40_001:],
-    }
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    np.savez(tmp_path / "objects.npz", **arrays | {"cls": np.array([{"a": 1}], dtype=object)})
-    np.savez(tmp_path / "few.npz", **{name: array for name, array in arrays.items() if name != "head/bias"})
-    np.savez(tmp_path / "many.npz", **arrays, more=np.ones(3))
-    np.savez(tmp_path / "nan.npz", **arrays | {"cls": np.full((1, 1, 32), np.nan, np.float32)})
-    (tmp_path / "empty").mkdir()
-    sentences = {
-        "text.npz": "text.npz",
-        "short.npz": "short.npz",
-        "flipped.npz": "flipped.npz",
-        "objects.npz": "object",
-        "few.npz": "head/bias",
-        "many.npz": "more",
-        "nan.npz": "cls has 32 ",
-        "empty": "empty",
-        "nowhere.npz": "nowhere.npz",
-    }
-    for name, sentence in sentences.items():
-        assert sentence in refused(["convert", tmp_path / name, tmp_path / "out"], capsys, tmp_path)
-
-
 def test_outputs_are_not_overwritten(goldens, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
@@ -100,30 +70,6 @@ def test_outputs_are_not_overwritten(goldens, tmp_path, capsys):
     capsys.readouterr()
     error = refused(["export", tmp_path / "folder", tmp_path / "out.npz", "--to", "jax"], capsys, tmp_path)
     assert "--overwrite" in error
-
-
-def test_bad_images(goldens, tmp_path, photograph, capsys):
-    folder = tmp_path / "folder"
-    main(["convert", str(goldens / "vit_token.npz"), str(folder)])
-    capsys.readouterr()
-    (tmp_path / "text.jpg").write_text("no image")
-    assert "text.jpg" in refused(["predict", folder, tmp_path / "text.jpg"], capsys)
-    assert "none.jpg" in refused(["predict", folder, tmp_path / "none.jpg"], capsys)
-    assert "--top-k" in refused(["predict", folder, photograph, "--top-k", "0"], capsys)
-    assert "nowhere" in refused(["predict", tmp_path / "nowhere", photograph], capsys)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["convert", "a.npz", "out", "--image-siz", "4"], "--image-siz"),
-        (["convert", "a.npz", "out", "--image-size", "4x4x4"], "HxW"),
-        (["export", "a", "b.npz", "--to", "keras"], "invalid choice"),
-        ([], "hf-vit --help"),
-    ],
-)
-def test_parser_refuses_wrong_options(arguments, message, capsys):
-    assert message in refused(arguments, capsys)
 
 
 @pytest.mark.parametrize(("output", "status", "said"), [

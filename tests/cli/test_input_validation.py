@@ -23,21 +23,12 @@ from ..tiny_models import save_tiny
 CONFIGURATIONS = [
     {"num_attention_heads": "x"},
     {"hidden_size": 10**9},
-    {"num_hidden_layers": 10**9},
-    {"hidden_size": 50000, "intermediate_size": 100000},
     {"image_size": [100000, 120000]},
-    {"image_size": [20, 36, 1]},
-    {"image_size": "x"},
     {"architectures": 3},
-    {"model_type": 5},
-    {"id2label": [1]},
     {"id2label": 7},
     {"id2label": {"0": ["a"], "1": "b"}},
-    {"id2label": {"a": "b"}},
     {"id2label": None, "num_labels": 10**10},
     {"dtype": "load"},
-    {"hidden_act": "foo"},
-    {"quantization_config": 4},
     {"layer_norm_eps": float("nan")},
     "[" * 100000,
     "[1]",
@@ -45,15 +36,10 @@ CONFIGURATIONS = [
 PROCESSORS = [
     {"size": "x"},
     {"size": {"height": 10**6, "width": 10**5}},
-    {"size": {"height": True, "width": 3}},
     {"image_mean": ["a"]},
-    {"num_channels": 10**10},
-    {"background": [1, 2]},
     {"preset": ["vit_jax"]},
     {"crop_pct": 1e-30, "preset": "timm"},
     {"preset": "native", "max_num_patches": 10**9},
-    {"patch_size": [1, 2, 3]},
-    {"image_processor_type": 5},
     "[1]",
     "{",
 ]
@@ -113,7 +99,6 @@ ALIASES = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
 RECIPES_OF_WRONG_VALUES = [
     ("base: recipe.yaml\n", "recipe.yaml is its own base"),
     ("base: [1]\n", r"base in .*recipe.yaml is \[1\]"),
-    ("options: 3\n", "options in .* is 3"),
     ("options: {a: {b: 3}}\n", "options in .* is .*'b': 3"),
     ("select: [a]\n", r"select in .* is \['a'\]"),
     ("1: 2\n", "recipe.yaml|1"),
@@ -122,8 +107,6 @@ RECIPES_OF_WRONG_VALUES = [
     ("batch_size: " + "9" * 5_000, "recipe.yaml"),
     ("flip: !!bool x\n", "'x'"),
     ("epochs: .inf\n", "epochs is inf"),
-    ("epochs: .nan\n", "epochs is nan"),
-    ("batch_size: .inf\n", "batch_size is inf"),
     ("learning_rate: {a: b}\n", "learning_rate"),
     ("learning_rate: [" + "x, " * 90_000 + "]\n", "learning_rate"),
 ]
@@ -151,13 +134,10 @@ def test_bases_that_name_each_other(tmp_path):
     ("name", "content"),
     [
         ("labels.json", b'"abc"'),
-        ("labels.json", b"[1, 2, 3, 4, 5]"),
         ("labels.json", b'["a", null, "c", "d", "e"]'),
         ("labels.json", rb'["a", "b\nc", "c", "d", "e"]'),
         ("labels.json", rb'["\ud800", "b", "c", "d", "e"]'),
-        ("labels.json", b'{"0": "a", "2": "b"}'),
         ("labels.txt", b"\xff\xfea\x00"),
-        ("labels.txt", b"a\0\nb\nc\nd\ne\n"),
         ("labels.json", b"[" * 100_000),
     ],
 )
@@ -188,22 +168,6 @@ def test_pth_with_a_flipped_bit(tmp_path, capfd):
     assert "flipped.pth" in refused(capfd, "convert", tmp_path / "flipped.pth", tmp_path / "out")
 
 
-ODD_TENSORS = {
-    "quantized": lambda tensor: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8),
-    "sparse": lambda tensor: tensor.to_sparse(),
-    "meta": lambda tensor: tensor.to("meta"),
-    "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
-}
-
-
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning", "ignore:TypedStorage:UserWarning")
-@pytest.mark.parametrize("kind", ODD_TENSORS)
-def test_pth_with_a_malformed_tensor(tmp_path, capfd, kind):
-    weights = torch.load(PEERS / "deit.pth", weights_only=True)["model"]
-    torch.save(weights | {"norm.weight": ODD_TENSORS[kind](weights["norm.weight"])}, tmp_path / "odd.pth")
-    assert "norm.weight" in refused(capfd, "convert", tmp_path / "odd.pth", tmp_path / "out")
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_weights_of_a_folder_that_are_damaged(whole, tmp_path, capfd, name):
     folder = shutil.copytree(whole, tmp_path / "folder")
@@ -212,16 +176,6 @@ def test_weights_of_a_folder_that_are_damaged(whole, tmp_path, capfd, name):
     (folder / name).write_bytes(
         content[:-4] if name == "model.safetensors" else (PEERS / "deit.pth").read_bytes()[:-99]
     )
-    assert str(folder) in refused(capfd, "predict", folder, whole.parent / "picture.png")
-
-
-@pytest.mark.parametrize("weight_map", [None, {"a": 1, "b": "x"}, {"a": ["b"]}, [], {"a": "odd.txt"}])
-def test_malformed_index_of_weights(whole, tmp_path, capfd, weight_map):
-    folder = shutil.copytree(whole, tmp_path / "folder")
-    (folder / "model.safetensors").unlink()
-    (folder / "odd.txt").write_text("no weights")
-    index = {"metadata": {}} | ({} if weight_map is None else {"weight_map": weight_map})
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert str(folder) in refused(capfd, "predict", folder, whole.parent / "picture.png")
 
 

@@ -84,7 +84,9 @@ def test_an_untrained_head_is_dropped_and_restored(big_transfer, goldens, tmp_pa
     arrays = read_arrays(source)
     head = next(key for key in arrays if "head" in key and key.endswith("kernel"))
     bias = head.replace("kernel", "bias")
-    np.savez(tmp_path / "in.npz", **{**arrays, head: 0 * arrays[head], bias: np.full_like(arrays[bias], -10)})
+    np.savez(
+        tmp_path / "in.npz", **{**arrays, head: np.zeros_like(arrays[head]), bias: np.full_like(arrays[bias], -10)}
+    )
     model, _ = convert(tmp_path / "in.npz")
     assert type(model) is HfBiTModel
     export_jax(model, tmp_path / "back.npz")

@@ -463,7 +463,7 @@ def towers(folder):
         "classifier": tiny(drop_path_rate=0.1, position_interpolation="bicubic"),
         "encoder": randomize(HfViTModel(HfViTConfig(**TINY, image_size_history=[16]))),
         "pre-logits": randomize(HfViTModel(HfViTConfig(**TINY, representation_size=9))),
-        "siglip": randomize(HfViTModel(HfViTConfig(**OURS, pooling="map"))),
+        "siglip": randomize(HfViTModel(HfViTConfig(**OURS | {"num_labels": 2}, pooling="map"))),
         "bit": convert(folder / "bit")[0],
     }
     return {name: model.eval() for name, model in models.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForMaskedImageModeling
 
 import hf_vit
@@ -16,6 +17,7 @@ from hf_vit.hub.remote_code import code_of
 from hf_vit.loading import save_folder
 from hf_vit.prediction import predict
 
+from ..comparing import change_json
 from ..processes import ForkServer, finish, start
 from ..tiny_models import TINY, UNKNOWN_FIELDS, add_fields, load_model, save_tiny, tiny, tiny_bit
 
@@ -156,8 +158,7 @@ def test_only_code_that_auto_map_reaches_is_pushed(folder_with_code, tmp_path):
     assert code == {file.name for file in folder.glob("*.py")}
     (folder / "inference.py").write_text("PASSWORD = 1")
     assert {file.name for file in code_of(folder)} == code
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "../outside.Model"}}))
+    change_json(folder / "config.json", auto_map={"AutoModel": "../outside.Model"})
     (tmp_path / "outside.py").touch()
     (folder / "preprocessor_config.json").unlink()
     assert code_of(folder) == set()
@@ -167,17 +168,16 @@ def test_only_code_that_auto_map_reaches_is_pushed(folder_with_code, tmp_path):
 def test_untrusted_code_never_runs(without_hf_vit, tmp_path, has_hf_vit):
     mark, folder = tmp_path / "it ran", save_tiny(tmp_path / "folder")
     for name in ("config.json", "preprocessor_config.json"):
-        content = json.loads((folder / name).read_text())
         autos = ("AutoConfig", "AutoModel", "AutoModelForImageClassification", "AutoImageProcessor")
-        content["auto_map"] = {auto: "hostile.Model" for auto in autos}
-        (folder / name).write_text(json.dumps(content))
+        change_json(folder / name, auto_map=dict.fromkeys(autos, "hostile.Model"))
     autos = {"AutoProcessor": "hostile.Model", "AutoImageProcessor": "hostile.Model"}
     (folder / "processor_config.json").write_text(json.dumps({"auto_map": autos}))
     (folder / "hostile.py").write_text(textwrap.dedent(HOSTILE.format(mark=str(mark))))
     if has_hf_vit:
         model = hf_vit.HfViTForImageClassification.from_pretrained(folder)
         assert type(load_model(folder)) is type(model)
-        list(predict(folder, [_image(tmp_path)]))
+        Image.effect_noise((41, 33), 80).convert("RGB").save(tmp_path / "image.png")
+        list(predict(folder, [tmp_path / "image.png"]))
     else:
         code = """
             from transformers import AutoConfig, AutoImageProcessor, AutoModel
@@ -191,13 +191,6 @@ def test_untrusted_code_never_runs(without_hf_vit, tmp_path, has_hf_vit):
         """
         assert "trust_remote_code=True" in run_python(without_hf_vit, code, folder)
     assert not mark.exists()
-
-
-def _image(folder):
-    from PIL import Image
-
-    Image.effect_noise((41, 33), 80).convert("RGB").save(folder / "image.png")
-    return folder / "image.png"
 
 
 def test_a_folder_of_another_package_gets_no_code(tmp_path):

@@ -352,12 +352,6 @@ def test_a_processor_can_be_copied_and_pickled(pixels):
         assert torch.equal(process(pixels, other), process(pixels, processor))
 
 
-def test_arguments_of_a_call_override_settings(pixels):
-    processor = HfViTImageProcessor(size=(20, 36))
-    changed = HfViTImageProcessor(size=(48, 32), do_normalize=False)
-    torch.testing.assert_close(process(pixels, processor, size=(48, 32), do_normalize=False), process(pixels, changed))
-
-
 def test_pixel_values_are_computed_on_the_device(pixels):
     torch.testing.assert_close(process(pixels, device="cpu"), process(pixels))
     assert process(pixels, device="meta").device.type == "meta"

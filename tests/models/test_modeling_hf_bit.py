@@ -1,7 +1,5 @@
 """BiT ResNets: outputs compared with the goldens and a NumPy forward, loading, gradients and initialization."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +11,7 @@ from hf_vit.conversion import convert
 from hf_vit.loading import save_folder
 from hf_vit.models.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
 
+from ..comparing import change_json
 from ..paths import golden_runs
 from ..references import BIT_PARAMETERS, resnet
 from ..tiny_models import BIT_PIXELS, TINY_BIT, load_model, tiny_bit
@@ -174,8 +173,7 @@ def test_another_number_of_labels_gives_a_zero_head_and_other_mismatches_are_ref
     tiny_bit().save_pretrained(tmp_path)
     model = HfBiTForImageClassification.from_pretrained(tmp_path, num_labels=5)
     assert not model.classifier.weight.any()
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "depths": [1, 3]}))
+    change_json(tmp_path / "config.json", depths=[1, 3])
     with pytest.raises(ValueError, match=r"bit.resnet.stages.1.layers.2.conv1.weight"):
         HfBiTForImageClassification.from_pretrained(tmp_path)
 

@@ -7,7 +7,6 @@ from transformers import AutoModelForImageClassification
 
 from hf_vit.models.flexible_sizes import unpatchify
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor, patchify
-from hf_vit.models.modeling_hf_vit import HfViTModel
 
 from ..tiny_models import VARIANTS, tiny
 
@@ -155,29 +154,6 @@ def test_compiles_for_any_size(name):
     for size in ((2, 3, 20, 36), (2, 3, 24, 42), (3, 3, 32, 18)):
         pixel_values = torch.randn(size)
         torch.testing.assert_close(compiled(pixel_values).logits, model(pixel_values).logits, rtol=0, atol=1e-5)
-
-
-def test_empty_position_embeddings_are_refused():
-    model = tiny()
-    model.vit.embeddings.position_embeddings = torch.nn.Parameter(torch.empty(0))
-    with pytest.raises(ValueError, match=r"\(0,\)"):
-        model(torch.zeros(1, 3, 24, 48))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_mask_has_the_form_of_transformers(attention):
-    """The mask is (batch, tokens), class token first; hidden tokens do not change the others."""
-    model = tiny()
-    model.set_attn_implementation(attention)
-    pixel_values = torch.randn(1, 3, 20, 36)
-    mask = torch.ones(1, 31)
-    mask[:, 25:] = 0
-    changed = pixel_values.clone()
-    changed[:, :, 16:, :] = 9  # the last row of patches, tokens 25 to 30
-    expected = model(pixel_values, attention_mask=mask).logits
-    torch.testing.assert_close(model(changed, attention_mask=mask).logits, expected, rtol=0, atol=1e-5)
-    assert isinstance(model.vit, HfViTModel)
 
 
 @pytest.mark.parametrize("positions", ["cls", "learned2d", "every layer", "shared by layers", "relative"])

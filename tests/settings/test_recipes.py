@@ -12,22 +12,10 @@ ENOUGH = ["--dataset", "digits", "--model", "m", "--output_dir", "out", "--steps
 
 
 def test_command_line_values_have_the_type_of_their_field():
+    options = "--learning_rate 1e-3 --flip false --compile --crop_area 0.2,1 --eval_split none"
     settings = parse_settings(
         FinetuneSettings,
-        [
-            *ENOUGH,
-            "--learning_rate",
-            "1e-3",
-            "--flip",
-            "false",
-            "--compile",
-            "--crop_area",
-            "0.2,1",
-            "--freeze",
-            "first 2 layers, a.b",
-            "--eval_split",
-            "none",
-        ],
+        [*ENOUGH, *options.split(), "--freeze", "first 2 layers, a.b"],
     )
     assert settings.eval_split is None
     assert settings.learning_rate == 0.001
@@ -167,19 +155,8 @@ def test_recipe_that_is_no_mapping(tmp_path, text):
 
 
 def test_resolved_settings_are_a_recipe_again(tmp_path):
-    arguments = [
-        "--dataset",
-        "digits",
-        "--output_dir",
-        "o",
-        "--epochs",
-        "2",
-        "--variant",
-        "B/16",
-        "--optimizer",
-        "adamw",
-    ]
-    settings = parse_settings(PretrainSettings, arguments)
+    arguments = "--dataset digits --output_dir o --epochs 2 --variant B/16 --optimizer adamw"
+    settings = parse_settings(PretrainSettings, arguments.split())
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(dump(settings))
     assert parse_settings(PretrainSettings, ["--recipe", str(recipe)]) == settings
