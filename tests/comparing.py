@@ -11,7 +11,7 @@ from torch import nn
 def logits(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
     """What a classifier says of images, or what an encoder has in place of logits."""
     with torch.no_grad():
-        outputs = model(pixel_values)
+        outputs = model.eval()(pixel_values)
     return outputs.logits if "logits" in outputs else outputs.pooler_output
 
 

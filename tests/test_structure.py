@@ -108,27 +108,3 @@ def test_files_that_travel_to_the_hub(name):
             assert "." not in (node.module or ".")
     # transformers searches the text for imports, docstrings included
     assert "hf_vit." not in "\n".join(line for line in text.splitlines() if "import " in line)
-
-
-def layers() -> str:
-    """Return a line for each package, highest first, with its direct imports; indirect ones are left out."""
-    direct = {package: set() for package in map(package_of, FILES) if package != "__init__"}
-    for name in FILES:
-        found = {package_of(file) for module in imports_of(name) if (file := file_of(module)) is not None}
-        if package_of(name) in direct:
-            direct[package_of(name)] |= found - {package_of(name), "__init__"}
-
-    @cache
-    def below(package: str) -> frozenset[str]:
-        return frozenset(direct[package]).union(*map(below, direct[package]))
-
-    lines = []
-    for package in sorted(direct, key=lambda package: (-len(below(package)), package)):
-        indirect = set().union(*map(below, direct[package]))
-        lines.append(f"{package:14}{', '.join(sorted(direct[package] - indirect))}".rstrip())
-    return "\n".join(lines)
-
-
-def test_the_page_on_architecture_has_the_imports():
-    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert f"```text\n{layers()}\n```" in page

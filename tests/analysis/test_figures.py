@@ -140,10 +140,3 @@ def test_levels_show_every_seed_and_the_mean():
     assert [line.get_xdata().tolist() for line in points] == [*levels.values()]
     np.testing.assert_allclose([line.get_xdata()[0] for line in means], [np.mean(value) for value in levels.values()])
     assert [label.get_text() for label in axes.get_yticklabels()] == [*levels]
-
-
-def test_the_compute_of_small_runs_is_in_gigaflops(drawn):
-    axes, small = drawn["compute"].axes[0], drawn["compute of small runs"].axes[0]
-    assert (axes.get_xlabel(), small.get_xlabel()) == ("training compute [exaFLOPs]", "training compute [gigaFLOPs]")
-    for line, other in zip(axes.get_lines(), small.get_lines(), strict=True):
-        np.testing.assert_allclose(line.get_xydata(), other.get_xydata())

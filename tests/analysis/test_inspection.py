@@ -4,13 +4,11 @@ import base64
 import io
 import re
 import shutil
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageColor
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from hf_vit.analysis.inspection import visible_image
 from hf_vit.cli import main
@@ -20,6 +18,7 @@ from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 
+from ..html_pages import Page
 from ..tiny_models import tiny
 
 BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "chrome")
@@ -51,18 +50,9 @@ def report(tmp_path_factory):
     return root / "report"
 
 
-class Page(HTMLParser):
-    def __init__(self, html: str):
-        super().__init__()
-        self.tags, self.links, self.text = [], [], ""
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.links += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")]
-
-    def handle_data(self, data):
-        self.text += data
+def links_of(page: Page) -> list[str]:
+    names = ("src", "href", "srcset", "data", "action")
+    return [value for _, attributes in page.elements for name, value in attributes.items() if name in names]
 
 
 def test_the_folder_has_the_figures_and_the_report(report):
@@ -84,18 +74,22 @@ def test_the_page_is_complete_and_self_contained(report):
     html = (report / "report.html").read_text()
     page = Page(html)
     assert page.tags.count("img") == 9
-    assert len(page.links) == 2 * 9  # for the light and the dark color scheme
-    assert all(link.startswith("data:image/webp;base64,") for link in page.links)
+    assert len(links_of(page)) == 2 * 9  # for the light and the dark color scheme
+    assert all(link.startswith("data:image/webp;base64,") for link in links_of(page))
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     assert "url(" not in html
     assert "http" not in re.sub(r'http-equiv="Content-Security-Policy"|base64,[A-Za-z0-9+/=]+', "", html)
-    for words in ("a b.png", "<b>class</b> & ", "5 x 6 patches", "3 layers, 2 heads", "multiply-adds", "MiB"):
+    for words in (
+        "a b.png",
+        "broken.png",
+        "<b>class</b> & ",
+        "5 x 6 patches",
+        "3 layers, 2 heads",
+        "multiply-adds",
+        "MiB",
+    ):
         assert words in page.text
     assert "<b>" not in page.tags
-
-
-def test_an_unreadable_image_is_reported_in_the_page(report):
-    assert "broken.png" in Page((report / "report.html").read_text()).text
 
 
 def test_an_unreadable_image_is_reported_by_the_command(tmp_path, capsys):
@@ -159,15 +153,6 @@ def test_a_resnet_has_no_attention(tmp_path, capsys):
         assert words in text
 
 
-@pytest.mark.slow
-def test_another_image_size(tmp_path):
-    save(tmp_path / "tiny", tiny())
-    image = str(make_image(tmp_path / "image.png"))
-    command = ["inspect", str(tmp_path / "tiny"), "--image", image, "--image-size", "12x48"]
-    assert main([*command, "--output", str(tmp_path / "out")]) == 0
-    assert all(words in (tmp_path / "out" / "report.html").read_text() for words in ("12 x 48 pixels", "3 x 8"))
-
-
 def test_the_command_refuses_bad_folders_before_it_starts(tmp_path, capsys):
     (tmp_path / "out").mkdir()
     assert main(["inspect", "anything", "--output", str(tmp_path / "out")]) == 2
@@ -221,23 +206,9 @@ def test_pictures_have_the_background_of_each_color_scheme(report):
     page = Page((report / "report.html").read_text())
     schemes = [ImageColor.getrgb(page_color("paper", dark)) for dark in (False, True)]
     found = [0, 0]
-    for link in page.links:
+    for link in links_of(page):
         with Image.open(io.BytesIO(base64.b64decode(link.partition(",")[2]))) as picture:
             corner = np.array(picture.getpixel((0, 0)))
         for number, color in enumerate(schemes):
             found[number] += bool(abs(corner - color).max() <= 2)
     assert found == [9, 9]
-
-
-@pytest.mark.slow
-def test_a_folder_of_transformers_is_converted(tmp_path):
-    sizes = {"hidden_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 22}
-    config = ViTConfig(**sizes, image_size=20, patch_size=4, num_labels=5)
-    ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
-    ViTImageProcessor(size={"height": 20, "width": 20}).save_pretrained(tmp_path / "theirs")
-    image = make_image(tmp_path / "image.png")
-    command = ["inspect", tmp_path / "theirs", "--image", image, "--output", tmp_path / "report", "--image-size", "24"]
-    assert main([str(argument) for argument in command]) == 0
-    text = Page((tmp_path / "report" / "report.html").read_text()).text
-    assert "6 x 6" in text
-    assert "theirs" in text

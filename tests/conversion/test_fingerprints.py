@@ -216,7 +216,8 @@ def test_an_untrained_head_is_no_content(tmp_path):
 
 
 def test_a_changed_weight_of_a_folder(tmp_path):
-    model, processor = convert(*[export_and_path(tmp_path)], position_grid=(5, 6))
+    export_jax(tiny(), tmp_path / "model.npz")
+    model, processor = convert(tmp_path / "model.npz", position_grid=(5, 6))
     save_folder(tmp_path / "folder", model, processor)
     recorded = model.conversion_record["fingerprint"]
     assert fingerprint(tmp_path / "folder") == recorded
@@ -224,11 +225,6 @@ def test_a_changed_weight_of_a_folder(tmp_path):
     weights["classifier.bias"][0] += 1
     save_file(weights, tmp_path / "folder" / "model.safetensors", metadata={"format": "pt"})
     assert fingerprint(tmp_path / "folder") != recorded
-
-
-def export_and_path(tmp_path):
-    export_jax(tiny(), tmp_path / "model.npz")
-    return tmp_path / "model.npz"
 
 
 @pytest.mark.skipif(not NPZ.is_file(), reason="the real weights are not at hand")
@@ -243,9 +239,5 @@ def test_the_real_pair(tmp_path, capsys):
     assert main(["convert", str(NPZ), str(tmp_path / "folder")]) == 0
     model, _ = load(tmp_path / "folder")
     assert expected in (tmp_path / "folder" / "conversion.json").read_text()
-    assert fingerprint(tmp_path / "folder") == expected == model_fingerprint(model, tmp_path)
-
-
-def model_fingerprint(model, tmp_path):
     export(model, tmp_path / "theirs", "transformers")
-    return fingerprint(tmp_path / "theirs")
+    assert fingerprint(tmp_path / "folder") == fingerprint(tmp_path / "theirs") == expected

@@ -80,13 +80,6 @@ def test_models_with_and_without_a_pooler(tmp_path):
     assert_close(run(ours, PIXELS).pooler_output, output[:, 0])
 
 
-def test_a_bare_model_becomes_a_classifier_with_a_head_of_zeros(tmp_path):
-    their_model("ViTModel").save_pretrained(tmp_path)
-    load_model(tmp_path).save_pretrained(tmp_path / "ours")
-    ours = HfViTForImageClassification.from_pretrained(tmp_path / "ours", num_labels=5)
-    assert not run(ours, PIXELS).logits.any()
-
-
 def test_the_encoder_of_masked_image_models(tmp_path):
     theirs = their_model("ViTForMaskedImageModeling")
     theirs.save_pretrained(tmp_path / "simmim")

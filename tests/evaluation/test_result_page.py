@@ -4,7 +4,6 @@ import base64
 import csv
 import json
 import re
-from html.parser import HTMLParser
 from importlib.resources import files
 
 import numpy as np
@@ -20,6 +19,7 @@ from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training.reports import write_curve
 
+from ..html_pages import Page
 from ..processes import arguments, history
 from ..tiny_models import save_tiny
 
@@ -29,45 +29,15 @@ COLORS = {"<script>": (40, 180, 60), "blue": (40, 60, 190), "red": (190, 40, 50)
 SWAPPED = {"blue/red-1.png", "red/blue-0.png", "red/blue-2.png"}
 
 
-class Page(HTMLParser):
-    """The tables of a page as rows of cells, its elements, and its text."""
-
-    def __init__(self, html: str):
-        super().__init__()
-        self.tables, self.elements, self.texts, self.in_cell = [], [], [], False
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-        self.in_cell = tag in ("td", "th")
-
-    def handle_endtag(self, tag):
-        self.in_cell = False
-
-    def handle_data(self, data):
-        self.texts.append(data)
-        if self.in_cell:
-            self.tables[-1][-1][-1] += data.strip()
-
-    def table(self, *head: str) -> list[list[str]]:
-        """The rows below those headings."""
-        return next(rows[1:] for rows in self.tables if rows and rows[0][: len(head)] == list(head))
-
-    def sheets(self) -> list[list[str | None]]:
-        """The file names of the pictures of each contact sheet."""
-        found = [
-            attrs.get("alt") if tag == "img" else None
-            for tag, attrs in self.elements
-            if tag == "img" or attrs.get("class") == "sheet"
-        ]
-        starts = [place for place, file in enumerate(found) if file is None]
-        return [found[start + 1 : end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+def sheets(page: Page) -> list[list[str | None]]:
+    """The file names of the pictures of each contact sheet."""
+    found = [
+        attrs.get("alt") if tag == "img" else None
+        for tag, attrs in page.elements
+        if tag == "img" or attrs.get("class") == "sheet"
+    ]
+    starts = [place for place, file in enumerate(found) if file is None]
+    return [found[start + 1 : end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +79,13 @@ def test_swapped_labels_are_the_most_confident_mistakes(run):
     output, metrics = run
     html = (output / "report.html").read_text(encoding="utf-8")
     page = Page(html)
-    mistakes, least_sure = page.sheets()
+    mistakes, least_sure = sheets(page)
     assert {f"test/{file}" for file in SWAPPED} == set(mistakes[:3])
     rows = sorted(read_predictions(output), key=lambda row: float(row["probability"]))
     assert least_sure == [row["file"] for row in rows]
     assert f"{percent(metrics['accuracy'], 2)}" in page.texts
     assert "accuracy: 18 of 21 images" in html
-    assert "script" not in {tag for tag, _ in page.elements}
+    assert "script" not in page.tags
     assert any("<script>" in text for text in page.texts)
     assert len(html) < 1_000_000
     assert not re.search(r"""(src|href)=["'](?!data:)""", html)
@@ -158,8 +128,8 @@ def test_evaluation_writes_the_same_page(run, colors, tmp_path):
             theirs[name] for name in ("row", "file", "label", "prediction")
         ]
         assert float(mine["probability"]) == pytest.approx(float(theirs["probability"]), abs=1e-5)
-    sheets = [Page((folder / "report.html").read_text()).sheets() for folder in (tmp_path / "results", output)]
-    assert sheets[0][0] == sheets[1][0]
+    mine, theirs = (sheets(Page((folder / "report.html").read_text()))[0] for folder in (tmp_path / "results", output))
+    assert mine == theirs
 
 
 def test_many_classes_and_two_of_one_name(colors, tmp_path, monkeypatch):

@@ -280,9 +280,7 @@ def _refusal(number: int, error: BaseException) -> Outcome:
     sentence, kind = format_error(error), type(error).__name__
     if len(sentence) < 12 or " " not in sentence:
         return Outcome(number, "no sentence", "".join(traceback.format_exception(error))[-6_000:])
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = "" if "hf_vit" in Path(frame.filename).parts else f" [{Path(frame.filename).name}:{frame.lineno}]"
-    return Outcome(number, "refused", f"{kind}: {sentence}{place}")
+    return Outcome(number, "refused", f"{kind}: {sentence}")
 
 
 def _listing(folder: Path) -> set[str]:

@@ -188,15 +188,8 @@ def test_training_on_five_bands(bands, tmp_path, fresh_accelerator):
     config = HfViTConfig(**SIZES, image_size=16, patch_size=8)
     HfViTForImageClassification(config).save_pretrained(tmp_path / "model")
     HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "model")
-    settings = {
-        "steps": 40,
-        "warmup_steps": 4,
-        "eval_every": 40,
-        "batch_size": 24,
-        "optimizer": "adamw",
-        "learning_rate": 0.005,
-    }
-    settings |= {"num_workers": 0, "report_to": "none", "num_channels": 5}
+    settings = {"steps": 40, "warmup_steps": 4, "eval_every": 40, "batch_size": 24, "optimizer": "adamw"}
+    settings |= {"learning_rate": 0.005, "num_workers": 0, "report_to": "none", "num_channels": 5}
     metrics = hf_vit.finetune(tmp_path / "model", bands, tmp_path / "out", **settings)
     assert metrics["accuracy"] == 1.0
     assert len(json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())["image_std"]) == 5

@@ -24,6 +24,7 @@ from hf_vit.files.npz import NpzError, NpzReader
 from hf_vit.loading import load
 from hf_vit.models.image_reading import ImageReadingError, read_image
 
+from ..comparing import change_json
 from ..paths import GOLDENS
 from ..tiny_models import tiny
 
@@ -134,8 +135,7 @@ def test_an_old_pth_that_declares_more_than_it_holds_is_refused(tmp_path):
 def settings_of(folder, **changes):
     """Save a tiny model, with other settings in its config.json."""
     tiny().save_pretrained(folder)
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**settings, **changes}))
+    change_json(folder / "config.json", **changes)
     return folder
 
 
@@ -238,10 +238,3 @@ def test_a_pipe_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(ImageReadingError, match="regular file"):
         read_image(tmp_path / "pipe.png")
-
-
-def test_endlessly_nested_lists_are_refused():
-    images: list = []
-    images.append(images)
-    with pytest.raises(ValueError, match="16"):
-        HfViTImageProcessor()(images)

@@ -12,9 +12,6 @@ import torch
 from PIL import Image
 from transformers import (
     AutoImageProcessor,
-    ViTConfig,
-    ViTForImageClassification,
-    pipeline,
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -25,7 +22,6 @@ from hf_vit.models.image_reading import ImageReadingError
 from hf_vit.models.image_resizing import shortest_edge_size
 
 from ..paths import GOLDENS
-from ..tiny_models import SIZES
 
 TENSORFLOW_PIXELS = np.load(GOLDENS / "preprocess.npz")
 
@@ -327,14 +323,6 @@ def test_a_setting_is_changed_at_loading(tmp_path):
     assert unused == {"foo": 1}
 
 
-def test_settings_are_saved_and_loaded_as_json(tmp_path):
-    processor = HfViTImageProcessor(size=(20, 36))
-    processor.to_json_file(tmp_path / "processor.json")
-    assert HfViTImageProcessor.from_json_file(tmp_path / "processor.json").to_dict() == processor.to_dict()
-    assert json.loads(processor.to_json_string())["size"] == {"height": 20, "width": 36}
-    assert HfViTImageProcessor.from_dict(processor.to_dict(), size=42).size == {"height": 42, "width": 42}
-
-
 def test_processors_share_no_settings(pixels):
     first, second = HfViTImageProcessor(), HfViTImageProcessor()
     first.size["height"] = 999
@@ -365,13 +353,3 @@ def test_gradients_are_not_recorded(pixels):
     result = process(torch.from_numpy(pixels / 255).requires_grad_())
     assert not result.requires_grad
     torch.testing.assert_close(result, process(pixels))
-
-
-def test_works_in_a_pipeline(pixels, tmp_path):
-    model = ViTForImageClassification(ViTConfig(**SIZES, image_size=20, patch_size=10, num_labels=11)).eval()
-    processor = HfViTImageProcessor(size=20)
-    Image.fromarray(pixels).save(tmp_path / "picture.png")
-    answer = pipeline("image-classification", model=model, image_processor=processor)(str(tmp_path / "picture.png"))
-    with torch.no_grad():
-        scores = model(process(pixels, processor)).logits.softmax(-1)[0].sort(descending=True).values
-    assert [entry["score"] for entry in answer] == pytest.approx(scores[:5].tolist(), abs=1e-6)

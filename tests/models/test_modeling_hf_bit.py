@@ -126,20 +126,6 @@ def test_forward_equals_an_independent_one_in_float64(goldens, original, padding
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_shapes_of_the_outputs():
-    model = tiny_bit()
-    with torch.no_grad():
-        outputs = model(BIT_PIXELS, output_hidden_states=True)
-        features = model.bit(BIT_PIXELS)
-    assert [tuple(map_.shape) for map_ in outputs.hidden_states] == [(2, 32, 11, 16), (2, 128, 11, 16), (2, 256, 6, 8)]
-    assert features.last_hidden_state.shape == (2, 256, 6, 8)
-    assert features.pooler_output.shape == (2, 256)
-    assert outputs.logits.shape == (2, 7)
-    torch.testing.assert_close(features.pooler_output, features.last_hidden_state.mean((2, 3)))
-    with pytest.raises(ValueError, match="pixel_values"):
-        model(BIT_PIXELS[:, :1])
-
-
 def test_feature_maps_of_a_backbone(tmp_path):
     model = tiny_bit()
     model.save_pretrained(tmp_path)

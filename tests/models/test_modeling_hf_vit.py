@@ -12,7 +12,6 @@ import hf_vit
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel, HfViTPooler
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
-from hf_vit.models.pretrained import HfViTHead
 
 from ..comparing import assert_same_weights
 from ..tiny_models import SIZES, VARIANTS, images, randomize, tiny
@@ -168,17 +167,6 @@ def test_initialization_equals_the_original():
     assert projection.std() == pytest.approx((3 * 16 * 16) ** -0.5, rel=2e-2)  # lecun normal
     assert parameters["vit.pooler.dense.weight"].std() == pytest.approx(96**-0.5, rel=5e-2)
     assert parameters["vit.embeddings.position_embeddings"].std() == pytest.approx(0.02, rel=5e-2)
-
-
-def test_a_replaced_head_is_zero_when_it_is_initialized():
-    model = tiny()
-    model.classifier = HfViTHead(14, 5)
-    model._init_weights(model.classifier)
-    assert not model.classifier.weight.any()
-    assert not model.classifier.bias.any()
-    model.classifier = torch.nn.Linear(14, 5)  # not known to be a head: as any other layer
-    model._init_weights(model.classifier)
-    assert model.classifier.weight.any()
 
 
 def test_regional_compilation_of_accelerate():
