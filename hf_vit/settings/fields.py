@@ -160,13 +160,13 @@ class TrainingSettings(DataSettings):
         "cosine", "learning rate after the warm-up; wsd (warm-up, stable, decay): constant until the cooldown_steps"
     )
     warmup_steps: int | float = _schedule(
-        0, "optimizer steps of the linear warm-up from 0; below 1: a share of the run, rounded down", at_least=0
+        0, "optimizer steps of the linear warm-up from 0; below 1: a fraction of the run, rounded down", at_least=0
     )
     decay_steps: list[int] = _schedule(
         list, "staircase: steps at which the rate is divided by 10; linear, cosine, polynomial: the last decay step"
     )
     decay_factors: list[float] = _schedule(
-        list, "staircase: the rate after each of decay_steps, as a share of learning_rate, instead of the tenths"
+        list, "staircase: factor of learning_rate after each of decay_steps; by default 0.1, 0.01, ..."
     )
     decay_power: float = _schedule(2.0, "exponent of the polynomial schedule", above=0)
     timescale: float = _schedule(10_000, "rsqrt: steps after which the rate has fallen to 1 / sqrt(2)", above=0)
@@ -194,7 +194,7 @@ class TrainingSettings(DataSettings):
         "a resize of the shorter side; none: resize the whole image",
     )
     crop_area: list[float] = _augment(
-        lambda: [0.05, 1.0], "crop inception: smallest and largest share of the image's area", above=0, at_most=1
+        lambda: [0.05, 1.0], "crop inception: smallest and largest fraction of the image's area", above=0, at_most=1
     )
     resize: int | list[int] | None = _augment(
         None, "size before the crop; random: [height, width]; resmall: shorter side"
@@ -215,7 +215,9 @@ class TrainingSettings(DataSettings):
         "cpu",
         "where to decode JPEGs; cpu: in the data workers; device: on the GPU, with torchvision (levels may differ)",
     )
-    token_drop: float = _augment(0.0, "share of patches to drop (NaViT); needs preset native", at_least=0, at_most=0.95)
+    token_drop: float = _augment(
+        0.0, "fraction of patches to drop (NaViT); needs preset native", at_least=0, at_most=0.95
+    )
 
     task: Literal["auto", "single-label", "multi-label"] = _loss(
         AUTO, "labels of an image: one (single-label) or any number (multi-label); auto: as in the data"
@@ -226,7 +228,7 @@ class TrainingSettings(DataSettings):
     class_weights: Literal["none", "balanced"] = _loss(
         "none", "balanced: weight each class by the inverse of its frequency in the training split, 1 on average"
     )
-    label_smoothing: float = _loss(0.0, "share of the target that is spread over all classes", at_least=0, at_most=1)
+    label_smoothing: float = _loss(0.0, "fraction of the target that is spread over all classes", at_least=0, at_most=1)
     teacher: str | None = _loss(
         None, "knowledge distillation: model whose probabilities replace the labels; anything that `hf_vit.load` takes"
     )
@@ -254,12 +256,13 @@ class TrainingSettings(DataSettings):
     def mistakes(self) -> Mistakes:
         yield from super().mistakes()
         yield not self.print_config and not self.output_dir, "no folder for the result: set --output-dir"
-        lengths = f"steps is {self.steps} and epochs {self.epochs}"
-        yield (self.steps is None) == (self.epochs is None), f"{lengths}: set one of them, such as --epochs 10"
+        yield self.steps is None and self.epochs is None, "no length of the run: set --steps or --epochs"
+        both = f"steps ({self.steps}) and epochs ({self.epochs}) are both set: choose one"
+        yield self.steps is not None and self.epochs is not None, both
         balanced = self.class_sampling == self.class_weights == "balanced"
         yield balanced, "class_sampling and class_weights both balance the classes: choose one"
         is_share = self.warmup_steps < 1 or self.warmup_steps == int(self.warmup_steps)
-        yield not is_share, f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a share below 1"
+        yield not is_share, f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a fraction below 1"
         too_long = self.steps is not None and self.warmup_steps >= self.steps
         yield too_long, f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})"
         yield from self._mistakes_of_decay()
@@ -267,7 +270,7 @@ class TrainingSettings(DataSettings):
         needs_float32 = self.optimizer == "muon" or (self.optimizer == "sgd" and self.weight_decay)
         yield is_compact and needs_float32, "momentum_dtype must be float32 for muon, and for sgd with weight_decay"
         area = self.crop_area
-        yield len(area) != 2 or area[0] > area[-1], f"crop_area is {area}; it must be two shares, as 0.05,1"
+        yield len(area) != 2 or area[0] > area[-1], f"crop_area is {area}; it must be two fractions, such as 0.05,1"
         resizes_first = self.crop in ("random", "resmall")
         yield resizes_first and self.resize is None, f"crop {self.crop} needs resize, the size before the crop"
         yield resizes_first and self.reduced_decoding, f"reduced_decoding does not work with crop {self.crop}"
@@ -377,9 +380,13 @@ class PretrainSettings(TrainingSettings):
     variant: str | None = _model(None, "architecture, such as B/16 or R50x1; config changes single fields of it")
     config: dict[str, Any] = _model(dict, "fields of HfViTConfig or HfBiTConfig, as a YAML table")
     head: Literal["linear", "mlp"] = _model("linear", "head; mlp has a tanh layer before the linear one")
-    corruption: float = _masked(0.5, "share of patches to corrupt", at_least=0, at_most=1)
-    mask_share: float = _masked(0.8, "share of corrupted patches that become the mask token", at_least=0, at_most=1)
-    random_patch_share: float = _masked(0.1, "share of corrupted patches replaced by another", at_least=0, at_most=1)
+    corruption: float = _masked(0.5, "fraction of patches to corrupt", at_least=0, at_most=1)
+    mask_share: float = _masked(
+        0.8, "fraction of corrupted patches to replace by the mask token", at_least=0, at_most=1
+    )
+    random_patch_share: float = _masked(
+        0.1, "fraction of corrupted patches to replace by another patch", at_least=0, at_most=1
+    )
     target: Literal["mean_color", "downsized", "pixels"] = _masked("mean_color", "property of a patch to predict")
 
     def mistakes(self) -> Mistakes:
@@ -442,7 +449,7 @@ class EvaluateSettings(DataSettings):
     probe_l2: list[float] = _protocol(
         lambda: [10.0**power for power in range(-6, 2)], "linear_probe: L2 regularizations to choose from", above=0
     )
-    held_out: float = _protocol(0.2, "linear_probe: share of images to choose probe_l2 on", above=0, at_most=0.9)
+    held_out: float = _protocol(0.2, "linear_probe: fraction of images for choosing probe_l2", above=0, at_most=0.9)
     neighbors: list[int] = _protocol(lambda: [10, 20], "knn: number of neighbors that vote", above=0)
     temperature: float = _protocol(0.07, "knn: temperature of the neighbors' votes", above=0)
 
