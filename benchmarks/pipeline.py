@@ -34,7 +34,7 @@ _OURS = ("hf_vit", "hf_vit openvino")
 _PEERS = ("transformers", "timm", "timm, workers", "OpenVINO", "OpenVINO, asynchronous")
 CONTESTANTS = ("hf_vit", "hf_vit, one after another", "hf_vit openvino", *_PEERS)
 LINES = ("Ti/16 float32", "Ti/16 bfloat16", "S/16 float32")
-_LEAST_AGREEMENT = 0.85
+_MIN_AGREEMENT = 0.85
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}  # OpenVINO's names
 _Contestant = Callable[[], list[int]]  # returns the top class of every file
 
@@ -129,7 +129,7 @@ def time_line(options: argparse.Namespace) -> dict:
     answers = {name: contestant() for name, contestant in ready.items()}
     first = next(iter(answers.values()))
     agreement = {name: sum(map(int.__eq__, classes, first)) / len(files) for name, classes in answers.items()}
-    if options.lines[0].startswith("Ti/16") and min(agreement.values()) < _LEAST_AGREEMENT:
+    if options.lines[0].startswith("Ti/16") and min(agreement.values()) < _MIN_AGREEMENT:
         common.report_progress(f"the classes of the contestants differ too often for equal weights: {agreement}")
     turns = common.take_turns(ready, options.seconds, options.least, warm_up=1)
     sizes = [len(Path(file).read_bytes()) for file in files]

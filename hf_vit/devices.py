@@ -80,7 +80,7 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
 
 
 def _set_algorithms(settings: DataSettings) -> None:
-    """Choose torch's algorithms as the settings say, for the whole process."""
+    """Set torch's algorithms for the whole process, according to the settings."""
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)

@@ -69,7 +69,7 @@ def run_protocol(settings: EvaluateSettings) -> dict[str, Any]:
 
 
 def summarize(metrics: Mapping[str, Any]) -> str:
-    """Return metrics as lines of a name and a value; accuracies are in percent."""
+    """Format metrics as lines with a name and a value; accuracies are in percent."""
     rows = list(_rows(metrics, ""))
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows)

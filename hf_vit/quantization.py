@@ -5,8 +5,8 @@ Linear layers and the patch embedding multiply 8-bit numbers. Weights have a sca
 program). Attention, norms and sums stay in float32.
 
 A layer stays in float32 if its largest input is more than 20 times the root mean square: of 256 steps up to this value,
-fewer than 13 would be left for usual inputs. Vision Transformers have a few such layers, second ones of an MLP, with
-outliers in one or two tokens. Quantizing only these changes one prediction in ten of a ViT-Ti/16.
+fewer than 13 would be left for usual inputs. Vision Transformers have a few such layers, the second layers of some
+MLPs, with outliers in one or two tokens. Quantizing these layers alone changes one in ten predictions of a ViT-Ti/16.
 
 Weights use half of the range of 8 bits. CPUs without VNNI add two products in 16 bits: with the whole range these
 saturate, and 12 of 100 predictions of a ViT-Ti/16 differ from float32 instead of 3.
@@ -43,12 +43,12 @@ from .models.modeling_hf_vit import HfViTForImageClassification
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
 from .models.utils import as_pair
 
-LEAST_IMAGES, MOST_IMAGES = 16, 400
+MIN_IMAGES, MAX_IMAGES = 16, 400
 _HELD_OUT = 4  # every fourth image is held out: it measures and does not calibrate
 _OUTLIER = 20  # times the root mean square of a layer's inputs
 _BATCH_SIZE = 8
 _ROUNDS = 15
-_MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Gather", "Slice", "StridedSlice")  # keep values
+_MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Gather", "Slice", "StridedSlice")  # do not change values
 
 
 def quantize(
@@ -143,12 +143,12 @@ def _choose_images(paths: Sequence[str | os.PathLike]) -> list[Path]:
         if not path.exists():
             raise FileNotFoundError(f"no such file or folder: {path}")
         files += images_below(path) if path.is_dir() else [path]
-    if len(files) < LEAST_IMAGES:
+    if len(files) < MIN_IMAGES:
         raise ValueError(
-            f"cannot calibrate with {len(files)} images (expected at least {LEAST_IMAGES}, preferably 300, typical of "
+            f"cannot calibrate with {len(files)} images (expected at least {MIN_IMAGES}, preferably 300, typical of "
             "the model's use)"
         )
-    chosen = np.linspace(0, len(files) - 1, min(len(files), MOST_IMAGES)).round().astype(int)
+    chosen = np.linspace(0, len(files) - 1, min(len(files), MAX_IMAGES)).round().astype(int)
     return [files[index] for index in chosen]
 
 

@@ -28,7 +28,7 @@ def attention_distance(
     Args:
         model: any model of this package.
         pixel_values: (images, channels, height, width), or an iterable of such batches, of processor outputs or of
-            (pixel_values, labels). Memory holds the attentions of one layer for one batch, for any number of images.
+            (pixel_values, labels). Only one layer's attentions of one batch are in memory at a time.
         renormalize: divide by the attention to patches, which makes it a weighted mean in the strict sense.
         batch_size: images of a forward; None: as many as keep a layer's attentions below 32 MiB.
         progress: show a progress bar.

@@ -99,9 +99,9 @@ def _unpatchify(source: Mapping, config: HfViTConfig) -> torch.Tensor:
 def collect_attentions(
     encoder: Any, images: torch.Tensor, reduce: Callable[[torch.Tensor], Reduced]
 ) -> tuple[list[Reduced], torch.Tensor | None]:
-    """Run the encoder without dropout, and reduce the attentions of each layer as soon as they are computed.
+    """Run the encoder without dropout, and reduce the attentions of each layer when they are computed.
 
-    Memory holds the attentions of one layer at a time. It works with any attention implementation.
+    Only one layer's attentions are in memory at a time. Any attention implementation is supported.
 
     Args:
         reduce: function of attentions (images, heads, tokens, tokens) in float32 at least.

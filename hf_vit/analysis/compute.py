@@ -64,8 +64,8 @@ class Compute(NamedTuple):
     """Parameters, operations and memory of a model at one image size.
 
     parts: parts of a whole forward with every token through every layer, as counted in the paper.
-    logits_multiply_adds: operations that the logits need, and that a classifier computes, in training too: with a
-        class token, the last layer computes no other token's output.
+    logits_multiply_adds: operations of a classifier, also in training: with a class token, the last layer computes no
+        other token's output.
     activation_bytes: memory of the activations of one image for the backward pass, in float32 without dropout.
     """
 

@@ -20,11 +20,11 @@ _HEADS, _MEAN = "#4878a8", "#c44e2b"
 _FAMILIES = {"ViT": ("#2a6f97", "o"), "Hybrid": ("#2f9e6e", "D"), "ResNet": ("#8a8f98", "s")}
 _OTHERS = ("#c44e2b", "#7b4fa3", "#b8860b", "#d0648a")
 _LINES = ("#2a6f97", "#c44e2b", "#2f9e6e", "#7b4fa3", "#b8860b", "#d0648a")
-_MOST_TICKS = 7
+_MAX_TICKS = 7
 _SHORT_NAME = 14  # characters
 _SIDES = ((5, 4), (5, -4), (-5, 4), (-5, -4))  # offsets of a point's name, in points
 _CLIPPED = 98  # percentile where the scale of an overlay ends
-MOST_TILES = 7  # position maps in a row or column, as in the paper
+MAX_TILES = 7  # position maps in a row or column, as in the paper
 
 
 def plot_attention_rollout(image: np.ndarray, attention: np.ndarray, name: str = "Attention rollout") -> "Figure":
@@ -105,8 +105,8 @@ def plot_position_similarity(similarity: np.ndarray) -> "Figure":
         similarity: (rows, columns, rows, columns), from `position_similarity`. Of a large grid, only some patches are
             drawn.
     """
-    rows, columns = (  # at most MOST_TILES each, evenly spaced
-        np.unique(np.linspace(0, size - 1, min(size, MOST_TILES)).round().astype(int)) for size in similarity.shape[:2]
+    rows, columns = (  # at most MAX_TILES each, evenly spaced
+        np.unique(np.linspace(0, size - 1, min(size, MAX_TILES)).round().astype(int)) for size in similarity.shape[:2]
     )
     tile = 0.72
     aspect = similarity.shape[1] / similarity.shape[0]
@@ -227,7 +227,7 @@ def _logarithmic_x(axes, values: Sequence[float]) -> None:
     places = sorted(set(values))
     _name_ticks(axes.xaxis, places)
     nearest = min((high / low for low, high in pairwise(places)), default=1)
-    if nearest > (places[-1] / places[0]) ** (1 / _MOST_TICKS) * 0.999:
+    if nearest > (places[-1] / places[0]) ** (1 / _MAX_TICKS) * 0.999:
         axes.set_xticks(places)
         axes.set_xticks([], minor=True)
 

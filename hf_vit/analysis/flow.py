@@ -9,8 +9,8 @@ from tqdm import tqdm
 from .attention import join, layer_mixing
 from .attention_hooks import Images, check_finite
 
-_UNIT = 2**24  # integer capacity that stands for an attention of 1, since the solver takes integers
-_MOST_WORK = 3e9  # layers x tokens ** 2 x patches of an image: minutes
+_UNIT = 2**24  # capacity of an attention of 1; the solver needs integers
+_MAX_WORK = 3e9  # layers x tokens ** 2 x patches of an image: minutes
 
 
 def attention_flow(
@@ -43,10 +43,10 @@ def attention_flow(
     for mixing, weights, grid in layer_mixing(model, pixel_values, identity, batch_size, False):
         patches = grid[0] * grid[1]
         work = len(mixing) * weights.shape[1] ** 2 * patches
-        if work > _MOST_WORK:
+        if work > _MAX_WORK:
             raise ValueError(
                 f"cannot compute attention flow: {len(mixing)} layers of {weights.shape[1]} tokens to {patches} "
-                f"patches take {work:.1e} steps (expected at most {_MOST_WORK:.0e}); use a smaller image, or "
+                f"patches take {work:.1e} steps (expected at most {_MAX_WORK:.0e}); use a smaller image, or "
                 "attention_rollout"
             )
         for image in range(len(weights)):
@@ -60,8 +60,8 @@ def attention_flow(
 def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches: Collection[int]) -> np.ndarray:
     """Compute the maximum flow to each patch.
 
-    Nodes are a source, the tokens at the depths from the last to the first layer's output, and a sink, which stands
-    for one patch. Between patches, only the capacities into the sink change: the patch's column of the first layer.
+    Nodes are a source, the tokens at the depths from the last to the first layer's output, and a sink, which is one
+    patch. For each patch, only the capacities into the sink change: the patch's column of the first layer.
 
     Args:
         weights: (tokens,), capacities from the source to the tokens of the last depth.

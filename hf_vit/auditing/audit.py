@@ -153,7 +153,7 @@ def open_audited(settings: AuditSettings) -> dict[tuple[str, str], Split]:
 
 
 def training_images(settings: AuditSettings) -> AuditSettings:
-    """Return the settings of the other data set, whose labels do not matter."""
+    """Return the settings of the other data set, whose labels are not used."""
     labels = dict.fromkeys(("label_column", "label_names", "num_labels"))
     return replace(settings, dataset=settings.train, dataset_config=None, exclude=None, relabel=None, **labels)
 
@@ -193,7 +193,7 @@ def find_issues(
 
 
 def find_repeated(images: Sequence[AuditedImage], measures: list[Measures], features: torch.Tensor) -> list[Issue]:
-    """Return the leaks, and the exact and near duplicates within a split; the copy with the most pixels is no issue."""
+    """Return leaks, and exact and near duplicates within a split; the copy with the most pixels is not an issue."""
     pairs = find_near_duplicates(features, torch.from_numpy(np.stack([one.picture for one in measures])))
     by_digest: dict[str, int] = {}
     for row, one in enumerate(measures):

@@ -11,15 +11,15 @@ import torch
 from torch.nn import functional as F
 
 SIDE = 64  # pixels of the gray pictures that are compared
-_COARSE = 12  # pixels of those that find the window
-_SMALLEST = 8  # of these, the smallest side of a window: two thirds of the image
+_COARSE = 12  # pixels of the pictures in which the window is searched
+_MIN_WINDOW = 8  # of these pixels, the smallest side of a window: two thirds of the image
 _PLAUSIBLE = 0.85  # correlation in the coarse window above which a pair is registered
 _NEIGHBORS, _SIMILAR = 10, 3  # candidates of an image by its features, and by each of the two pictures
-_STEPS = 12  # of the registration
-_SAMPLE, _FEWEST = 400, 100  # pairs that show how well different images of this data set correlate
-_LEVELS = 0.9  # correlation of the levels of duplicates, at least
-_LOWEST, _HIGHEST = 0.78, 0.97  # correlation of the gradients from which two images are duplicates
-_DEVIATIONS = 8  # it is at least so far above that of different images
+_STEPS = 12  # iterations of the registration
+_SAMPLE, _MIN_PAIRS = 400, 100  # pairs that show how well different images of this data set correlate
+_LEVELS = 0.9  # smallest correlation of the levels of duplicates
+_MIN_THRESHOLD, _MAX_THRESHOLD = 0.78, 0.97  # bounds of the smallest correlation of the gradients of duplicates
+_DEVIATIONS = 8  # its distance from the correlation of different images, in standard deviations
 _RELATED = 0.5  # smallest cosine of the features of duplicates
 _PAIRS_AT_ONCE = 256
 _ROWS_AT_ONCE = 1024
@@ -28,8 +28,8 @@ _ROWS_AT_ONCE = 1024
 def find_near_duplicates(features: torch.Tensor, pictures: torch.Tensor) -> dict[tuple[int, int], float]:
     """Return pairs of rows that show the same picture, the smaller row first, with their correlations.
 
-    The correlation of the gradients from which they count depends on the data: eight deviations above that of different
-    images, as handwritten digits resemble each other more than photographs.
+    The threshold on the correlation of the gradients depends on the data, because handwritten digits resemble each
+    other more than photographs: it is eight standard deviations above the correlation of different images.
 
     Args:
         features: (images, features)
@@ -37,12 +37,12 @@ def find_near_duplicates(features: torch.Tensor, pictures: torch.Tensor) -> dict
     """
     pairs = find_candidates(features, pictures)
     scores, edges = _compare(pictures, pairs)
-    threshold = _LOWEST
-    if len(pairs) >= _FEWEST:
+    threshold = _MIN_THRESHOLD
+    if len(pairs) >= _MIN_PAIRS:
         chosen = torch.from_numpy(np.random.default_rng(0).permutation(len(pairs))[:_SAMPLE])
         z = _compare(pictures, pairs[chosen], -1)[1].clamp(-0.999, 0.999).atanh()  # Fisher's transformation
         deviation = 1.4826 * (z - z.median()).abs().median()
-        threshold = float((z.median() + _DEVIATIONS * deviation).tanh().clamp(_LOWEST, _HIGHEST))
+        threshold = float((z.median() + _DEVIATIONS * deviation).tanh().clamp(_MIN_THRESHOLD, _MAX_THRESHOLD))
     cosines = F.cosine_similarity(features[pairs[:, 0]], features[pairs[:, 1]])
     found = ((scores >= _LEVELS) & (edges >= threshold) & (cosines >= _RELATED)).nonzero().flatten()
     return {
@@ -111,7 +111,7 @@ def _find_window(whole: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor,
     small = F.adaptive_avg_pool2d(whole[:, None], _COARSE).squeeze(1)
     best, mirror = torch.full((pairs,), -torch.inf), torch.zeros(pairs, dtype=torch.bool)
     window = torch.zeros(pairs, 4)
-    sizes = range(_SMALLEST, _COARSE + 1)
+    sizes = range(_MIN_WINDOW, _COARSE + 1)
     for height, width in ((height, width) for height in sizes for width in sizes):
         template = _standardize(F.interpolate(part[:, None], (height, width), mode="area").squeeze(1))
         mean, square = (F.avg_pool2d(values[:, None], (height, width), 1) for values in (small, small.square()))

@@ -1,4 +1,4 @@
-"""Measures of single images, from one reading of each file, and the images that stand out by them."""
+"""Quality measures of images, from one reading of each file, and the images with poor values."""
 
 import hashlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from ..data.splits import Split
 from ..models.image_reading import ImageReadingError, is_npy, read_image, read_size
 from .duplicates import SIDE
 
-_LONGEST = 256  # pixels of the longer side at which sharpness is measured
+_LONGER_SIDE = 256  # pixels of the longer side at which sharpness is measured
 _DARK = 0.32  # brightness of the lightest hundredth of a dark image, as in cleanvision
 _BLURRED = 0.25  # sharpness of a blurred image, as a share of the median
 _TINY = 0.25  # shorter side of a tiny image, as a share of the median
@@ -60,11 +60,13 @@ def measure_split(split: Split, num_channels: int, num_threads: int) -> Iterator
 def measure(content: bytes, num_channels: int = 3) -> Measures:
     """Measure the image of a file's content; with other channels than color, their mean is the gray level."""
     gray_from = 1 if num_channels == 3 else num_channels
-    levels = read_image(content, gray_from, reduce_to=lambda height, width: (_LONGEST, _LONGEST)).float().mean(dim=0)
+    levels = (
+        read_image(content, gray_from, reduce_to=lambda height, width: (_LONGER_SIDE, _LONGER_SIDE)).float().mean(dim=0)
+    )
     height, width = levels.shape if is_npy(content) else read_size(content)
     image = Image.fromarray(levels.byte().numpy())
     picture = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
-    image.thumbnail((_LONGEST, _LONGEST), Image.Resampling.BOX)
+    image.thumbnail((_LONGER_SIDE, _LONGER_SIDE), Image.Resampling.BOX)
     gray = np.asarray(image, np.float32)
     padded = np.pad(gray, 1, "edge")
     laplacian = 4 * gray - padded[:-2, 1:-1] - padded[2:, 1:-1] - padded[1:-1, :-2] - padded[1:-1, 2:]

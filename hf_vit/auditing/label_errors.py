@@ -1,8 +1,9 @@
-"""Probable label errors: images whose class a linear probe on frozen features predicts otherwise, with confidence.
+"""Probable label errors: images for which a linear probe on frozen features confidently predicts another class.
 
-The probabilities are out of sample, as in confident learning (Northcutt et al., arXiv 1911.00068): cross-validation, so
-that no probe has seen the label that it judges. Three partitions into folds are averaged. An image is a probable error
-if another class is at least twice as probable as its own. docs/clean_data.md compares this rule with cleanlab's.
+The probabilities are out of sample, as in confident learning (Northcutt et al., arXiv 1911.00068): cross-validation
+predicts each image with a probe that was not trained on it. Three partitions into folds are averaged. An image is a
+probable error if another class is at least twice as probable as its label. docs/clean_data.md compares this rule with
+cleanlab's.
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ _RATIO = 0.5  # largest ratio of the label's probability to the best class's at 
 def find_label_errors(features: torch.Tensor, labels: torch.Tensor, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Find images whose label is probably wrong.
 
-    The only image of a class is not among them: nothing is known about its class.
+    The only image of a class is never one of them, because a probe without it cannot predict its class.
 
     Args:
         features: (images, features)

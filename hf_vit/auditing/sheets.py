@@ -32,7 +32,7 @@ KINDS = {
 _SHOWN = 24  # issues on a contact sheet
 _TILE, _GAP, _LINE = 144, 12, 16  # pixels of an image, between two, and of a line of text
 _COLUMNS = 6  # images in a row
-_LONGEST = 24  # characters of a line
+_MAX_LENGTH = 24  # characters of a line
 
 
 def write_pages(output: Path, issues: Sequence[Issue], files: Mapping[str, dict[str, Any]], dataset: str) -> str:
@@ -94,6 +94,6 @@ def _thumbnail(file: dict[str, Any]) -> Image.Image:
 
 
 def _shorten(text: str, keep_end: bool = False) -> str:
-    if len(text) <= _LONGEST:
+    if len(text) <= _MAX_LENGTH:
         return text
-    return "…" + text[1 - _LONGEST :] if keep_end else text[: _LONGEST - 1] + "…"
+    return "…" + text[1 - _MAX_LENGTH :] if keep_end else text[: _MAX_LENGTH - 1] + "…"

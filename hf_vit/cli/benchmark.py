@@ -19,7 +19,7 @@ _TIMED = {  # name in the table: backend and dtype of `hf_vit.load`
     "ONNX Runtime": ("onnxruntime", "float32"),
     "int8": ("int8", "float32"),
 }
-_LEAST_ROUNDS = 5
+_MIN_ROUNDS = 5
 
 
 def benchmark(
@@ -97,10 +97,10 @@ def _forward(model: Any, pixel_values: Any) -> Callable[[], Any]:
 
 
 def _take_turns(forwards: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Return the duration of every call, in seconds; at least `_LEAST_ROUNDS` of each."""
+    """Return the duration of every call, in seconds; at least `_MIN_ROUNDS` of each."""
     times = {name: [] for name in forwards}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times["PyTorch"]) < _LEAST_ROUNDS:
+    while time.perf_counter() < end or len(times["PyTorch"]) < _MIN_ROUNDS:
         for name, forward in forwards.items():
             start = time.perf_counter()
             forward()

@@ -39,7 +39,7 @@ _TASKS: dict[str, tuple[str | Callable[..., None], ...]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status, 2 after an error, which is one sentence on standard error."""
+    """Run one command and return its exit status; an error is one sentence on standard error, with status 2."""
     given = list(sys.argv[1:] if argv is None else argv)
     name = given[0] if given else ""
     try:

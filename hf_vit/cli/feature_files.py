@@ -14,13 +14,13 @@ from ..files.predictions import Table
 
 SUFFIXES = (".parquet", ".npz", ".csv")
 _KEY = b"hf_vit"  # key in the metadata of a parquet file
-_ROWS = 8192  # rows that are read at once, and of a row group
+_ROWS = 8192  # rows of a row group, and of a chunk that is read
 Write = Callable[[list[str], np.ndarray], None]
 
 
 @contextmanager
 def new_features(path: Path, about: dict[str, Any], overwrite: bool) -> Iterator[Write]:
-    """Return a function that writes batches of names and features to a file; the file appears at the end, complete.
+    """Yield a function that writes batches of names and features to a file, which appears only when it is complete.
 
     Args:
         path: file to write; the suffix sets its format, one of `SUFFIXES`.
@@ -42,10 +42,10 @@ def new_features(path: Path, about: dict[str, Any], overwrite: bool) -> Iterator
             names.clear()
             batches.clear()
 
-        def write(its_names: list[str], features: np.ndarray) -> None:
-            names.extend(its_names)
+        def write(new_names: list[str], features: np.ndarray) -> None:
+            names.extend(new_names)
             batches.append(features)
-            if len(names) >= _ROWS and suffix != ".npz":  # whose features are all in memory, also when it is read
+            if len(names) >= _ROWS and suffix != ".npz":  # an .npz is written and read as a whole
                 flush()
 
         yield write

@@ -39,8 +39,8 @@ Backend = Annotated[
 
 class _Entry(NamedTuple):
     name: str
-    rows: Any = None  # for a row of a data set: the data set
-    number: int = 0  # and the number of the row
+    rows: Any = None  # the data set, for an image in a data set
+    number: int = 0  # row in the data set
 
 
 class ImageList(Sequence[Any]):
@@ -82,7 +82,7 @@ def find_images(
         paths = [path] if os.path.exists(path) else sorted(glob(path, recursive=True)) if has_magic(path) else []
         missing += [] if paths else [argument]
         found = [entry for path in paths for entry in _entries_at(Path(path), column)]
-        entries += {entry.name: entry for entry in found}.values()  # `**` finds a folder, and what is in it
+        entries += {entry.name: entry for entry in found}.values()  # `**` matches both a folder and its files
     if missing:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
     if dataset:
@@ -183,9 +183,8 @@ def load_on(
     """Load a model on a device, and its image processor.
 
     Args:
-        device: a device of torch, or "auto": the accelerator, except for a backend and an int8 program, which compute
-            on the CPU.
-        encoder_alone: use the backend for the encoder only, because the head is not needed.
+        device: a device of torch, or "auto": the accelerator, or the CPU for a backend that runs only there.
+        encoder_alone: return the encoder without the head.
         options: more arguments of `hf_vit.load`.
 
     Raises:

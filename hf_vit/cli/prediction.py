@@ -99,7 +99,7 @@ def predict(
 
 @contextmanager
 def _opened(path: Path | None, overwrite: bool) -> Iterator[TextIO]:
-    """Open a file that appears at the end, complete; without a path, standard output."""
+    """Open a file that appears only when it is complete; without a path, standard output."""
     if path is None:
         yield sys.stdout
         return

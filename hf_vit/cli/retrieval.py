@@ -25,7 +25,7 @@ from .image_list import (
 
 _PICTURES = (".png", ".jpg", ".pdf", ".svg")
 _PROCESSOR = "preprocessor_config.json"
-_ROWS_PER_GROUP = 4  # rows that are searched for each group of near duplicates
+_ROWS_PER_GROUP = 4  # rows to search for per group of near duplicates
 
 
 def embed(
@@ -175,7 +175,7 @@ def search(
 
 
 def _find_duplicates(stored: Any, rows: list[int]) -> dict[int, set[int]]:
-    """Return for each row the rows that show the same picture, of those whose images can still be read."""
+    """Return the near duplicates of each row; rows whose images can no longer be read have none."""
     import numpy as np
     import torch
     from PIL import Image
@@ -203,7 +203,7 @@ def _find_duplicates(stored: Any, rows: list[int]) -> dict[int, set[int]]:
 
 
 def _join_duplicates(rows: list[int], cosines: list[float], same: dict[int, set[int]]) -> list[tuple[list[int], float]]:
-    """Return the results of a query as groups of rows, the most similar first, each with its highest cosine."""
+    """Group the results of a query by near duplicates; return (rows, highest cosine), the most similar group first."""
     groups: list[tuple[list[int], float]] = []
     for row, cosine in zip(rows, cosines, strict=True):
         joined = next((group for group, _ in groups if same.get(row, set()) & set(group)), None)

@@ -1,9 +1,10 @@
-"""Calibrated probabilities, prediction sets with a guaranteed coverage, and "none of the classes".
+"""Calibrated probabilities, prediction sets with a guaranteed coverage, and rejection of images of no class.
 
-Temperature scaling: Guo et al., "On calibration of modern neural networks", arXiv 1706.04599. Prediction sets: split
-conformal prediction with the label's probability as its score, Angelopoulos and Bates, arXiv 2107.07511, section 1.
-None of the classes: the largest logit is too far below those of the class's own images; Vaze et al., "Open-set
-recognition: a good closed-set classifier is all you need", arXiv 2110.06207, judge images by the largest logit.
+* Temperature scaling: Guo et al., "On calibration of modern neural networks", arXiv 1706.04599.
+* Prediction sets: split conformal prediction with the label's probability as its score, Angelopoulos and Bates, arXiv
+  2107.07511, section 1.
+* Rejection: the score is the largest logit, as in Vaze et al., "Open-set recognition: a good closed-set classifier is
+  all you need", arXiv 2110.06207. An image is rejected if it is too far below the logits of the class's own images.
 """
 
 import os
@@ -30,7 +31,7 @@ from .result_page import reliability
 
 COVERAGES = (0.8, 0.9, 0.95, 0.99)
 REJECTED = 0.05  # share of the images of known classes that may be rejected
-_FEWEST = 20  # images; with fewer, coverage cannot be guaranteed
+_MIN_IMAGES = 20  # images; with fewer, coverage cannot be guaranteed
 _STEPS = 50  # of Newton's method, which needs about 5
 
 
@@ -44,9 +45,9 @@ def calibrate(
     """Calibrate a classifier on images that it was not trained on, and save it.
 
     The head's weights and biases are divided by the temperature, so that every program that loads or exports the model
-    has calibrated probabilities. The configuration states it (`temperature`), and for each
-    coverage the probability from which on a class belongs to the predicted set (`coverage_thresholds`), and for each
-    class the logit below which an image shows none of the classes (`rejection_thresholds`).
+    has calibrated probabilities. The configuration has the temperature (`temperature`), the smallest probability of a
+    class in a prediction set for each coverage (`coverage_thresholds`), and the smallest logit of an image that is not
+    rejected for each class (`rejection_thresholds`).
 
     Args:
         model: name on the Hub, or a folder.
@@ -54,11 +55,10 @@ def calibrate(
         output_dir: folder of the calibrated model, with calibration.json.
 
     Returns:
-        "temperature"; "expected_calibration_error" "before" and "after"; "coverage": for each coverage its "threshold",
-        and the share of images whose set holds their label ("measured") with the mean number of "classes" in a set;
-        "rejection": the share of images of the model's classes that are to be rejected ("asked"), and that are
-        ("measured").
-        Errors and shares are measured on half of the images, with values fitted on the other half; the saved values are
+        "temperature"; "expected_calibration_error" "before" and "after"; "coverage": for each coverage the "threshold",
+        the share of images whose set contains the label ("measured"), and the mean number of "classes" in a set;
+        "rejection": the requested share of wrongly rejected images ("asked") and the "measured" one.
+        Errors and shares are measured on half of the images, with values fitted on the other half. The saved values are
         fitted on all images.
 
     Raises:
@@ -83,9 +83,9 @@ def calibrate(
         accelerator, classifier, batches, lambda batch: {"logits": classifier(**model_inputs(batch)).logits.float()}
     )
     logits, labels = found["logits"].astype(np.float64), found["label"]
-    if labels.ndim != 1 or (labels < 0).any() or len(labels) < _FEWEST:
+    if labels.ndim != 1 or (labels < 0).any() or len(labels) < _MIN_IMAGES:
         raise ValueError(
-            f"{name} of {dataset} has {len(labels)} images (expected {_FEWEST} or more, with one label each)"
+            f"{name} of {dataset} has {len(labels)} images (expected {_MIN_IMAGES} or more, with one label each)"
         )
     results = {"split": name, "images": len(labels), **measure(logits, labels)}
     if accelerator.is_main_process:
@@ -137,8 +137,8 @@ def measure(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
 def rejection_limits(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return for each class the lowest logit of an image that is not rejected, (classes,).
 
-    It is the same distance below the mean of each class's own logits, such that 5 % of the images are rejected. A
-    class without images has the mean of all.
+    It is the same distance below the mean of each class's own logits, chosen so that 5 % of the images are rejected. A
+    class without images uses the mean over all images.
 
     Args:
         logits: (images, classes), calibrated.
@@ -179,7 +179,7 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
 
 
 def coverage_threshold(own: np.ndarray, coverage: float) -> float:
-    """Return the probability from which on classes belong to a set, so that sets hold the label with this coverage.
+    """Return the smallest probability of a class in a prediction set, for sets that contain the label at this coverage.
 
     Args:
         own: (images,) the probability of each image's own label.
@@ -192,7 +192,7 @@ def coverage_threshold(own: np.ndarray, coverage: float) -> float:
 
 @torch.no_grad()
 def scale_head(model: Any, temperature: float) -> None:
-    """Divide the logits of a model by a temperature permanently; the configuration states the product of all."""
+    """Divide the head's parameters by a temperature; the configuration has the product of all temperatures."""
     for parameter in model.classifier.parameters():
         parameter.div_(temperature)
     model.config.temperature = (model.config.temperature or 1.0) * temperature

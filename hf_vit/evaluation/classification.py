@@ -67,13 +67,13 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
 def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
     """Open the split of the settings, or by default test, else the images that the model's training held out.
 
-    Of data without either it is another held-out split, or the only one.
+    For data without either, it is another held-out split, or the only split.
 
     Returns:
-        The split, and its name for people.
+        The split, and its name for messages.
 
     Raises:
-        ValueError: the model was trained on a part of these data, and nothing tells which one.
+        ValueError: the model was trained on an unknown part of these data.
     """
     data = str(settings.dataset), settings.dataset_config
     if settings.split is not None or "test" in (names_of_splits(*data) or ["test"]):

@@ -1,7 +1,7 @@
-"""Features of images, computed once per image and stored on disk if there is an output folder.
+"""Features of images, computed once per image and cached on disk if there is an output folder.
 
-`output_dir/features/<digest>/` holds them in pieces. An interrupted run resumes from them, and another protocol on the
-same model and images reuses them.
+`output_dir/features/<digest>/` contains them in pieces. An interrupted run resumes from the pieces, and another
+protocol on the same model and images reuses them.
 """
 
 import hashlib

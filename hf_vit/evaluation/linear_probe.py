@@ -69,7 +69,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
 
 
 def hold_out(count: int, share: float, seed: int) -> torch.Tensor:
-    """Choose a random `share` of the images to hold out: (count,) bool; at least one image is on either side.
+    """Choose a random `share` of the images to hold out: (count,) bool; both parts have at least one image.
 
     Raises:
         ValueError: there are fewer than 2 images.

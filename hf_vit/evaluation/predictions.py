@@ -21,7 +21,7 @@ from .multi_label import average_precision, score_labels
 Batch: TypeAlias = dict[str, torch.Tensor]
 TOP_K = 5
 _ROWS = 2**14  # of a column that processes exchange at once
-_OF_PATCHES = ("pixel_attention_mask", "spatial_shapes", "kept_patches")
+_PATCH_INPUTS = ("pixel_attention_mask", "spatial_shapes", "kept_patches")
 
 
 class EvaluationBatches:
@@ -172,21 +172,21 @@ def cross_entropy(
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Start to copy a batch to the device; what the CPU reads stays there."""
+    """Start copying a batch to the device; tensors that are read on the CPU stay there."""
     read = ("index", "row", "spatial_shapes")
     return {name: tensor if name in read else tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
     """Return the arguments of a model's forward for a batch; for images as patches, also their grids and masks."""
-    patches: dict[str, Any] = {name: batch[name] for name in _OF_PATCHES if name in batch}
+    patches: dict[str, Any] = {name: batch[name] for name in _PATCH_INPUTS if name in batch}
     if "spatial_shapes" in patches:  # a list, as DistributedDataParallel moves all tensors to the device
         patches["spatial_shapes"] = patches["spatial_shapes"].tolist()
     return {"pixel_values": batch["image"], **patches}
 
 
 def drop_padding(columns: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Drop padding and unreadable images, and sort the rest in the order of the data set."""
+    """Drop padding and unreadable images, and sort the others in the order of the data set."""
     if not columns:
         raise ValueError("the evaluation split is empty")
     real = columns["index"] >= 0
@@ -220,7 +220,7 @@ def score(
 ) -> dict[str, float | int]:
     """Return the metrics of `predict`'s result; see `hf_vit.evaluation.metrics`.
 
-    With `real_labels`, images may have no label of their own; then there are no metrics of such labels.
+    With `real_labels`, images may be unlabeled in the data set; then only ReaL accuracy is returned.
 
     Raises:
         ValueError: images have no label.

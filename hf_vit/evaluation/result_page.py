@@ -24,12 +24,12 @@ from .multi_label import average_precision, score_labels
 _FRAME = 460, 200  # width and height of the calibration's plot, in SVG units
 _PICTURES = 24  # number of images on each of the two contact sheets
 _PICTURE_SIZE = 128  # pixels of the longer side; shown at 96 or more
-_MATRIX_CLASSES = 12  # the largest matrix for a phone; with more classes, mistaken pairs are listed
+_MATRIX_CLASSES = 12  # the largest matrix that fits on a phone; with more classes, the mistakes are listed
 _LISTED_PAIRS, _LISTED_CLASSES = 25, 200
 _ROWS_AT_ONCE = 1000
-_CARD_CLASSES, _CARD_WORST = 20, 10  # up to 20 classes are on the card, and of more the worst
-MOST_CLASSES = 30  # in a picture; names and numbers of more classes would be too small
-_LONGEST = 24  # characters of a class name on an axis
+_CARD_CLASSES, _CARD_WORST = 20, 10  # the card lists up to 20 classes; if there are more, the 10 worst
+MAX_MATRIX_CLASSES = 30  # in a picture; with more classes, names and numbers would be too small
+_MAX_NAME_LENGTH = 24  # characters of a class name on an axis
 _SHADE = 0.75  # of a cell that holds all images of its row, as in report.html
 _BINS = 15  # as in Guo et al., "On calibration of modern neural networks", arXiv 1706.04599, section 4
 _Z = 1.96  # two-sided 95 % quantile of the normal distribution
@@ -43,7 +43,7 @@ class HeldOut:
         predictions: the result of `evaluation.predictions.predict`, with class numbers as labels.
         names: class names of the model, by number.
         folder: folder of the data set; names of its files are relative to it.
-        thresholds: score from which on each class is predicted, if images may have several labels.
+        thresholds: lowest score at which each class is predicted, if images may have several labels.
     """
 
     predictions: Mapping[str, Any]
@@ -74,9 +74,9 @@ def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
 
     Returns:
         "num_classes" that have images, and "classes" with their "name", "images" and "right": all of 20 or fewer, in
-        order, and of more the 10 with the lowest accuracy. Of more classes than fit into the picture also
-        "mistaken": label, prediction and number of images of the 10 pairs that are mistaken most. Nothing where no
-        image has a label, or one may have several.
+        order, or else the 10 with the lowest accuracy. If there are more classes than fit into the picture, also
+        "mistaken": label, prediction and number of images of the 10 most frequent mistakes. Empty if no image has a
+        label, or an image may have several.
     """
     if not held_out.is_single_label or not len(held_out.labeled("label")):
         return {}
@@ -84,13 +84,13 @@ def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
     scores = score_classes(labels, predicted)
     numbers = sorted(one.number for one in scores)
     names = held_out.names
-    if 2 <= len(numbers) <= MOST_CLASSES:
+    if 2 <= len(numbers) <= MAX_MATRIX_CLASSES:
         matrix = confusion_matrix(labels, predicted, numbers)
         write_matrix(matrix, {number: names[number] for number in numbers}, output / "confusion_matrix.png")
     scores = [one for one in scores if one.images]
     is_small = len(scores) <= _CARD_CLASSES
     shown = sorted(scores, key=lambda one: one.number) if is_small else scores[:_CARD_WORST]
-    pairs = [] if len(numbers) <= MOST_CLASSES else mistaken_pairs(labels, predicted, _CARD_WORST)
+    pairs = [] if len(numbers) <= MAX_MATRIX_CLASSES else mistaken_pairs(labels, predicted, _CARD_WORST)
     return {
         "num_classes": len(scores),
         "classes": [{"name": names[one.number], "images": one.images, "right": one.right} for one in shown],
@@ -134,7 +134,7 @@ def write_results(
 
 
 def name_files(split: Split, folder: Path) -> Iterator[str]:
-    """Yield the file name of each image, relative to the folder; empty if the data set does not know it."""
+    """Yield the file name of each image, relative to the folder; empty if the data set has no file names."""
     folder = Path(os.path.abspath(folder.expanduser()))
     if not isinstance(split.samples, datasets.Dataset):
         yield from [""] * len(split)
@@ -178,47 +178,36 @@ def _as_multi_label_csv(held_out: HeldOut, files: Sequence[str]) -> str:
 
 def _single_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
     """Content of the page of a classifier with one label per image."""
-    columns = [held_out.labeled(name) for name in ("index", "label", "ranked", "probabilities")]
-    index, labels, ranked, probabilities = columns
-    predicted, probability = ranked[:, 0], probabilities[:, 0]
+    names = held_out.names
+    index, labels, ranked = (held_out.labeled(name) for name in ("index", "label", "ranked"))
+    predicted, probability = ranked[:, 0], held_out.labeled("probabilities")[:, 0]
     right = predicted == labels
 
-    def show(rows: Iterable[int]) -> list[dict[str, Any]]:
-        return _thumbnails(
-            held_out,
-            files,
-            (
-                (
-                    int(index[row]),
-                    {
-                        "label": held_out.names[labels[row]],
-                        "prediction": held_out.names[predicted[row]],
-                        "probability": float(probability[row]),
-                    },
-                )
-                for row in rows
-            ),
-        )
+    def show(rows: np.ndarray) -> list[dict[str, Any]]:
+        rows = rows[:_PICTURES]
+        captions = [
+            {"label": names[labels[row]], "prediction": names[predicted[row]], "probability": float(probability[row])}
+            for row in rows
+        ]
+        return _thumbnails(held_out, files, index[rows], captions)
 
     rows = np.argsort(-probability, kind="stable")
-    mistakes = [row for row in rows if not right[row]]
+    mistakes = rows[~right[rows]]
     bins, error = reliability(probability, right)
     classes = score_classes(labels, predicted)
     numbers = sorted(one.number for one in classes)
     has_matrix = len(numbers) <= _MATRIX_CLASSES
     return {
-        "names": held_out.names,
+        "names": names,
         "images": len(labels),
         "right": int(right.sum()),
         "interval": wilson_interval(int(right.sum()), len(labels)),
-        "top5": float((ranked == labels[:, None]).any(axis=1).mean())
-        if ranked.shape[1] == 5 < len(held_out.names)
-        else None,
+        "top5": (ranked == labels[:, None]).any(axis=1).mean() if ranked.shape[1] == 5 < len(names) else None,
         "unlabeled": len(held_out.predictions["label"]) - len(labels),
         "frame": _FRAME,
-        "mistakes": show(mistakes[:_PICTURES]),
+        "mistakes": show(mistakes),
         "num_mistakes": len(mistakes),
-        "least_sure": show(rows[::-1][:_PICTURES]),
+        "least_confident": show(rows[::-1]),
         "numbers": numbers,
         "matrix": confusion_matrix(labels, predicted, numbers).tolist() if has_matrix else None,
         "pairs": [] if has_matrix else mistaken_pairs(labels, predicted, _LISTED_PAIRS),
@@ -234,47 +223,28 @@ def _multi_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
     """Content of the page of a classifier with several labels per image."""
     scores, labels = held_out.predictions["scores"], held_out.predictions["label"] > 0
     predicted = scores >= np.asarray(held_out.thresholds)
-    right, counts = (labels & predicted).sum(axis=0), labels.sum(axis=0)
-    classes = [
-        {
-            "name": name,
-            "images": int(count),
-            "average_precision": float(precision) if count else None,
-            "threshold": threshold,
-            "recall": hits / count if count else None,
-            "precision": hits / all_predicted if all_predicted else None,
-        }
-        for name, count, precision, threshold, hits, all_predicted in zip(
-            held_out.names,
-            counts,
-            average_precision(scores, labels),
-            held_out.thresholds,
-            right,
-            predicted.sum(axis=0),
-            strict=True,
-        )
-    ]
+    counts = np.stack([chosen.sum(axis=0) for chosen in (labels, predicted, labels & predicted)], axis=1)
+    classes = [ClassScore(number, *its_counts) for number, its_counts in enumerate(counts.tolist())]
+    precisions = average_precision(scores, labels)
 
     def show(pairs: np.ndarray) -> list[dict[str, Any]]:
-        """Show pairs of an image and a class."""
-        return _thumbnails(
-            held_out,
-            files,
-            (
-                (
-                    int(held_out.predictions["index"][row]),
-                    {
-                        "label": held_out.names[number],
-                        "score": float(scores[row, number]),
-                        "labels": ", ".join(held_out.names_in(labels[row])) or "no label",
-                    },
-                )
-                for row, number in pairs[:_PICTURES].tolist()
-            ),
-        )
+        """Show pairs of an image and a class, (pairs, 2)."""
+        pairs = pairs[:_PICTURES]
+        captions = [
+            {
+                "label": held_out.names[number],
+                "score": float(scores[row, number]),
+                "labels": ", ".join(held_out.names_in(labels[row])) or "no label",
+            }
+            for row, number in pairs.tolist()
+        ]
+        return _thumbnails(held_out, files, held_out.predictions["index"][pairs[:, 0]], captions)
 
     wrong, missed = np.argwhere(predicted & ~labels), np.argwhere(~predicted & labels)
     return {
+        "names": held_out.names,
+        "thresholds": held_out.thresholds,
+        "average_precisions": precisions,
         "metrics": score_labels(scores, labels, held_out.thresholds),
         "images": len(labels),
         "labels": int(labels.sum()),
@@ -282,20 +252,21 @@ def _multi_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
         "missed": show(missed[np.argsort(scores[tuple(missed.T)], kind="stable")]),
         "num_wrong": len(wrong),
         "num_missed": len(missed),
-        "classes": sorted(classes, key=lambda one: (one["average_precision"] is None, one["average_precision"] or 0)),
+        "classes": sorted(classes, key=lambda one: (not one.images, precisions[one.number])),
     }
 
 
 def _thumbnails(
-    held_out: HeldOut, files: Sequence[str], chosen: Iterable[tuple[int, dict[str, Any]]]
+    held_out: HeldOut, files: Sequence[str], indices: np.ndarray, captions: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return images of a contact sheet, at most 128 x 128 pixels; one that can no longer be read is omitted.
 
     Args:
-        chosen: number of each image in the split, and what the page says about it.
+        indices: (images,) in the split.
+        captions: the texts under each image.
     """
     shown = []
-    for index, about in chosen:
+    for index, caption in zip(indices.tolist(), captions, strict=True):
         file = held_out.split.image(held_out.split.samples[index], index)
         with suppress(ImageReadingError):
             image = read_picture(file, _PICTURE_SIZE)
@@ -303,7 +274,7 @@ def _thumbnails(
             content = io.BytesIO()
             image.save(content, "JPEG", quality=80)
             data = _as_data("jpeg", content.getvalue())
-            shown.append({"file": files[index] or f"row {index}", "data": data, **about})
+            shown.append({"file": files[index] or f"row {index}", "data": data, **caption})
     return shown
 
 
@@ -347,12 +318,12 @@ def write_matrix(matrix: np.ndarray, names: Mapping[int, str], path: Path) -> No
 
 
 def _shorten(names: Mapping[int, str]) -> list[str]:
-    """The names as they fit on an axis; the number of a class whose letters the font lacks."""
+    """Shorten names to fit on an axis; a class whose letters are not in the font is shown by its number."""
     from matplotlib.font_manager import findfont, get_font
 
     font = get_font(findfont("DejaVu Sans"))
     return [
-        (name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…")
+        (name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…")
         if all(font.get_char_index(ord(letter)) for letter in name)
         else f"class {number}"
         for number, name in names.items()

@@ -1,10 +1,10 @@
 """Data of a VTAB-1k task: 800 training examples, 200 validation examples, and the test split.
 
-They are read from the Hub, or from a folder per task, which holds either
+They are read from the Hub, or from a folder per task, which contains either
 
 * the usual lists of VTAB-1k with the official examples: `train800.txt`, `val200.txt` and `test.txt`, whose lines are a
   path and a class number; or
-* the data set in any form that `sources.load_split` reads, from which 800 and 200 examples are drawn, always the same.
+* the data set in any form that `sources.load_split` reads, from which 800 and 200 examples are drawn with a fixed seed.
 """
 
 from bisect import bisect_left
@@ -54,7 +54,7 @@ class TaskData:
     train: Split
     validation: Split
     test: Split
-    listed: bool  # the official examples, not drawn ones
+    listed: bool  # official examples, not a random draw
 
 
 @dataclass

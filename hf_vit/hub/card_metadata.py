@@ -27,7 +27,7 @@ def render_metadata(
     base_model = sources.training.get("base_model") or ""
     ours = ModelCardData(
         license=license or own.get("license") or sources.facts.get("license"),
-        # The library whose snippet on the Hub works: transformers alone cannot load our folders without their code.
+        # The Hub shows this library's code snippet; transformers alone cannot load our folders without their code.
         library_name="transformers" if sources.is_of_transformers or "auto_map" in sources.config else "hf_vit",
         pipeline_tag="image-classification" if sources.classifies else "image-feature-extraction",
         tags=_union(own.get("tags"), ["hf_vit", "bit" if sources.is_bit else "vit", "vision", *tags]),

@@ -48,7 +48,7 @@ _logger = logging.getLogger(__name__)
 
 _RESULTS, _OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
 _NOT_REPORTED = (MARK, MANIFEST, ".eval_results", "1_Pooling", ".gitattributes")  # not pushed, without a message
-_NOT_LISTED = ("README.md", ".eval_results/*")  # not in the manifest, since people edit them on the Hub
+_NOT_LISTED = ("README.md", ".eval_results/*")  # not in the manifest, because they are edited on the Hub
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 _PROCESSOR = "preprocessor_config.json"
 _RETRY_WAITS = (1, 2, 4)  # seconds before another attempt
@@ -102,8 +102,8 @@ def push(
 ) -> Pushed:
     """Push a folder of `save_pretrained` to the Hub in one commit.
 
-    Only files that belong to a model are pushed (weights, configuration, processor, README, results, code, ONNX), with
-    a manifest of their hashes, which is checked when the model is loaded. The card is rendered from the folder (see
+    Only files of a model are pushed (weights, configuration, processor, README, results, code, ONNX), with a manifest
+    of their hashes, which is checked when the model is loaded. The card is rendered from the folder (see
     `hf_vit.hub.cards`); the user's own text in the README of the repository, or else of the folder, is kept. Weights of
     an earlier push that this one replaces are deleted. If anything fails, nothing is committed; another run uploads
     only what is missing.
@@ -434,7 +434,7 @@ def _size_problems(texts: dict[str, str]) -> list[str]:
 
 @contextmanager
 def _failures_explained(api: HfApi, repo_id: str) -> Iterator[None]:
-    """Raise PushError, which says what to do, for a failure of the Hub or the network."""
+    """Turn a failure of the Hub or the network into a PushError with advice."""
     try:
         yield
     except (HfHubHTTPError, httpx.TransportError, LocalTokenNotFoundError, ConnectionError, RuntimeError) as error:

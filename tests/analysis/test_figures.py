@@ -100,7 +100,7 @@ def test_position_maps_are_those_of_their_patches():
     similarity = np.arange(9 * 12 * 9 * 12).reshape(9, 12, 9, 12) / (9 * 12 * 9 * 12)
     figure = analysis.plot_position_similarity(similarity)
     tiles = [axes for axes in figure.axes if axes.images and axes.lines]
-    assert len(tiles) == figures.MOST_TILES**2
+    assert len(tiles) == figures.MAX_TILES**2
     assert [tile.get_xlabel() for tile in tiles[-7:]] == ["1", "3", "5", "7", "8", "10", "12"]
     np.testing.assert_array_equal(tiles[-6].images[0].get_array(), similarity[8, 2])
     assert tiles[-6].lines[0].get_xydata().tolist() == [[2, 8]]
