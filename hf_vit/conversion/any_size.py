@@ -21,7 +21,7 @@ from torch.export import Dim
 from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
 from ..models.image_resizing import AREA, BICUBIC, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
-from .programs import quiet
+from .programs import trace_onnx
 from .tables import ConversionError
 
 Length = Any  # of an axis: an int, or a torch.SymInt of torch.export
@@ -61,16 +61,9 @@ def make_any_size_onnx(
 
 def to_onnx(module: nn.Module, example: torch.Tensor, output_names: list[str]) -> Any:
     """Export a module for any batch size, height and width; none is 1 in `example`, which would make it a constant."""
-    with torch.no_grad(), quiet():
-        program: Any = torch.onnx.export(
-            module,
-            (example,),
-            dynamo=True,
-            dynamic_shapes={"pixel_values": {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}},
-            input_names=["pixel_values"],
-            output_names=output_names,
-            verbose=False,
-        )
+    axes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    with torch.no_grad():
+        program = trace_onnx(module, example, {"pixel_values": axes}, output_names)
     program.model.graph.metadata_props.clear()
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()  # names of source files, several times the size of a small program

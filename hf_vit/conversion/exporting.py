@@ -23,7 +23,7 @@ from .jax.checkpoints import JaxSource
 from .jax.tables import POSITIONS
 from .programs import export_aot_inductor, export_onnx, export_torch, write_onnx
 from .recognition import SOURCES, recognize
-from .source import Naming, Request, Writer, Writing, record_of
+from .source import Naming, Request, Source, Writing, record_of
 from .tables import ConversionError
 from .web import export_web
 
@@ -35,7 +35,7 @@ _PROGRAMS: dict[str, Callable[..., None]] = {
     "aot-inductor": export_aot_inductor,
 }
 _WITH_SIZE = tuple(dict.fromkeys((*_PROGRAMS, *RUNTIMES)))
-_WRITERS = [source for source in SOURCES if isinstance(source, Writer)]
+_WRITERS = [source for source in SOURCES if source.format]
 FORMATS = (*dict.fromkeys(writer.format for writer in _WRITERS), *_WITH_SIZE, "web")
 
 
@@ -194,7 +194,7 @@ def export_transformers(
     export(model, folder, "transformers", processor=processor, overwrite=overwrite)
 
 
-def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = None) -> tuple[Writer, str]:
+def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = None) -> tuple[Source, str]:
     """Return the writer of a model in a format, and its dialect ("" for a format without dialects).
 
     Raises:

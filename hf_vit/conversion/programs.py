@@ -103,7 +103,11 @@ def make_onnx(
 ) -> Any:
     """Make the `torch.onnx.ONNXProgram` of a model; its `save` writes a file. Arguments as in `trace`."""
     names = names or [_output_of(model)]
-    module, pixel_values, shapes = _prepare(model, size, names, scaling)
+    return trace_onnx(*_prepare(model, size, names, scaling), names)
+
+
+def trace_onnx(module: nn.Module, pixel_values: torch.Tensor, shapes: dict[str, Any], names: Sequence[str]) -> Any:
+    """Export a module to a `torch.onnx.ONNXProgram`, with these dynamic axes and names of outputs."""
     with quiet():
         return torch.onnx.export(
             module,

@@ -114,7 +114,16 @@ class Naming(NamedTuple):
 
 
 class Source(ABC):
-    """One format of checkpoints."""
+    """One format of checkpoints.
+
+    format: its name in `export`; "" for a format that is only read.
+    models: classes that can be written.
+    dialects: dialects that `export` can write, the default first; ("",) for a format without dialects.
+    """
+
+    format: str = ""
+    models: tuple[type[Model], ...] = ()
+    dialects: tuple[str, ...] = ("",)
 
     @abstractmethod
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
@@ -140,26 +149,13 @@ class Source(ABC):
         """Return the class names that the checkpoint states; None without names."""
         return None
 
-
-class Writer(ABC):
-    """A format that models are written in.
-
-    format: name of the format in `export`.
-    models: classes that can be written.
-    dialects: dialects that `export` can write, the default first; ("",) for a format without dialects.
-    """
-
-    format: str
-    models: tuple[type[Model], ...]
-    dialects: tuple[str, ...] = ("",)
-
-    @abstractmethod
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         """List features of a model that the format does not support (to complete "the format has no ...")."""
+        raise NotImplementedError
 
-    @abstractmethod
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         """Write a model that the format supports; return settings that the format does not store."""
+        raise NotImplementedError
 
 
 class RuleSource(Source):
@@ -175,12 +171,13 @@ class RuleSource(Source):
     axes: Mapping[str, int] = {}
 
     @abstractmethod
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
         """Infer the fields of the configuration, each with its reason.
 
         Args:
             shapes: name in the rules -> shape.
             checkpoint: the open checkpoint.
+            naming: naming of its arrays.
             request: statements of the caller.
         """
 
@@ -207,7 +204,7 @@ class RuleSource(Source):
             if name in shapes and len(shapes[name]) != ndim:
                 raise ConversionError(f"{file} has {name} with shape {shapes[name]} (expected {ndim} axes)")
         try:
-            fields = self.infer(shapes, checkpoint, request)
+            fields = self.infer(shapes, checkpoint, naming, request)
         except KeyError as error:
             raise ConversionError(
                 f"cannot convert {file}: its arrays do not match its architecture; missing: {error.args[0]}"
@@ -281,7 +278,7 @@ class TorchSource(RuleSource):
         """Return the name in the rules."""
         return name
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
         file, overrides = checkpoint.path.name, request.overrides
         with convert_type_errors(f"the config.json of {file}"):
             stated = self.stated(checkpoint.settings)

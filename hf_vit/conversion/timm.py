@@ -28,7 +28,6 @@ from .source import (
     Request,
     Shapes,
     TorchSource,
-    Writer,
     Writing,
     by,
     has_array,
@@ -163,7 +162,7 @@ _HYBRIDS = {
 }
 
 
-class Timm(TorchSource, Writer):
+class Timm(TorchSource):
     """timm's models: queries, keys and values are one array, so the weights do not show the number of heads."""
 
     name = "timm"
@@ -335,7 +334,7 @@ _one_by_one = Layout(  # (out, in, 1, 1) -> (out, in): the head is a convolution
 )
 
 
-class TimmBit(TorchSource, Writer):
+class TimmBit(TorchSource):
     """timm's pre-activation ResNets. Other ResNets of timm are refused: norms of root and projections are unknown."""
 
     name = "timm_bit"

@@ -106,18 +106,15 @@ def public_name(source: Fetched) -> str:
 
 
 def sha256_at(path: Path) -> str:
-    """Return `sha256_of` a file, or `sha256_of_folder` for a folder."""
-    return sha256_of_folder(path) if path.is_dir() else sha256_of(path)
+    """Return the hexadecimal sha256 of a file; of a folder, that of the lines `<sha256>  <name>` of its files.
 
-
-def sha256_of_folder(folder: str | os.PathLike) -> str:
-    """Return the hexadecimal sha256 of a folder: of the lines `<sha256>  <name>` of its files, sorted by name.
-
-    A name is the path inside the folder, with slashes. `find . -type f | sed 's|^./||' | LC_ALL=C sort | xargs
-    sha256sum | sha256sum` prints the same, if no name contains a space.
+    A name is the path inside the folder, with slashes, and the lines are sorted by it. `find . -type f | sed 's|^./||'
+    | LC_ALL=C sort | xargs sha256sum | sha256sum` prints the same, if no name contains a space.
     """
-    names = sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
-    lines = [f"{sha256_of(Path(folder, name))}  {name}\n" for name in names]
+    if not path.is_dir():
+        return sha256_of(path)
+    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    lines = [f"{sha256_of(path / name)}  {name}\n" for name in names]
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -42,7 +42,6 @@ from ..source import (
     RuleSource,
     Shapes,
     StoredArray,
-    Writer,
     Writing,
     by,
     has_array,
@@ -83,7 +82,7 @@ _FLEXIVIT_KERNEL, _FLEXIVIT_GRID, _FLEXIVIT_IMAGE_SIZE = (32, 32), (7, 7), 240
 _RGB = 3
 
 
-class JaxSource(RuleSource, Writer):
+class JaxSource(RuleSource):
     """A format of the original code."""
 
     format = "jax"
@@ -136,7 +135,8 @@ class Jax(JaxSource):
     }
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
-        if (prefix := _prefix_of(checkpoint.shapes)) is None:
+        prefix = next((prefix for prefix in _PREFIXES if prefix + _KERNEL in checkpoint.shapes), None)
+        if prefix is None:
             return None
         names, is_stacked, arrays = _translate(checkpoint, prefix)
         root = prefix.removesuffix(_TOWER)
@@ -146,12 +146,12 @@ class Jax(JaxSource):
         if names == "big_vision":
             arrays = with_class_row(checkpoint, arrays, "cls", POSITIONS, request.position_grid)
         dialect = {"names": names, "prefix": prefix, "stacked": is_stacked, **_flat_norms(checkpoint, arrays)}
-        if _has_patch_vectors(checkpoint.shapes):
+        if len(checkpoint.shapes[prefix + _KERNEL]) == 2:  # a matrix: patches are vectors (SigLIP 2 NaFlex)
             dialect["patch_vectors"], arrays = True, _as_convolution(checkpoint, arrays)
         similarity = _similarity(checkpoint, root) if root != prefix else {}
         return Naming(dialect, arrays, sorted(others), similarity)
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
         patch_size = shapes[_KERNEL][:2]
         blocks = {match[1] for name in shapes if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}
         fields: Fields = {
@@ -160,15 +160,14 @@ class Jax(JaxSource):
             "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
             **sizes_of(shapes, _QUERY, num_attention_heads=1),
             **sizes_of(shapes, _DENSE, intermediate_size=1),
-            "pooling": _pooling(shapes, checkpoint),
+            "pooling": _pooling(shapes, naming.beside),
             "use_cls_token": has_array("cls", shapes),
             **sizes_of(shapes, "pre_logits/kernel", optional=True, representation_size=1),
         }
         grid, stride = request.position_grid, 1
-        if _has_patch_vectors(checkpoint.shapes):
+        if naming.dialect.get("patch_vectors"):
             fields["position_interpolation"] = Inferred("bilinear", "patches are vectors, as in NaFlex")
-            positions = checkpoint.shapes.get(f"{_prefix_of(checkpoint.shapes)}pos_embedding", ())
-            grid = grid or (positions[:2] if len(positions) == 3 else None)
+            grid = grid or (checkpoint.shapes[naming.arrays[POSITIONS].name][:2] if POSITIONS in shapes else None)
         if "head/kernel" in shapes:
             fields |= sizes_of(shapes, "head/kernel", num_labels=1)
         if "projection/kernel" in shapes:
@@ -189,6 +188,9 @@ class Jax(JaxSource):
             positions = Inferred("sincos2d", reason, is_assumed=True)
         fields |= {"position_embedding_type": positions, "image_size": image_size}
         rows, columns = (size // side for size, side in zip(as_pair(image_size.value), pixels, strict=True))
+        is_plain = naming.dialect["names"] == "big_vision" and "conv_root/kernel" not in shapes
+        if not is_plain or positions.value != "learned":
+            return fields
         return fields | _flexible_fields(fields, (rows, columns), checkpoint, request.patch_size)
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
@@ -261,10 +263,6 @@ class Jax(JaxSource):
                 yield name, array.flatten(0, 2) if name == _KERNEL and dialect.get("patch_vectors") else array
 
 
-def _prefix_of(names: Collection[str]) -> str | None:
-    return next((prefix for prefix in _PREFIXES if prefix + _KERNEL in names), None)
-
-
 def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[str, bool, dict[str, StoredArray]]:
     """Return the naming of the arrays below a prefix.
 
@@ -317,14 +315,13 @@ def _name_in(dialect: str, name: str) -> str:
     return name
 
 
-def _pooling(shapes: Shapes, checkpoint: Checkpoint) -> Inferred:
+def _pooling(shapes: Shapes, beside: Collection[str]) -> Inferred:
     """Infer the pooling; a language model uses every token (PaliGemma)."""
     if "MAPHead_0/probe" in shapes:
         return Inferred("map", "there is a MAP head")
     if "cls" in shapes:
         return Inferred("cls", "there is an array cls, and no MAP head")
-    towers = tuple(prefix.replace(_TOWER, "llm/") for prefix in _PREFIXES if prefix.endswith(_TOWER))
-    if any(name.startswith(towers) for name in checkpoint.shapes):
+    if "llm" in beside:
         return Inferred("none", "the file also holds a language model, which uses every token")
     return Inferred("mean", "there is no array cls, and no MAP head")
 
@@ -376,9 +373,6 @@ def _flexible_fields(
     Raises:
         ConversionError: the patch size is ambiguous, and the caller has not stated it.
     """
-    is_of_vit_jax = any(name.endswith(POSITIONS) for name in checkpoint.shapes)
-    if fields["position_embedding_type"].value != "learned" or is_of_vit_jax or "stem_depths" in fields:
-        return {}
     sizes = sizes_of_flexivit(checkpoint.location)
     if sizes is None:
         kernel = as_pair(fields["patch_size"].value)
@@ -401,12 +395,6 @@ def _flexible_fields(
         # half-pixel centers, antialiased: jax.image.resize(..., "linear")
         "position_interpolation": Inferred("bilinear", "as in FlexiViT"),
     }
-
-
-def _has_patch_vectors(shapes: Shapes) -> bool:
-    """Return whether patches are vectors (SigLIP 2 NaFlex): the patch embedding is a matrix, positions are 3-D."""
-    prefix = _prefix_of(shapes)
-    return prefix is not None and len(shapes[prefix + _KERNEL]) == 2
 
 
 def _as_convolution(checkpoint: Checkpoint, arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
@@ -459,7 +447,7 @@ class JaxBiT(JaxSource):
                 return Naming(dialect, arrays, sorted(beside))
         return None
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, request: Request) -> Fields:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
         depths = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1) or [1]
         image_size = UNKNOWN_IMAGE_SIZE
         if self.is_released:

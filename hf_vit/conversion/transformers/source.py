@@ -34,7 +34,6 @@ from ..source import (
     Naming,
     Request,
     Source,
-    Writer,
     Writing,
     build_config,
     by,
@@ -70,7 +69,7 @@ _SENTENCES = "sentence_transformers"
 _DESCRIBES_FILES = ("_name_or_path", "architectures", "dtype", "model_type", "transformers_version")
 
 
-class Transformers(Source, Writer):
+class Transformers(Source):
     """transformers' models; the config.json holds GELU and epsilons, so logits are equal in both directions."""
 
     format = "transformers"
