@@ -85,24 +85,21 @@ def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
         return fetch_folder(location)
     roots = [root.strip() for root in os.environ.get("HF_VIT_SOURCES", "").split(",") if root.strip()]
     mirrors = [f"{root.removesuffix('/')}/{location.removeprefix('gs://')}" for root in roots]
-    copies, refusals = copies_of(location), {}
+    copies, refusals = copies_of(location), []
     for source in dict.fromkeys((*mirrors, location, *copies)):
         try:
             fetched = _fetch_from(source, {})
         except UnavailableError as error:
-            refusals[source] = error
+            refusals.append(error)
             continue
         if refusals:
             lost = ", ".join(lost_by(source))
-            logger.warning(f"{_reasons(refusals)}; took {source}{f', which lacks the {lost}' if lost else ''}")
+            reasons = "; ".join(map(str, refusals))
+            logger.warning(f"{reasons}; took {source}{f', which lacks the {lost}' if lost else ''}")
         return Fetched(location, fetched.path, fetched.sha256, source if source in copies else None)
     if len(refusals) == 1:
-        raise refusals.popitem()[1]
-    raise SourceError(f"cannot get {location}: {_reasons(refusals)}; HF_VIT_SOURCES lists mirrors of your own")
-
-
-def _reasons(refusals: Mapping[str, UnavailableError]) -> str:
-    return "; ".join(f"{source} {error.reason}" for source, error in refusals.items())
+        raise refusals[0]
+    raise SourceError(f"{'; '.join(map(str, refusals))}; HF_VIT_SOURCES lists mirrors of your own")
 
 
 def _fetch_from(source: str, where: Mapping[str, Any]) -> Fetched:
@@ -122,11 +119,8 @@ def _fetch_from(source: str, where: Mapping[str, Any]) -> Fetched:
                 folder = Path(snapshot_download(source, allow_patterns=others, **where))
             return Fetched(source, folder)
     except (HfHubHTTPError, OSError) as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = f"answers {status}" if status else "cannot be downloaded from the Hub"
-        first_line = str(error).strip().splitlines()[0]
-        message = f"{source} is no local file or folder, and cannot be downloaded from the Hub: {first_line}"
-        raise UnavailableError(message, reason) from error
+        reason = str(error).strip().splitlines()[0]
+        raise UnavailableError(f"there is no file {source}; as a name on the Hub: {reason}") from error
     return fetch(source)
 
 

@@ -197,8 +197,8 @@ class RuleSource(Source):
         return rules
 
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
-        left_out = self._untrained_head(checkpoint, naming.arrays)
-        arrays = {name: stored for name, stored in naming.arrays.items() if not left_out or name not in self.head}
+        skipped = self._untrained_head(checkpoint, naming.arrays)
+        arrays = {name: stored for name, stored in naming.arrays.items() if not skipped or name not in self.head}
         shapes, file = shapes_of(checkpoint, arrays), checkpoint.path.name
         for name, ndim in self.axes.items():
             if name in shapes and len(shapes[name]) != ndim:
@@ -228,7 +228,7 @@ class RuleSource(Source):
             "dtypes": sorted({checkpoint.dtypes[stored.name] for stored in arrays.values()}),
             "inferred": values_of(fields),
             "overrides": request.overrides,
-            "left_out": left_out,
+            "left_out": skipped,
             "beside": naming.beside,
             **({"similarity": naming.similarity} if naming.similarity else {}),
         }

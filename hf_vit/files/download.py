@@ -27,7 +27,6 @@ _logger = logging.getLogger(__name__)
 BUCKETS = "https://storage.googleapis.com"  # the public address of gs://
 MAX_FAILURES = 3  # consecutive failures without any progress
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
-LEAST_SPEED, GRACE = 1024, 60.0  # bytes per second, after so many seconds: a slow server cannot block forever
 RETRY_WAIT = 1.0  # seconds before the second try; twice as long before the third
 _STORES = ("s3", "gs", "gcs", "hf", "az", "abfs", "abfss")  # file systems of fsspec that encrypt, at public addresses
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # tried again (RFC 9110, 6585)
@@ -38,16 +37,7 @@ class SourceError(OSError):
 
 
 class UnavailableError(SourceError):
-    """A source that cannot provide a file now; another source may have it.
-
-    Args:
-        message: the whole sentence.
-        reason: the end of a sentence that begins with the source, such as "answers 403".
-    """
-
-    def __init__(self, message: str, reason: str):
-        super().__init__(message)
-        self.reason = reason
+    """A source that cannot provide a file now; another source may have it."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,7 @@ def fetch(location: str | os.PathLike, cache_dir: str | os.PathLike | None = Non
         return Fetched(location, *_fetch_url(https_address(location), cache_dir, progress))
     path = Path(os.path.abspath(os.path.expanduser(location)))
     if not os.path.exists(path):
-        raise UnavailableError(f"{path} does not exist", "does not exist")
+        raise UnavailableError(f"{path} does not exist")
     if path.is_dir() and not os.listdir(path):
         raise SourceError(f"{path} is an empty folder")
     return Fetched(location, path)
@@ -228,8 +218,7 @@ class _Download:
                 if failures == MAX_FAILURES:
                     raise UnavailableError(
                         f"cannot download {self.name}: {MAX_FAILURES} failures in a row ({error}); "
-                        f"the {received} bytes received are kept for the next try",
-                        f"fails ({error})",
+                        f"the {received} bytes received are kept for the next try"
                     ) from error
                 time.sleep(RETRY_WAIT * 2 ** (failures - 1))
         sha256 = sha256_of(self.partial)
@@ -262,11 +251,11 @@ class _Download:
             raise SourceError(str(error)) from error
         except OfflineModeIsEnabled as error:
             state = f"is damaged in the cache ({self.file})" if self.file.exists() else "is not in the cache"
-            message = f"{self.name} {state}, and HF_HUB_OFFLINE forbids downloading it"
-            raise UnavailableError(message, "is not in the cache") from error
+            raise UnavailableError(f"{self.name} {state}, and HF_HUB_OFFLINE forbids downloading it") from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL) as error:
-            message = f"cannot reach {self.name} ({error}); download it elsewhere and pass the file"
-            raise UnavailableError(message, "cannot be reached") from error
+            raise UnavailableError(
+                f"cannot reach {self.name} ({error}); download it elsewhere and pass the file"
+            ) from error
         except httpx.RequestError as error:
             raise _InterruptedError(str(error) or type(error).__name__) from error
 
@@ -280,8 +269,7 @@ class _Download:
         if status in TRANSIENT_STATUS:
             raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
         meaning = {401: "is refused", 403: "is refused, or does not exist", 404: "does not exist"}.get(status, "fails")
-        message = f"{self.name} {meaning}: the server answers HTTP {status} {response.reason_phrase}"
-        raise UnavailableError(message, f"answers {status}")
+        raise UnavailableError(f"{self.name} {meaning}: the server answers {status} {response.reason_phrase}")
 
     def _check_size(self, size: int) -> None:
         if size > MAX_CHECKPOINT_BYTES and not allowed("large"):
@@ -292,17 +280,13 @@ class _Download:
     def _append(self, response: httpx.Response, size: int | None, start: int) -> None:
         off = None if self.progress else True  # None: off if stderr is no terminal
         bar = tqdm(desc=self.file.name, total=size, initial=start, unit="B", unit_scale=True, disable=off)
-        end, received = time.monotonic() + GRACE, 0
+        received = 0
         try:
             with open(self.partial, "ab" if start else "wb") as file, bar:
                 for chunk in response.iter_raw():
                     received += len(chunk)
                     self._check_size(start + received)
                     file.write(chunk)
-                    if time.monotonic() > end + received / LEAST_SPEED:
-                        raise UnavailableError(
-                            f"{self.name} is downloading too slowly; run the command again to continue", "is too slow"
-                        )
                     bar.update(len(chunk))
         except SourceError:
             raise
