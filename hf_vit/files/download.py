@@ -253,9 +253,8 @@ class _Download:
             state = f"is damaged in the cache ({self.file})" if self.file.exists() else "is not in the cache"
             raise UnavailableError(f"{self.name} {state}, and HF_HUB_OFFLINE forbids downloading it") from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL) as error:
-            raise UnavailableError(
-                f"cannot reach {self.name} ({error}); download it elsewhere and pass the file"
-            ) from error
+            message = f"cannot reach {self.name} ({error}); download it elsewhere and pass the file"
+            raise UnavailableError(message) from error
         except httpx.RequestError as error:
             raise _InterruptedError(str(error) or type(error).__name__) from error
 
