@@ -11,7 +11,7 @@ from .converting import convert_request
 from .source import Fields, Request, as_text
 
 _OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype"}
-_BESIDE = {  # names of other parts in files of the original repositories
+_OTHER_PARTS = {  # names of other parts in files of the original repositories
     "b": "bias of the similarity",
     "llm": "language model",
     "opt": "state of the optimizer",
@@ -68,7 +68,7 @@ def describe_skipped(record: dict[str, Any]) -> list[str]:
     if record["left_out"]:
         lines.append("the head of the checkpoint is all zero and was dropped: this is an encoder without a head")
     if record["beside"]:
-        names = [f"{name} ({_BESIDE[name]})" if name in _BESIDE else name for name in record["beside"]]
+        names = [f"{name} ({_OTHER_PARTS[name]})" if name in _OTHER_PARTS else name for name in record["beside"]]
         lines.append(f"not converted, other parts of the file: {', '.join(names)}")
     return lines
 

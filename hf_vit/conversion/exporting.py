@@ -200,20 +200,21 @@ def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = N
     Raises:
         ConversionError: the format does not support the model; the message says why.
     """
-    takers = [writer for writer in _WRITERS if writer.format == to and isinstance(model, writer.models)]
-    if not takers:
+    writers = [writer for writer in _WRITERS if writer.format == to and isinstance(model, writer.models)]
+    if not writers:
         raise ConversionError(f"{type(model).__name__} has no counterpart in {to}; export its encoder or classifier")
-    known = list(dict.fromkeys(name for writer in takers for name in writer.dialects))
+    known = list(dict.fromkeys(name for writer in writers for name in writer.dialects))
     if dialect not in (None, *known):
         raise ConversionError(
             f"unknown dialect {dialect!r} of {to} (expected for this model: {', '.join(known) or 'none'})"
         )
-    choices = [(writer, name) for writer in takers for name in writer.dialects if dialect in (None, name)]
-    lacking = [writer.unsupported(model, name) for writer, name in choices]
-    fitting = [choice for choice, lacks in zip(choices, lacking, strict=True) if not lacks]
-    if not fitting:
-        raise ConversionError(f"{choices[0][1] or to} has no {', no '.join(lacking[0])}")
-    return fitting[0]
+    choices = [(writer, name) for writer in writers for name in writer.dialects if dialect in (None, name)]
+    problems = []
+    for writer, name in choices:
+        if not (unsupported := writer.unsupported(model, name)):
+            return writer, name
+        problems.append(unsupported)
+    raise ConversionError(f"{choices[0][1] or to} has no {', no '.join(problems[0])}")
 
 
 def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: str) -> None:

@@ -1,6 +1,5 @@
 """What all sources share: the interface of a source, reading by rules, and inference from shapes."""
 
-import json
 import math
 import re
 from abc import ABC, abstractmethod
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from ..files.reading import read_json_object
 from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig, convert_type_errors
@@ -103,13 +103,13 @@ class Naming(NamedTuple):
 
     dialect: description of the dialect for `conversion.json`.
     arrays: name in the rules -> stored array.
-    beside: names of the file's other parts.
+    other_parts: names of the file's other parts.
     similarity: numbers for the similarity of two towers' embeddings, read from the other parts.
     """
 
     dialect: dict[str, Any]
     arrays: dict[str, StoredArray] = {}  # noqa: RUF012 - a NamedTuple's default, which is never changed
-    beside: list[str] = []  # noqa: RUF012
+    other_parts: list[str] = []  # noqa: RUF012
     similarity: dict[str, float] = {}  # noqa: RUF012
 
 
@@ -229,7 +229,7 @@ class RuleSource(Source):
             "inferred": values_of(fields),
             "overrides": request.overrides,
             "left_out": skipped,
-            "beside": naming.beside,
+            "beside": naming.other_parts,
             **({"similarity": naming.similarity} if naming.similarity else {}),
         }
         return model.eval(), fields, record
@@ -254,13 +254,13 @@ class TorchSource(RuleSource):
 
     name: name in the record.
     marker: name of an array that every such model has; the prefix of this array is the prefix of all arrays.
-    beside: pattern of arrays that do not belong to the encoder.
+    not_encoder: pattern of arrays that do not belong to the encoder.
     """
 
     outputs_first = True
     name: str
     marker: str
-    beside: str = ""
+    not_encoder: str = ""
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         marked = [name for name in checkpoint.shapes if f".{name}".endswith(f".{self.marker}")]
@@ -268,11 +268,11 @@ class TorchSource(RuleSource):
             return None
         prefix = min(marked, key=len).removesuffix(self.marker)
         arrays = {name.removeprefix(prefix): StoredArray(name) for name in checkpoint.shapes if name.startswith(prefix)}
-        beside = sorted(name for name in arrays if self.beside and re.search(self.beside, name))
-        arrays = {self.canonical(name): stored for name, stored in arrays.items() if name not in beside}
+        skipped = sorted(name for name in arrays if self.not_encoder and re.search(self.not_encoder, name))
+        arrays = {self.canonical(name): stored for name, stored in arrays.items() if name not in skipped}
         others = sorted(name for name in checkpoint.shapes if not name.startswith(prefix))
         dialect = {"names": self.name, "prefix": prefix, "container": checkpoint.container}
-        return Naming(dialect, arrays, beside + others)
+        return Naming(dialect, arrays, skipped + others)
 
     def canonical(self, name: str) -> str:
         """Return the name in the rules."""
@@ -386,7 +386,7 @@ def record_of(model: HfVisionPreTrainedModel) -> dict[str, Any]:
     if model.conversion_record is not None:
         return model.conversion_record
     path = Path(model.name_or_path or "") / CONVERSION_RECORD
-    return json.loads(path.read_text(encoding="utf-8")) if model.name_or_path and path.is_file() else {}
+    return read_json_object(path) if model.name_or_path and path.is_file() else {}
 
 
 def with_reason(values: Mapping[str, Any], reason: str, is_assumed: bool = False) -> Fields:

@@ -168,7 +168,7 @@ class Timm(TorchSource):
     name = "timm"
     marker = "patch_embed.proj.weight"
     # heads of self-supervision and the decoder of MAE
-    beside = r"^(mask_token$|decoder_|decoder\.|head\.(mlp|last_layer)\.)"
+    not_encoder = r"^(mask_token$|decoder_|decoder\.|head\.(mlp|last_layer)\.)"
     head = ("head.weight", "head.bias")
     axes = {  # noqa: RUF012
         **{marker: 4, _FC1: 2, POSITIONS: 3, "pre_logits.fc.weight": 2, "head.weight": 2},
@@ -309,18 +309,14 @@ def _model_arguments(config: HfViTConfig, has_head: bool) -> dict[str, Any]:
         "num_heads": config.num_attention_heads,
         "mlp_ratio": config.intermediate_size / config.hidden_size,
         "qkv_bias": config.qkv_bias,
-        "act_layer": _their_name(_ACTIVATIONS, config.hidden_act),
+        "act_layer": {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[config.hidden_act],
         "class_token": config.use_cls_token,
-        "global_pool": _their_name(_POOLINGS, config.pooling),
+        "global_pool": {ours: theirs for theirs, ours in _POOLINGS.items()}[config.pooling],
         "fc_norm": config.norm_after_pooling,
     }
     if config.position_embedding_type == "none":
         arguments["pos_embed"] = "none"
     return arguments if isinstance(config, HfViTHybridConfig) else arguments | {"patch_size": config.patch_size}
-
-
-def _their_name(names: dict[str, str], ours: str) -> str:
-    return next(theirs for theirs, name in names.items() if name == ours)
 
 
 _ROOT = "stem.conv.weight"

@@ -1,7 +1,6 @@
 """Everything that comes from an address: a file downloaded once into a cache, and the shards of a data set."""
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -21,6 +20,7 @@ from ..models.utils import UnsafeURLError, allowed, check_public, check_url, ope
 from ..models.utils import redact_secrets as redact_secrets
 from ..models.utils import sha256_of as sha256_of
 from .limits import MAX_CHECKPOINT_BYTES
+from .output import write_json
 
 _logger = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class _Download:
                     ) from error
                 time.sleep(RETRY_WAIT * 2 ** (failures - 1))
         sha256 = sha256_of(self.partial)
-        self._save(self._load() | {"sha256": sha256})
+        write_json(self.record_file, self._load() | {"sha256": sha256})
         os.replace(self.partial, self.file)
         return sha256
 
@@ -240,7 +240,7 @@ class _Download:
                 if response.status_code == 200:  # the whole file
                     start = 0
                     record = {"url": self.url, "etag": _version(response), "size": _content_length(response)}
-                    self._save(record | {"sha256": None})
+                    write_json(self.record_file, record | {"sha256": None})
                 else:
                     sent = response.headers.get("Content-Range", "")
                     if _version(response) != record.get("etag") or not sent.startswith(f"bytes {start}-"):
@@ -307,11 +307,6 @@ class _Download:
         except (OSError, ValueError):
             return {}
         return record if {"etag", "size"} <= record.keys() else {}
-
-    def _save(self, record: dict[str, Any]) -> None:
-        temporary = self.record_file.with_name(f"{self.record_file.name}.incomplete")
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, self.record_file)
 
 
 def _version(response: httpx.Response) -> str | None:

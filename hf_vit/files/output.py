@@ -25,15 +25,19 @@ _LOCK, _REPLACED = ".lock", "replaced"  # in a temporary folder: the file that i
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
-def refuse_existing(path: str | os.PathLike, overwrite: bool) -> None:
-    """Raise FileExistsError if `path` exists and may not be overwritten, or is a folder with foreign files."""
+def refuse_existing(path: str | os.PathLike, overwrite: bool, by_folder: bool = False) -> None:
+    """Raise FileExistsError if `path` exists and may not be overwritten, or is a folder with foreign files.
+
+    Args:
+        by_folder: a folder replaces it, so that it may not be a file.
+    """
     if parent := next((str(folder) for folder in Path(path).parents if folder.is_file()), None):
         raise FileExistsError(f"cannot write {path}: {parent} is a file (expected a folder); choose another path")
     if not os.path.lexists(path):
         return
     if not overwrite:
         raise FileExistsError(f"{path} exists; give --overwrite (overwrite=True) to replace it")
-    if os.path.isdir(path):
+    if by_folder or os.path.isdir(path):
         check_overwritable(path)
 
 
@@ -80,7 +84,7 @@ def new_folder(
     """
     path = Path(path)
     with _temporary_folder(path) as temporary:
-        _refuse_to_replace(path, overwrite)
+        refuse_existing(path, overwrite, by_folder=True)
         folder = temporary / path.name
         folder.mkdir()
         yield folder
@@ -88,7 +92,7 @@ def new_folder(
             write_marker(folder, marker)
         for entry in (*folder.rglob("*"), folder):
             _finish(entry, temporary, flush)
-        _refuse_to_replace(path, overwrite)  # again: the old folder may have got new files meanwhile
+        refuse_existing(path, overwrite, by_folder=True)  # again: the old folder may have got new files meanwhile
         _replace_folder(path, folder, temporary / _REPLACED)
         if flush:
             flush_to_disk(path.parent)
@@ -130,13 +134,6 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 def write_json(path: str | os.PathLike, content: Any, *, sort_keys: bool = False) -> None:
     """Write or replace a JSON file, indented by two spaces."""
     write_text(path, json.dumps(content, indent=2, sort_keys=sort_keys) + "\n")
-
-
-def _refuse_to_replace(path: Path, overwrite: bool) -> None:
-    """Raise FileExistsError if a folder may not replace `path`."""
-    refuse_existing(path, overwrite)
-    if os.path.lexists(path) and not os.path.isdir(path):
-        check_overwritable(path)
 
 
 @contextmanager

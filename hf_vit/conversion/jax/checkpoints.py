@@ -160,7 +160,7 @@ class Jax(JaxSource):
             "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
             **sizes_of(shapes, _QUERY, num_attention_heads=1),
             **sizes_of(shapes, _DENSE, intermediate_size=1),
-            "pooling": _pooling(shapes, naming.beside),
+            "pooling": _pooling(shapes, naming.other_parts),
             "use_cls_token": has_array("cls", shapes),
             **sizes_of(shapes, "pre_logits/kernel", optional=True, representation_size=1),
         }
@@ -315,13 +315,13 @@ def _name_in(dialect: str, name: str) -> str:
     return name
 
 
-def _pooling(shapes: Shapes, beside: Collection[str]) -> Inferred:
+def _pooling(shapes: Shapes, other_parts: Collection[str]) -> Inferred:
     """Infer the pooling; a language model uses every token (PaliGemma)."""
     if "MAPHead_0/probe" in shapes:
         return Inferred("map", "there is a MAP head")
     if "cls" in shapes:
         return Inferred("cls", "there is an array cls, and no MAP head")
-    if "llm" in beside:
+    if "llm" in other_parts:
         return Inferred("none", "the file also holds a language model, which uses every token")
     return Inferred("mean", "there is no array cls, and no MAP head")
 
@@ -442,9 +442,9 @@ class JaxBiT(JaxSource):
             own = {name.removeprefix(prefix): name for name in checkpoint.shapes if name.startswith(prefix)}
             arrays = {re.sub(r"(?<=/standardized_conv2d)_\d+(?=/)", "", name): StoredArray(own[name]) for name in own}
             if self.root in arrays:
-                beside = {name.split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
+                others = {name.split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
                 dialect = {"names": self.code, "prefix": prefix, "stacked": False, **_flat_norms(checkpoint, arrays)}
-                return Naming(dialect, arrays, sorted(beside))
+                return Naming(dialect, arrays, sorted(others))
         return None
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:

@@ -104,11 +104,13 @@ class Transformers(Source):
                 weights["mask_token"] = weights.pop("vit.embeddings.mask_token")
                 weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
                 weights["predictor.bias"] = weights.pop("decoder.0.bias")
-            beside = {name for name in weights if name.endswith("embeddings.mask_token") or name.startswith("decoder.")}
+            skipped = {
+                name for name in weights if name.endswith("embeddings.mask_token") or name.startswith("decoder.")
+            }
             model, info = model_class.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
                 None,
                 config=build_config({**fields, **request.overrides}),
-                state_dict={name: array for name, array in weights.items() if name not in beside},
+                state_dict={name: array for name, array in weights.items() if name not in skipped},
                 output_loading_info=True,
                 dtype=torch.float32,
                 **({"device_map": "meta"} if request.without_weights else {}),
@@ -129,7 +131,7 @@ class Transformers(Source):
             "inferred": fields,
             "overrides": request.overrides,
             "left_out": {},
-            "beside": sorted({*beside, *info["unexpected_keys"]}),
+            "beside": sorted({*skipped, *info["unexpected_keys"]}),
         }
         return model.eval(), found, record
 
