@@ -1,12 +1,11 @@
 """Cache of converted programs on disk.
 
 An entry is a folder `hf_vit/programs/<identity>/` in the assets cache of Hugging Face (`HF_ASSETS_CACHE`, by default
-`HF_HOME/assets`): the files of the program, and `entry.json` with their sha256. An entry is written completely or not
-at all; a damaged one is made again. The most recently used entries are kept, up to 8 GiB (`HF_VIT_PROGRAM_CACHE`, in
+`HF_HOME/assets`): the files of the program, and a `manifest.json` with their sha256. An entry is written completely or
+not at all; a damaged one is made again. The most recently used entries are kept, up to 8 GiB (`HF_VIT_PROGRAM_CACHE`, in
 GiB; 0 keeps none). Everything in the cache may be deleted at any time.
 """
 
-import json
 import os
 import shutil
 import tempfile
@@ -17,11 +16,10 @@ from typing import TypeVar
 
 from huggingface_hub import constants
 
-from ..files.download import sha256_of
 from ..files.output import new_folder
+from ..models.utils import MANIFEST, check_files
 
 _Loaded = TypeVar("_Loaded")
-_ENTRY = "entry.json"
 
 
 def cache_folder() -> Path:
@@ -43,11 +41,11 @@ def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[P
         raise ValueError(f"HF_VIT_PROGRAM_CACHE must be in GiB, such as 8, or 0 for no cache: {error}") from None
     entry = cache_folder() / identity if identity is not None and limit > 0 else None
     if entry is not None:
-        if _is_whole(entry):
-            with suppress(Exception):  # another version of the runtime wrote it: made again
-                loaded = load(entry)
-                os.utime(entry / _ENTRY)
-                return loaded
+        with suppress(Exception):  # it is missing or damaged, or another version of the runtime wrote it
+            check_files(entry / MANIFEST)
+            loaded = load(entry)
+            os.utime(entry / MANIFEST)
+            return loaded
         shutil.rmtree(entry, ignore_errors=True)
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary)
@@ -55,28 +53,16 @@ def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[P
         loaded = load(made)
         if entry is not None:
             with suppress(OSError):  # the cache is not writable, or another process was faster
-                sums = {file.name: sha256_of(file) for file in made.iterdir()}
-                (made / _ENTRY).write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
-                with new_folder(entry, marker=None) as folder:
+                with new_folder(entry, marker=MANIFEST) as folder:
                     for file in made.iterdir():
                         shutil.move(file, folder)
                 _drop_oldest(limit)
         return loaded
 
 
-def _is_whole(entry: Path) -> bool:
-    """Return whether an entry has exactly the files that were written."""
-    try:
-        sums = json.loads((entry / _ENTRY).read_text(encoding="utf-8"))
-        names = {file.name for file in entry.iterdir()} - {_ENTRY}
-        return names == sums.keys() and all(sha256_of(entry / name) == sums[name] for name in names)
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
 def _drop_oldest(limit: float) -> None:
     """Delete the least recently used entries until the others have at most `limit` bytes; the newest is kept."""
-    entries = sorted(cache_folder().glob(f"*/{_ENTRY}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    entries = sorted(cache_folder().glob(f"*/{MANIFEST}"), key=lambda file: file.stat().st_mtime, reverse=True)
     total = 0
     for number, entry in enumerate(entries):
         total += sum(file.stat().st_size for file in entry.parent.iterdir())

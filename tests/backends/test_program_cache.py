@@ -41,9 +41,8 @@ DAMAGES = {
     "a bit": break_bytes,
     "cut": lambda entry: os.truncate(entry / "program", 100),
     "gone": lambda entry: (entry / "program").unlink(),
-    "more": lambda entry: (entry / "other").write_text("x"),
-    "no sums": lambda entry: (entry / "entry.json").unlink(),
-    "sums of another kind": lambda entry: (entry / "entry.json").write_text("[1]"),
+    "no manifest": lambda entry: (entry / "manifest.json").unlink(),
+    "no JSON": lambda entry: (entry / "manifest.json").write_text("hf_vit"),
 }
 
 
