@@ -35,7 +35,7 @@ from .source import (
     Request,
     Source,
     as_configured,
-    assumed_of,
+    as_text,
     has_head,
     one_or_pair,
 )
@@ -148,7 +148,10 @@ def convert_request(
     stated = {"patch_size": request.patch_size, "image_size": image_size}
     stated = request.overrides.keys() | {name for name, size in stated.items() if size is not None}
     found = as_configured(fields, model.config, stated)
-    record |= {**sizes, "assumed": assumed_of(found), "preset": used, "versions": versions_of(_PACKAGES)}
+    assumed = [
+        f"{name} {as_text(value)}: {reason}" for name, (value, reason, is_assumed) in found.items() if is_assumed
+    ]
+    record |= {**sizes, "assumed": assumed, "preset": used, "versions": versions_of(_PACKAGES)}
     model.conversion_record = record
     return model, processor, found
 

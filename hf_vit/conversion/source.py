@@ -209,7 +209,9 @@ class RuleSource(Source):
             raise ConversionError(
                 f"cannot convert {file}: its arrays do not match its architecture; missing: {error.args[0]}"
             ) from error
-        model = empty_model(build_config({**values_of(fields), **request.overrides}), self.head[0] in arrays)
+        config = build_config({**values_of(fields), **request.overrides})
+        with torch.device("meta"):
+            model = _MODELS[type(config)][self.head[0] in arrays](config)
         rules = self.rules(model)
         check_names(rules, arrays, file)
         check_shapes(shapes, model.state_dict(), rules, file)
@@ -336,12 +338,6 @@ def build_config(fields: dict[str, Any]) -> Any:
     if "stem_depths" in fields:
         config_class = HfViTHybridConfig
     return config_class(**fields)
-
-
-def empty_model(config: Any, has_head: bool) -> HfVisionPreTrainedModel:
-    """Make a model without weights, on the meta device."""
-    with torch.device("meta"):
-        return _MODELS[type(config)][has_head](config)
 
 
 def has_head(model: HfVisionPreTrainedModel) -> bool:
@@ -511,12 +507,6 @@ def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Field
             grid = getattr(config, "position_grid", None) or "square"
             found["position_grid"] = Inferred(grid, before.reason, is_assumed=True)
     return found
-
-
-def assumed_of(fields: Fields) -> list[str]:
-    """List the assumptions, one sentence each, for `conversion.json`."""
-    assumed = {name: inferred for name, inferred in fields.items() if inferred.is_assumed}
-    return [f"{name} {as_text(inferred.value)}: {inferred.reason}" for name, inferred in assumed.items()]
 
 
 def variants_of_the_paper(config: HfViTConfig) -> list[str]:
