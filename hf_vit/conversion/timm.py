@@ -5,6 +5,7 @@ Names are those of timm 1.0 (timm/models/vision_transformer.py, vision_transform
 the settings of the evaluation.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,44 +73,55 @@ def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
     return Inferred({"preset": "timm"} | stated, reason, is_assumed=bool(missing))
 
 
-def _write(
-    source: Any, model: Model, options: Writing, path: Path, architecture: str, arguments: dict[str, Any]
-) -> dict[str, Any]:
-    """Write the weights to a .safetensors file, or to a folder with a config.json.
+class TimmSource(TorchSource):
+    """A format of timm.
 
-    Args:
-        architecture: timm's name of the architecture.
-        arguments: arguments of `timm.create_model`, which are returned.
+    evaluation: settings of timm's evaluation, below 384 pixels.
     """
-    arrays = to_theirs(model.state_dict(), source.rules(model))
-    if path.suffix == ".safetensors":
-        with new_file(path, options.overwrite) as file:
-            save_file(arrays, file, metadata={"format": "pt"})
-        return arguments
-    config: Any = model.config
-    (height, width), num_classes = as_pair(config.image_size), arguments["num_classes"]
-    names = [config.id2label[index] for index in range(num_classes)]
-    has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
-    described = {
-        "architecture": architecture,
-        "num_classes": num_classes,
-        **({"label_names": names} if has_names else {}),
-        "num_features": config.hidden_size,
-        "pretrained_cfg": {
-            "input_size": [config.num_channels, height, width],
-            **source.evaluation,
-            **({"crop_pct": 1.0} if max(height, width) >= 384 else {}),
-            "mean": [0.5] * config.num_channels,
-            "std": [0.5] * config.num_channels,
+
+    format = "timm"
+    evaluation: dict[str, Any]
+
+    @abstractmethod
+    def architecture(self, config: Any) -> str:
+        """Return timm's name of the architecture; "" if timm does not have it."""
+
+    @abstractmethod
+    def arguments(self, config: Any, num_classes: int) -> dict[str, Any]:
+        """Return the arguments of `timm.create_model` that override the architecture's own."""
+
+    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
+        """Write the weights to a .safetensors file, or to a folder with a config.json; return the arguments."""
+        config: Any = model.config
+        num_classes = config.num_labels if has_head(model) else 0
+        arrays, arguments = to_theirs(model.state_dict(), self.rules(model)), self.arguments(config, num_classes)
+        if path.suffix == ".safetensors":
+            with new_file(path, options.overwrite) as file:
+                save_file(arrays, file, metadata={"format": "pt"})
+            return arguments
+        height, width = as_pair(config.image_size)
+        names = [config.id2label[index] for index in range(num_classes)]
+        has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
+        described = {
+            "architecture": self.architecture(config),
             "num_classes": num_classes,
-        },
-        **({"global_pool": arguments["global_pool"]} if "global_pool" in arguments else {}),
-        "model_args": arguments,
-    }
-    with new_folder(path, options.overwrite) as folder:
-        save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
-        write_json(folder / "config.json", described)
-    return arguments
+            **({"label_names": names} if has_names else {}),
+            "num_features": config.hidden_size,
+            "pretrained_cfg": {
+                "input_size": [config.num_channels, height, width],
+                **self.evaluation,
+                **({"crop_pct": 1.0} if max(height, width) >= 384 else {}),
+                "mean": [0.5] * config.num_channels,
+                "std": [0.5] * config.num_channels,
+                "num_classes": num_classes,
+            },
+            **({"global_pool": arguments["global_pool"]} if "global_pool" in arguments else {}),
+            "model_args": arguments,
+        }
+        with new_folder(path, options.overwrite) as folder:
+            save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+            write_json(folder / "config.json", described)
+        return arguments
 
 
 POSITIONS = "pos_embed"
@@ -162,7 +174,7 @@ _HYBRIDS = {
 }
 
 
-class Timm(TorchSource):
+class Timm(TimmSource):
     """timm's models: queries, keys and values are one array, so the weights do not show the number of heads."""
 
     name = "timm"
@@ -174,8 +186,7 @@ class Timm(TorchSource):
         **{marker: 4, _FC1: 2, POSITIONS: 3, "pre_logits.fc.weight": 2, "head.weight": 2},
         **dict.fromkeys(_RESNET_ROOTS, 4),
     }
-    format = "timm"
-    evaluation = {"interpolation": "bicubic", "crop_pct": 0.9}  # noqa: RUF012 - of models below 384 pixels
+    evaluation = {"interpolation": "bicubic", "crop_pct": 0.9}  # noqa: RUF012
     models = (HfViTModel, HfViTForImageClassification)
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
@@ -269,11 +280,29 @@ class Timm(TorchSource):
         found = variants_of_the_paper(config) + projection(config)
         return found + [feature for feature, is_used in features.items() if is_used]
 
-    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        config: Any = model.config
-        is_hybrid = isinstance(config, HfViTHybridConfig)
-        architecture = _HYBRIDS[tuple(config.stem_depths)] if is_hybrid else "vit_base_patch16_224"
-        return _write(self, model, options, path, architecture, _model_arguments(config, has_head(model)))
+    def architecture(self, config: Any) -> str:
+        return _HYBRIDS[tuple(config.stem_depths)] if isinstance(config, HfViTHybridConfig) else "vit_base_patch16_224"
+
+    def arguments(self, config: Any, num_classes: int) -> dict[str, Any]:
+        activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+        poolings = {ours: theirs for theirs, ours in _POOLINGS.items()}
+        arguments = {
+            "img_size": list(as_pair(config.image_size)),
+            "in_chans": config.num_channels,
+            "num_classes": num_classes,
+            "embed_dim": config.hidden_size,
+            "depth": config.num_hidden_layers,
+            "num_heads": config.num_attention_heads,
+            "mlp_ratio": config.intermediate_size / config.hidden_size,
+            "qkv_bias": config.qkv_bias,
+            "act_layer": activations[config.hidden_act],
+            "class_token": config.use_cls_token,
+            "global_pool": poolings[config.pooling],
+            "fc_norm": config.norm_after_pooling,
+        }
+        if config.position_embedding_type == "none":
+            arguments["pos_embed"] = "none"
+        return arguments if isinstance(config, HfViTHybridConfig) else arguments | {"patch_size": config.patch_size}
 
 
 def _pooling(shapes: Shapes) -> Inferred:
@@ -298,27 +327,6 @@ def _stem(shapes: Shapes) -> Fields:
     }
 
 
-def _model_arguments(config: HfViTConfig, has_head: bool) -> dict[str, Any]:
-    """Return arguments of `timm.create_model` that override the architecture's own."""
-    arguments = {
-        "img_size": list(as_pair(config.image_size)),
-        "in_chans": config.num_channels,
-        "num_classes": config.num_labels if has_head else 0,
-        "embed_dim": config.hidden_size,
-        "depth": config.num_hidden_layers,
-        "num_heads": config.num_attention_heads,
-        "mlp_ratio": config.intermediate_size / config.hidden_size,
-        "qkv_bias": config.qkv_bias,
-        "act_layer": {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[config.hidden_act],
-        "class_token": config.use_cls_token,
-        "global_pool": {ours: theirs for theirs, ours in _POOLINGS.items()}[config.pooling],
-        "fc_norm": config.norm_after_pooling,
-    }
-    if config.position_embedding_type == "none":
-        arguments["pos_embed"] = "none"
-    return arguments if isinstance(config, HfViTHybridConfig) else arguments | {"patch_size": config.patch_size}
-
-
 _ROOT = "stem.conv.weight"
 _NUMBERS = {"layer_type": "preactivation", **TIMM_NUMBERS, "padding": "fixed", "pool_padding": "zero"}
 _ARCHITECTURES: dict[tuple[tuple[int, ...], float], str] = {
@@ -330,14 +338,13 @@ _one_by_one = Layout(  # (out, in, 1, 1) -> (out, in): the head is a convolution
 )
 
 
-class TimmBit(TorchSource):
+class TimmBit(TimmSource):
     """timm's pre-activation ResNets. Other ResNets of timm are refused: norms of root and projections are unknown."""
 
     name = "timm_bit"
     marker = "stages.0.blocks.0.conv1.weight"
     head = ("head.fc.weight", "head.fc.bias")
     axes = {_ROOT: 4, marker: 4, "head.fc.weight": 4}  # noqa: RUF012
-    format = "timm"
     evaluation = {"interpolation": "bilinear", "crop_pct": 0.875}  # noqa: RUF012
     models = (HfBiTModel, HfBiTForImageClassification)
 
@@ -378,15 +385,12 @@ class TimmBit(TorchSource):
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
         lacking = other_numbers(config, _NUMBERS)
-        if not _architecture(config):
+        if not self.architecture(config):
             lacking.append(f"BiT of depths {config.depths} with {config.embedding_size} channels")
         return lacking
 
-    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        config: Any = model.config
-        arguments = {"in_chans": config.num_channels, "num_classes": config.num_labels if has_head(model) else 0}
-        return _write(self, model, options, path, _architecture(config), arguments)
+    def architecture(self, config: HfBiTConfig) -> str:
+        return _ARCHITECTURES.get((tuple(config.depths), config.embedding_size / 64), "")
 
-
-def _architecture(config: HfBiTConfig) -> str:
-    return _ARCHITECTURES.get((tuple(config.depths), config.embedding_size / 64), "")
+    def arguments(self, config: HfBiTConfig, num_classes: int) -> dict[str, Any]:
+        return {"in_chans": config.num_channels, "num_classes": num_classes}

@@ -64,15 +64,12 @@ def user_errors(program: str, *more: type[Exception]) -> Iterator[None]:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # Python's own flush at the end would only warn
-    except (*USER_ERRORS, *more) as error:
+    except (*USER_ERRORS, *more, RuntimeError) as error:
+        if not isinstance(error, (*USER_ERRORS, *more)) and not _is_about_memory(error):
+            raise
         _discard_output()
         if isinstance(error, BrokenPipeError) and sys.stdout is not None and not sys.stdout.isatty():
             raise SystemExit(UNREAD) from None
-        print(f"{program}: {format_error(error)}", file=sys.stderr)
-        raise SystemExit(FAILED) from None
-    except RuntimeError as error:
-        if not _is_about_memory(error):
-            raise
         print(f"{program}: {format_error(error)}", file=sys.stderr)
         raise SystemExit(FAILED) from None
     except KeyboardInterrupt as error:
