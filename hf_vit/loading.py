@@ -17,9 +17,9 @@ from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
-from .files.contents import REPORTS
 from .files.download import sha256_at
 from .files.output import new_folder, new_model_files
+from .files.owned_files import REPORTS
 from .files.reading import read_json_object
 from .files.versions import versions_of
 from .models.configuration_hf_bit import HfBiTConfig

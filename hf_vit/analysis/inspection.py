@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ..files.contents import check_no_model
 from ..files.output import new_folder
+from ..files.owned_files import check_no_model
 from ..files.pages import render_page
 from ..files.predictions import Prediction, most_likely
 from ..files.versions import versions_of

@@ -2,8 +2,8 @@
 
 An entry is a folder `hf_vit/programs/<identity>/` in the assets cache of Hugging Face (`HF_ASSETS_CACHE`, by default
 `HF_HOME/assets`): the files of the program, and a `manifest.json` with their sha256. An entry is written completely or
-not at all; a damaged one is made again. The most recently used entries are kept, up to 8 GiB (`HF_VIT_PROGRAM_CACHE`, in
-GiB; 0 keeps none). Everything in the cache may be deleted at any time.
+not at all; a damaged one is made again. The most recently used entries are kept, up to 8 GiB
+(`HF_VIT_PROGRAM_CACHE`, in GiB; 0 keeps none). Everything in the cache may be deleted at any time.
 """
 
 import os

@@ -81,7 +81,7 @@ def verify(
     ],
 ) -> None:
     """Check the files of a folder against its manifest."""
-    from ..files.contents import join_names
+    from ..files.messages import join_names
     from ..files.reading import read_text
     from ..models.utils import MANIFEST, check_files, read_manifest
 

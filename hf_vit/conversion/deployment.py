@@ -17,8 +17,8 @@ from typing import Any
 import jinja2
 import torch
 
-from ..files.contents import check_no_model
 from ..files.output import new_folder, refuse_existing, write_json, write_text
+from ..files.owned_files import check_no_model
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import Size
 from ..models.image_presets import as_pair

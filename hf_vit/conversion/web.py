@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from huggingface_hub import cached_assets_path
 
-from ..files.contents import check_no_model
 from ..files.download import sha256_of
 from ..files.output import new_folder, refuse_existing, write_json
+from ..files.owned_files import check_no_model
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import datasets
 
-from ..files.contents import join_names
-from ..files.messages import did_you_mean, shorten
+from ..files.messages import did_you_mean, join_names, shorten
 from ..files.output import new_file
 from ..files.predictions import Table
 from ..settings.fields import DataSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import datasets
 
-from ..files.contents import join_names
+from ..files.messages import join_names
 from ..files.reading import read_text
 from .folders import EXTENSIONS, find_splits
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..catalog.class_names import imagenet_numbers
-from ..files.contents import join_names
+from ..files.messages import join_names
 from ..files.reading import read_text, read_yaml
 
 if TYPE_CHECKING:

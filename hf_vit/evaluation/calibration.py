@@ -17,8 +17,8 @@ import torch
 
 from ..data.labels import match_to_model
 from ..devices import start_accelerator
-from ..files.contents import REPORTS
 from ..files.output import refuse_existing, write_json
+from ..files.owned_files import REPORTS
 from ..loading import save_folder
 from ..models.configuration_hf_vision import score_function
 from ..models.pretrained import HfVisionPreTrainedModel

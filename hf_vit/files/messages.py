@@ -136,6 +136,11 @@ def describe_unknown(argument: str, known: Iterable[str]) -> str:
     return f"there is no option {argument}{hint}"
 
 
+def join_names(names: list[str], most: int = 5) -> str:
+    """List the first `most` names and count the rest: "a, b and 3 more"."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def shorten(value: object) -> str:
     """Return the `repr` of a value, shortened to fit into a sentence."""
     return _SHORT.repr(value)

@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import Any
 
 from ..models.utils import MANIFEST
-from .contents import MARK, check_overwritable, write_marker
+from .owned_files import MARK, check_overwritable, write_marker
 
 _LOCK, _REPLACED = ".lock", "replaced"  # in a temporary folder: the file that its process locks, the old folder
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h

@@ -25,7 +25,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx
 
-from ..files.contents import MARK, PUSHED, join_names, matches
+from ..files.messages import join_names
+from ..files.owned_files import MARK, PUSHED, matches
 from ..files.reading import parse_json
 from ..files.versions import versions_of
 from ..loading import copy_for

@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 from huggingface_hub import HfApi
 
-from ..files.contents import MARK
 from ..files.output import write_text
+from ..files.owned_files import MARK
 
 _README = """\
 ---

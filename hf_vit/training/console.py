@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ..data.labels import distinguish, names_of
 from ..data.loaders import count_processors, count_workers
 from ..devices import describe_device, memory_in_use, peak_of
-from ..files.contents import join_names
+from ..files.messages import join_names
 from ..loading import find_better
 from ..models.configuration_hf_vit import as_pair
 from ..settings.fields import AUTO

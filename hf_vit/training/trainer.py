@@ -27,9 +27,9 @@ from ..data.splits import Split
 from ..devices import mark_step, sharded_parameters
 from ..evaluation.multi_label import choose_thresholds
 from ..evaluation.predictions import EvaluationBatches, predict, score, score_classes, to_device
-from ..files.contents import write_marker
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
+from ..files.owned_files import write_marker
 from ..settings.fields import TrainingSettings
 from ..settings.reader import dump
 from . import checkpoint

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ..models.utils import MANIFEST, manifest_entry, manifest_text, read_manifest, read_text
+from .messages import join_names
 from .readme import is_own_readme
 
 MARK = ".hf_vit"
@@ -103,8 +104,3 @@ def _unchanged(marker: Path) -> set[str]:
         if (status.st_size > _HASHED and status.st_mtime_ns <= written) or manifest_entry(file) == entry:
             found.add(name)
     return found
-
-
-def join_names(names: list[str], most: int = 5) -> str:
-    """List the first `most` names and count the rest: "a, b and 3 more"."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
