@@ -10,6 +10,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from huggingface_hub import close_session
 
 from hf_vit import loading
+from hf_vit.cli import main
 
 from .doc_fixtures import write_documents_folder
 from .http_servers import Server
@@ -87,6 +88,18 @@ def fresh_accelerator(monkeypatch):
     yield
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+@pytest.fixture
+def run_command(capsys):
+    """Runs `hf-vit` with a list of arguments; returns what it printed, on standard error where it is to fail."""
+
+    def run(arguments, status: int = 0) -> str:
+        assert main(list(map(str, arguments))) == status
+        printed = capsys.readouterr()
+        return printed.err if status else printed.out
+
+    return run
 
 
 @pytest.fixture

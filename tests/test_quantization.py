@@ -42,7 +42,7 @@ def test_the_record_describes_the_quantization(quantized):
         ("bad share", "1.5"),
     ],
 )
-def test_errors_of_quantize_are_one_sentence_and_leave_no_output(case, sentence, quantized, tmp_path, capsys):
+def test_errors_of_quantize_are_one_sentence_and_leave_no_output(case, sentence, quantized, tmp_path, run_command):
     folder = shutil.copytree(quantized.parent / "float", tmp_path / "float")
     calibration = write_images(tmp_path / "images", 15 if case == "few" else 16)
     if case == "damaged":
@@ -52,8 +52,9 @@ def test_errors_of_quantize_are_one_sentence_and_leave_no_output(case, sentence,
     source = tmp_path / "nowhere" if case == "nowhere" else calibration
     more = ["--min-agreement", "1.5"] if case == "bad share" else []
     before = sorted(tmp_path.rglob("*"))
-    assert main(["quantize", str(folder), str(tmp_path / "out"), "--calibrate", str(source), *more]) == 2
-    error = capsys.readouterr().err.strip()
+    error = run_command(
+        ["quantize", str(folder), str(tmp_path / "out"), "--calibrate", str(source), *more], status=2
+    ).strip()
     assert sentence in error
     assert "\n" not in error
     assert sorted(tmp_path.rglob("*")) == before

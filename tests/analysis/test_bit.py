@@ -6,7 +6,6 @@ import torch
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, analysis
 from hf_vit.analysis import training_runs
 from hf_vit.analysis.inspection import inspect
-from hf_vit.cli import main
 from hf_vit.loading import load, save_folder
 from hf_vit.models.configuration_hf_bit import DEPTHS, VARIANTS
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
@@ -66,9 +65,8 @@ def test_exaflops_of_resnets_are_close_to_table_6():
         assert row["computed_without_padding"] == pytest.approx(exaflops)
 
 
-def test_the_command(capsys):
-    assert main(["compute", "R50x1"]) == 0
-    assert "25,549,352" in capsys.readouterr().out
+def test_the_command(run_command):
+    assert "25,549,352" in run_command(["compute", "R50x1"])
 
 
 def test_a_report_of_a_resnet_has_filters(tmp_path):

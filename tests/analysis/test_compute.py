@@ -175,21 +175,18 @@ def test_counting_allocates_no_weights():
 
 
 @pytest.mark.slow
-def test_the_command(capsys, tmp_path):
-    assert main(["compute", "Ti/16", "--epochs", "7", "--dataset-size", "303e6", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_command(run_command, tmp_path):
+    found = json.loads(run_command(["compute", "Ti/16", "--epochs", "7", "--dataset-size", "303e6", "--json"]))
     assert found["multiply_adds"] == model_multiply_adds(HfViTConfig.from_variant("Ti/16", num_labels=1000), 224)
     assert found["training"]["exaflops"] == pytest.approx(6e-18 * found["multiply_adds"] * 7 * 303e6)
     model = tiny()
     model.save_pretrained(tmp_path / "folder")
-    assert main(["compute", str(tmp_path / "folder"), "--image-size", "24x36", "--dataset-size", "1000"]) == 0
-    text = capsys.readouterr().out
+    text = run_command(["compute", tmp_path / "folder", "--image-size", "24x36", "--dataset-size", "1000"])
     assert "24 x 36" in text
     assert f"{analysis.count_compute(model, (24, 36)).parameters:,}" in text
     assert "1,000" in text
     for number, words in ((6, ("R152x2", "-2.9%", "1,567", "padding")), (2, ("Noisy Student", "12,300", "1911.04252"))):
-        assert main(["compute", "--table", str(number)]) == 0
-        text = capsys.readouterr().out
+        text = run_command(["compute", "--table", number])
         assert all(word in text for word in words), text
 
 
@@ -206,24 +203,24 @@ def test_the_command(capsys, tmp_path):
         (["nowhere/at-all/here"], "Ti/16"),
     ],
 )
-def test_the_command_refuses(arguments, sentence, capsys, tmp_path, monkeypatch):
+def test_the_command_refuses(arguments, sentence, run_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["compute", *arguments]) == 2
-    error = capsys.readouterr().err
+    error = run_command(["compute", *arguments], status=2)
     assert sentence in error
     assert "Traceback" not in error
     assert not list(tmp_path.iterdir())
 
 
-def test_runs_of_a_csv(tmp_path, capsys):
+def test_runs_of_a_csv(tmp_path, run_command):
     path = tmp_path / "runs.csv"
     path.write_text("name,exaflops,accuracy,family\nB/16,0.5,81.2,\nmine,0.25,79,CNN\n")
     runs = analysis.read_runs(path)
     assert runs == [("B/16", "ViT", 0.5, 81.2), ("mine", "CNN", 0.25, 79.0)]
     assert main(["compute", "--runs", str(path), "--output", str(tmp_path / "runs.png")]) == 0
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
-    assert main(["compute", "--runs", str(path), "--output", str(tmp_path / "runs.png")]) == 2
-    assert "--overwrite" in capsys.readouterr().err
+    assert "--overwrite" in run_command(
+        ["compute", "--runs", str(path), "--output", str(tmp_path / "runs.png")], status=2
+    )
     for text, sentence in (
         ("name,accuracy\n", "exaflops"),
         ("name,exaflops,accuracy\n", "runs.csv"),

@@ -65,27 +65,25 @@ def test_what_the_program_cannot_compute_is_refused(quantized):
         hf_vit.load(quantized, dtype=torch.bfloat16)
 
 
-def test_predict_and_pipeline_use_the_int8_program(quantized, capsys):
+def test_predict_and_pipeline_use_the_int8_program(quantized, run_command):
     made, photograph = quantized, str(quantized.parent / "images" / "LABEL_3" / "00.png")
     model, processor = hf_vit.load(made)
     judged = of_program(made, processor([photograph], return_tensors="pt")["pixel_values"].numpy()).softmax(-1)
-    assert main(["predict", str(made), photograph, "--top-k", "1", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)["predictions"][0]
+    printed = json.loads(run_command(["predict", made, photograph, "--top-k", "1", "--json"]))["predictions"][0]
     (piped,) = pipeline("image-classification", model=model, image_processor=processor)(photograph, top_k=1)
     for found in (printed, piped):
         assert found["score"] == pytest.approx(judged.max().item(), abs=1e-5)
         assert found["label"] == f"LABEL_{judged.argmax()}"
 
 
-def evaluate(quantized, images_folder, capsys, *options):
+def evaluate(quantized, images_folder, run_command, *options):
     settings = ["--dataset", str(images_folder), "--split", "train", "--num-workers", "0", *options]
-    assert main(["evaluate", "--model", str(quantized), *settings]) == 0
-    printed = capsys.readouterr().out
+    printed = run_command(["evaluate", "--model", quantized, *settings])
     return json.loads(printed[printed.index("{") :])
 
 
 @pytest.mark.slow
-def test_evaluate_measures_each_backend(quantized, tmp_path, capsys):
+def test_evaluate_measures_each_backend(quantized, tmp_path, run_command):
     _, processor = hf_vit.load(quantized)
     images_folder = tmp_path / "images"
     shutil.copytree(quantized.parent / "images" / "LABEL_3", images_folder / "cat")
@@ -94,7 +92,7 @@ def test_evaluate_measures_each_backend(quantized, tmp_path, capsys):
     logits = of_program(quantized, processor(files, return_tensors="pt").pixel_values.numpy())
     expected = nn.functional.cross_entropy(logits, torch.tensor([0] * 16 + [1] * 5)).item()
     losses = {
-        backend: evaluate(quantized, images_folder, capsys, "--backend", backend)["loss"]
+        backend: evaluate(quantized, images_folder, run_command, "--backend", backend)["loss"]
         for backend in ("eager", "openvino", "onnxruntime", "int8")
     }
     assert losses["int8"] == pytest.approx(expected, rel=1e-4)
@@ -141,10 +139,9 @@ def onnx_nodes(folder):
     return onnx.load(folder / "model.onnx").graph.node
 
 
-def test_an_int8_program_is_not_exported_at_another_size(quantized, tmp_path, capsys):
+def test_an_int8_program_is_not_exported_at_another_size(quantized, tmp_path, run_command):
     options = ["--to", "openvino", "--size", "24x36"]
-    assert main(["export", str(quantized), str(tmp_path / "out"), *options]) == 2
-    assert "(20, 36)" in capsys.readouterr().err
+    assert "(20, 36)" in run_command(["export", quantized, tmp_path / "out", *options], status=2)
     assert not (tmp_path / "out").exists()
 
 

@@ -10,24 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit.cli import main
 from hf_vit.files.messages import user_errors
 
 from ..paths import ROOT
 from ..processes import finish, start
-
-
-def refused(arguments, capsys, folder=None) -> str:
-    """Run a command that must fail; its one sentence, after checking that nothing was left in `folder`."""
-    before = sorted(folder.rglob("*")) if folder else None
-    status = main([str(argument) for argument in arguments])
-    error = capsys.readouterr().err.strip()
-    assert status == 2, error
-    assert "\n" not in error
-    assert "Traceback" not in error
-    if folder:
-        assert sorted(folder.rglob("*")) == before
-    return error
 
 
 @pytest.fixture
@@ -37,39 +23,38 @@ def photograph(tmp_path):
     return path
 
 
-def test_convert_predict_export(goldens, tmp_path, photograph, capsys):
+def test_convert_predict_export(goldens, tmp_path, photograph, run_command):
     folder, back = tmp_path / "folder", tmp_path / "back.npz"
-    assert main(["convert", str(goldens / "vit_token.npz"), str(folder)]) == 0
-    assert "24,234" in capsys.readouterr().out
-    assert main(["predict", str(folder), str(photograph), str(photograph), "--top-k", "3", "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "24,234" in run_command(["convert", goldens / "vit_token.npz", folder])
+    printed = run_command(["predict", folder, photograph, photograph, "--top-k", 3, "--json"])
+    lines = [json.loads(line) for line in printed.splitlines()]
     assert len(lines) == 2
     scores = [prediction["score"] for prediction in lines[0]["predictions"]]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == 3
-    assert main(["predict", str(folder), str(photograph)]) == 0
-    assert capsys.readouterr().out.count("LABEL_") == 5
-    assert main(["export", str(folder), str(back), "--to", "jax"]) == 0
-    assert main(["convert", str(back), str(folder), "--overwrite", "--image-size", "48x24"]) == 0
-    assert "(48, 24)" in capsys.readouterr().out
+    assert run_command(["predict", folder, photograph]).count("LABEL_") == 5
+    run_command(["export", folder, back, "--to", "jax"])
+    assert "(48, 24)" in run_command(["convert", back, folder, "--overwrite", "--image-size", "48x24"])
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "back.npz", "photograph.png"}
 
 
-def test_a_position_grid_can_be_stated(goldens, tmp_path, capsys):
-    assert main(["convert", str(goldens / "vit_token.npz"), str(tmp_path / "out"), "--position-grid", "2x8"]) == 0
-    assert "(16, 64)" in capsys.readouterr().out
+def test_a_position_grid_can_be_stated(goldens, tmp_path, run_command):
+    command = ["convert", goldens / "vit_token.npz", tmp_path / "out", "--position-grid", "2x8"]
+    assert "(16, 64)" in run_command(command)
 
 
-def test_outputs_are_not_overwritten(goldens, tmp_path, capsys):
+def test_outputs_are_not_overwritten(goldens, tmp_path, run_command):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    error = refused(["convert", goldens / "vit_token.npz", tmp_path / "out"], capsys, tmp_path)
-    assert "--overwrite" in error
     (tmp_path / "out.npz").write_text("mine")
-    main(["convert", str(goldens / "vit_token.npz"), str(tmp_path / "folder")])
-    capsys.readouterr()
-    error = refused(["export", tmp_path / "folder", tmp_path / "out.npz", "--to", "jax"], capsys, tmp_path)
-    assert "--overwrite" in error
+    run_command(["convert", goldens / "vit_token.npz", tmp_path / "folder"])
+    before = sorted(tmp_path.rglob("*"))
+    convert = ["convert", goldens / "vit_token.npz", tmp_path / "out"]
+    for command in (convert, ["export", tmp_path / "folder", tmp_path / "out.npz", "--to", "jax"]):
+        error = run_command(command, status=2)
+        assert "--overwrite" in error
+        assert error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(("output", "status", "said"), [

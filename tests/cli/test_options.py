@@ -78,9 +78,8 @@ def test_a_recipe_by_its_name_or_as_a_base(tmp_path):
         read_recipe(tmp_path / "digits")
 
 
-def test_recipes_are_listed_with_hardware_and_expected_results(capsys):
-    assert main(["recipes"]) == 0
-    listed = capsys.readouterr().out
+def test_recipes_are_listed_with_hardware_and_expected_results(capsys, run_command):
+    listed = run_command(["recipes"])
     for name, path in installed_recipes().items():
         about = about_recipe(path)
         assert all(about), f"{name} does not say what it is, its hardware or what to expect"
@@ -90,24 +89,8 @@ def test_recipes_are_listed_with_hardware_and_expected_results(capsys):
     assert capsys.readouterr().out == (RECIPES / "digits.yaml").read_text()
 
 
-def test_launch_templates_are_listed(capsys):
-    assert main(["launch-configs"]) == 0
-    assert "single_gpu" in capsys.readouterr().out
-    assert main(["launch-configs", "path", "fsdp"]) == 0
-    assert capsys.readouterr().out.strip().endswith("accelerate/fsdp.yaml")
-
-
-def test_environment_is_printed(capsys):
-    assert main(["env"]) == 0
-    told = capsys.readouterr().out
-    assert "transformers" in told
-    assert "[training]" in told
-    assert "CPU " in told
-
-
-def test_completion_of_commands_and_settings(capsys):
+def test_completion_of_commands_and_settings(run_command):
     pytest.importorskip("shtab")
-    assert main(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
+    script = run_command(["completion", "bash"])
     assert "--learning-rate" in script
     assert "--top-k" in script

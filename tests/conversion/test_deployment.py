@@ -114,7 +114,7 @@ def test_the_same_pixels_and_classes_for_every_preset(preset, model, program, ph
 @pytest.mark.slow
 @pytest.mark.parametrize(("to", "problem_type"), [("onnx", "multi_label_classification"), ("openvino", "regression")])
 def test_the_command_writes_a_script_that_needs_no_torch(
-    to, problem_type, model, photographs, tmp_path, capsys, monkeypatch
+    to, problem_type, model, photographs, tmp_path, capsys, monkeypatch, run_command
 ):
     for package in ("onnxscript", "onnxruntime") if to == "onnx" else ("openvino",):
         pytest.importorskip(package, reason=f"{package} is not installed")
@@ -131,8 +131,7 @@ def test_the_command_writes_a_script_that_needs_no_torch(
     capsys.readouterr()
 
     images = [str(path) for path in photographs[:3]]
-    assert main(["predict", str(folder), *images]) == 0
-    expected = capsys.readouterr().out
+    expected = run_command(["predict", folder, *images])
     deployed = deployed.rename(tmp_path / "elsewhere")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONUTF8": "1"}
     command = [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, str(deployed / "predict.py"), *images]

@@ -40,17 +40,6 @@ def test_pipeline_for_features_has_no_random_weights(folder, images, pixel_value
     torch.testing.assert_close(torch.cat(tokens), expected.last_hidden_state)
 
 
-def test_datasets_map_with_the_processor(folder, images, pixel_values):
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=11)})
-    data = datasets.Dataset.from_dict({"image": images, "label": [3, 0, 10]}, features=features)
-    processor = AutoImageProcessor.from_pretrained(folder)
-    mapped = data.map(lambda batch: processor(batch["image"]), batched=True, batch_size=2, remove_columns="image")
-    assert torch.equal(mapped.with_format("torch")["pixel_values"][:], pixel_values)
-    on_the_fly = data.with_transform(lambda batch: processor(batch["image"], return_tensors="pt"))
-    assert torch.equal(on_the_fly[1]["pixel_values"], pixel_values[1])
-
-
 def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
     output = client(
         f"""

@@ -59,12 +59,11 @@ def close(expected):
     return [(label, pytest.approx(score, abs=1e-6)) for label, score in expected.items()]
 
 
-def test_functions_and_the_command(folder, picture, expected, capsys):
+def test_functions_and_the_command(folder, picture, expected, run_command):
     answers = pipeline("image-classification", model=str(folder), top_k=5)(picture)
     assert [(answer["label"], answer["score"]) for answer in answers] == close(expected)
     assert classify(*hf_vit.load(folder), [picture])[0] == close(expected)
-    assert main(["predict", str(folder), picture, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)["predictions"]
+    printed = json.loads(run_command(["predict", folder, picture, "--json"]))["predictions"]
     assert [(entry["label"], entry["score"]) for entry in printed] == close(expected)
 
 
