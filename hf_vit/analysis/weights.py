@@ -8,7 +8,7 @@ from torch import nn
 
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.flexible_sizes import resize_patch_kernel
-from ..models.resnet_stem import standardize
+from ..models.resnet_stem import StandardizedConv2d, standardize
 from .attention_hooks import UnsupportedModel, check_finite
 
 
@@ -56,10 +56,11 @@ def _first_kernels(model: nn.Module) -> np.ndarray:
         raise UnsupportedModel(f"{type(model).__name__} has no convolution")
     weight = convolution.weight.detach().double()
     config: Any = model.config
-    if getattr(config, "is_flexible", False) and not hasattr(convolution, "numbers"):  # not the root of a stem
+    if isinstance(convolution, StandardizedConv2d):  # the root of a stem
+        weight = standardize(weight, convolution.options)
+    elif getattr(config, "is_flexible", False):
         weight = resize_patch_kernel(weight, as_pair(config.patch_size))
-    numbers = getattr(convolution, "numbers", None)  # of a convolution with standardized weights
-    return (weight if numbers is None else standardize(weight, numbers)).cpu().numpy()
+    return weight.cpu().numpy()
 
 
 @torch.no_grad()
