@@ -1,13 +1,12 @@
 """Report of `hf-vit inspect`: an HTML file with a model's weights, and its attention and predictions for images."""
 
-import base64
 import io
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,9 +15,8 @@ from tqdm import tqdm
 
 from ..files.output import new_folder
 from ..files.owned_files import check_no_model
-from ..files.pages import render_page
+from ..files.pages import data_uri, render_page
 from ..files.predictions import Prediction, most_likely
-from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
@@ -41,22 +39,6 @@ _SECTIONS = {
     "Position embeddings": "position_similarity.png",
     "Filters": "filters.png",
 }
-
-
-class _Picture(NamedTuple):
-    """A figure as data: URIs, for the light and the dark color scheme."""
-
-    caption: str
-    data: str
-    dark: str
-
-
-class _ImageFindings(NamedTuple):
-    """Findings about one image."""
-
-    name: str
-    predictions: list[Prediction]
-    files: list[str]
 
 
 def inspect(
@@ -111,7 +93,7 @@ def inspect(
             pictures=report.pictures,
             missing=report.missing,
             problems=report.problems,
-            footer=f"hf_vit {versions_of(['hf_vit'])['hf_vit']}; attention at {_size(model.config)} pixels",
+            size=_size(model.config),
         )
         (temporary / "report.html").write_text(html, encoding="utf-8")
     return report.problems
@@ -122,7 +104,7 @@ class _Report:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.pictures: dict[str, _Picture] = {}  # by their files
+        self.pictures: dict[str, dict[str, str]] = {}  # by file: caption, and data: URIs of both color schemes
         self.missing: list[str] = []  # parts that the model does not have
         self.problems: list[str] = []
 
@@ -143,7 +125,7 @@ class _Report:
         figure.savefig(self.folder / file)
         figures.darken(figure)
         figure.savefig(dark, format="png")
-        self.pictures[file] = _Picture(caption, _as_uri(self.folder / file), _as_uri(dark))
+        self.pictures[file] = {"caption": caption, "data": _as_uri(self.folder / file), "dark": _as_uri(dark)}
 
 
 def _as_uri(file: Path | io.BytesIO) -> str:
@@ -151,7 +133,7 @@ def _as_uri(file: Path | io.BytesIO) -> str:
     small = io.BytesIO()
     with Image.open(file, formats=["PNG"]) as picture:
         picture.convert("RGB").save(small, "webp", quality=90)
-    return "data:image/webp;base64," + base64.b64encode(small.getvalue()).decode()
+    return data_uri("webp", small.getvalue())
 
 
 def _draw_weights(report: _Report, model: Any) -> None:
@@ -169,8 +151,12 @@ def _draw_weights(report: _Report, model: Any) -> None:
 
 def _analyze_images(
     report: _Report, model: Any, processor: Any, images: Sequence, flow: bool, progress: bool
-) -> list[_ImageFindings]:
-    """Analyze each image separately; the attention distance is the mean over the readable ones."""
+) -> list[dict[str, Any]]:
+    """Analyze each image separately; the attention distance is the mean over the readable images.
+
+    Returns:
+        For each readable image its "name", "predictions" and the "files" of its figures.
+    """
     findings, distances = [], []
     has_attention = False
     with report.attempt():
@@ -181,7 +167,7 @@ def _analyze_images(
         for number, path in enumerate(bar, start=1):
             with report.attempt(str(path)):
                 pixel_values = as_images(processor([str(path)], return_tensors="pt"), model.config)
-                findings.append(_ImageFindings(Path(path).name, _predict(model, pixel_values), []))
+                findings.append({"name": Path(path).name, "predictions": _predict(model, pixel_values), "files": []})
                 if has_attention:
                     distances.append(attention_distance(model, pixel_values))
                     name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem)[:40]
@@ -197,7 +183,7 @@ def _analyze_images(
 
 def _draw_image(
     report: _Report,
-    findings: _ImageFindings,
+    findings: dict[str, Any],
     model: Any,
     processor: Any,
     pixel_values: torch.Tensor,
@@ -209,18 +195,18 @@ def _draw_image(
 
     def add(kind: str, figure: "Figure", caption: str) -> None:
         report.add(f"{stem}.{kind}.png", figure, caption)
-        findings.files.append(f"{stem}.{kind}.png")
+        findings["files"].append(f"{stem}.{kind}.png")
 
-    with report.attempt(findings.name):
+    with report.attempt(findings["name"]):
         (rollout,) = attention_rollout(model, pixel_values)
         caption = "Attention rollout: the share of each patch in the head's input, through all layers."
         add("rollout", figures.plot_attention_rollout(visible, rollout), caption)
     if flow:
-        with report.attempt(findings.name):
+        with report.attempt(findings["name"]):
             (flows,) = attention_flow(model, pixel_values)
             caption = "Attention flow: the maximum flow through the layers from the head to each patch."
             add("flow", figures.plot_attention_rollout(visible, flows, "Attention flow"), caption)
-    with report.attempt(findings.name):
+    with report.attempt(findings["name"]):
         last_layer = attention_maps(model, pixel_values)[0, -1]
         query = "the class token" if model.config.num_prefix_tokens else "the mean of all patches"
         figure = figures.plot_attention_maps(visible, last_layer, "Attention of the last layer")

@@ -1,6 +1,5 @@
 """Contact sheet for each kind of issue, audit.html, and the same sections in report.html."""
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..data.issues import Issue
 from ..files.output import new_file, write_text
-from ..files.pages import page_color, render_page
+from ..files.pages import data_uri, page_color, render_page
 from ..models.image_reading import ImageReadingError, read_picture
 
 KINDS = {
@@ -53,7 +52,7 @@ def write_pages(output: Path, issues: Sequence[Issue], files: Mapping[str, dict[
             draw_sheet(found[:_SHOWN], files).save(content, "PNG")
             with new_file(output / f"{kind}.png", overwrite=True) as file:
                 file.write_bytes(content.getvalue())
-            picture = "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+            picture = data_uri("png", content.getvalue())
         sections.append({"title": title, "about": about, "picture": picture, "issues": found, "shown": found[:_SHOWN]})
     content = render_page("hf_vit.auditing", "sections.html.jinja", sections=sections, images=len(files))
     write_text(

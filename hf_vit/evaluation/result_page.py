@@ -1,6 +1,5 @@
 """Results of a classifier on a split: report.html, predictions.csv, and what the model card shows by class."""
 
-import base64
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,9 +14,8 @@ import numpy as np
 from ..data.labels import distinguish
 from ..data.splits import Split
 from ..files.output import new_file, write_text
-from ..files.pages import page_color, render_page
+from ..files.pages import data_uri, page_color, render_page
 from ..files.predictions import Table
-from ..files.versions import versions_of
 from ..models.image_reading import ImageReadingError, read_picture
 from .multi_label import average_precision, score_labels
 
@@ -126,9 +124,8 @@ def write_results(
         "title": title,
         "facts": facts,
         "recipe": recipe,
-        "curve": "" if curve is None else _as_data("png", curve.read_bytes()),
+        "curve": "" if curve is None else data_uri("png", curve.read_bytes()),
         "skipped": held_out.predictions["skipped"],
-        "version": versions_of(("hf_vit",))["hf_vit"],
     }
     write_text(output / "report.html", render_page("hf_vit.evaluation", template, **content))
 
@@ -273,14 +270,9 @@ def _thumbnails(
             image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
             content = io.BytesIO()
             image.save(content, "JPEG", quality=80)
-            data = _as_data("jpeg", content.getvalue())
+            data = data_uri("jpeg", content.getvalue())
             shown.append({"file": files[index] or f"row {index}", "data": data, **caption})
     return shown
-
-
-def _as_data(kind: str, content: bytes) -> str:
-    """Return an image as a data: URI."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def write_matrix(matrix: np.ndarray, names: Mapping[int, str], path: Path) -> None:

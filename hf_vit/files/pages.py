@@ -1,13 +1,18 @@
 """Self-contained HTML pages: one file with its style inside, without network access or scripts."""
 
+import base64
 from importlib.resources import files
 from typing import Any
 
 import jinja2
 
+from .versions import versions_of
+
 
 def render_page(package: str, template: str, **content: Any) -> str:
-    """Render a template as an HTML page with the style sheet of all our pages; text in `content` is escaped.
+    """Render a template as an HTML page; text in `content` is escaped.
+
+    All our pages extend base.html.jinja and have the variables `style` (a style sheet) and `version`.
 
     Args:
         package: package that holds the template, as a dotted name.
@@ -17,11 +22,21 @@ def render_page(package: str, template: str, **content: Any) -> str:
     Raises:
         jinja2.UndefinedError: the template uses a variable that `content` lacks.
     """
+    loaders = [jinja2.PackageLoader(name, "") for name in (package, "hf_vit.files")]
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.ChoiceLoader(loaders),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
-    source = files(package).joinpath(template).read_text(encoding="utf-8")
-    return environment.from_string(source).render(style=_read_style(), **content)
+    version = versions_of(("hf_vit",))["hf_vit"]
+    return environment.get_template(template).render(style=_read_style(), version=version, **content)
+
+
+def data_uri(kind: str, content: bytes) -> str:
+    """Return an image of a kind such as "png" as a data: URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def page_color(name: str, dark: bool = False) -> str:
