@@ -81,7 +81,7 @@ def find_images(
         path = os.path.expanduser(argument)
         paths = [path] if os.path.exists(path) else sorted(glob(path, recursive=True)) if has_magic(path) else []
         missing += [] if paths else [argument]
-        found = [entry for path in paths for entry in _entries_at(Path(path), column)]
+        found = [entry for path in map(Path, paths) for entry in _entries_at(path, column)]
         entries += {entry.name: entry for entry in found}.values()  # `**` matches both a folder and its files
     if missing:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")

@@ -1,8 +1,9 @@
 """`hf-vit predict`."""
 
+import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
@@ -26,7 +27,9 @@ _FORMATS = {"": "text", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}  # by 
 
 
 def _parse_threshold(text: str) -> float | str:
-    return text if text == "auto" else float(text)
+    with suppress(ValueError):
+        return text if text == "auto" else float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto")
 
 
 def predict(

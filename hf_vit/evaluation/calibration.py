@@ -122,15 +122,12 @@ def measure(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         }
     errors = {"before": calibration_error(before, labels[rest]), "after": calibration_error(after, labels[rest])}
     limits, scaled = rejection_limits(logits[half] / fitted, labels[half]), logits[rest] / fitted
-    rejection = {
-        "asked": REJECTED,
-        "measured": float((scaled.max(axis=1) < limits[scaled.argmax(axis=1)]).mean()),
-    }
+    rejected = float((scaled.max(axis=1) < limits[scaled.argmax(axis=1)]).mean())
     return {
         "temperature": temperature,
         "expected_calibration_error": errors,
         "coverage": coverage,
-        "rejection": rejection,
+        "rejection": {"asked": REJECTED, "measured": rejected},
     }
 
 
@@ -184,9 +181,7 @@ def coverage_threshold(own: np.ndarray, coverage: float) -> float:
     Args:
         own: (images,) the probability of each image's own label.
     """
-    rank = int(
-        np.floor((len(own) + 1) * (1 - coverage) + 1e-9)
-    )  # number of probabilities that may be below the threshold
+    rank = int(np.floor((len(own) + 1) * (1 - coverage) + 1e-9))  # probabilities that may be below the threshold
     return float(np.sort(own)[rank - 1]) if rank else 0.0
 
 

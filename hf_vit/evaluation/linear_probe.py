@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from torch.nn import functional as F
 
 from ..settings.fields import EvaluateSettings
-from .features import Extractor, Features, open_train_and_test
+from .features import Extractor, open_train_and_test
 from .predictions import TOP_K, cross_entropy, make_targets, score
 
 _TOLERANCE = 1e-6  # of the gradient's largest entry
@@ -64,8 +64,14 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     regression.fit(values, labels, best)
     unknown = extractor.extract(test, settings.split or "test")
     logits = regression.logits(unknown.values.to(accelerator.device)).cpu()
-    metrics = score(_ranking(logits, unknown))
-    return {**metrics, "l2": best, "held_out_accuracy": {str(l2): value for l2, value in accuracies.items()}}
+    predictions = {
+        "ranked": logits.topk(min(TOP_K, train.num_labels)).indices.numpy(),
+        "loss": cross_entropy(logits, make_targets(unknown.labels, train.num_labels)).numpy(),
+        "label": unknown.labels.numpy(),
+        "index": unknown.index,
+        "skipped": unknown.skipped,
+    }
+    return {**score(predictions), "l2": best, "held_out_accuracy": {str(l2): value for l2, value in accuracies.items()}}
 
 
 def hold_out(count: int, share: float, seed: int) -> torch.Tensor:
@@ -93,12 +99,3 @@ def choose(
         right = regression.logits(values[held_out]).argmax(dim=1) == labels[held_out]
         accuracies[l2] = right.double().mean().item()
     return accuracies
-
-
-def _ranking(logits: torch.Tensor, features: Features) -> dict[str, Any]:
-    """Convert logits to the input of `score`."""
-    losses = cross_entropy(logits, make_targets(features.labels, logits.shape[1]))
-    ranked = logits.topk(min(TOP_K, logits.shape[1])).indices
-    columns = {"ranked": ranked, "loss": losses, "label": features.labels}
-    arrays = {name: tensor.numpy() for name, tensor in columns.items()}
-    return {**arrays, "index": features.index, "skipped": features.skipped}

@@ -35,10 +35,10 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
             votes = vote(queries, keys, labels, train.num_labels, count, settings.temperature)
             right = votes.topk(min(5, votes.shape[1])).indices == answers[:, None]
             hits[count] += torch.stack([right[:, 0].sum(), right.sum()]).cpu()
-    rows = [
-        {"neighbors": count, "accuracy": top1 / len(unknown), "top5_accuracy": top5 / len(unknown)}
-        for count, (top1, top5) in ((count, found.tolist()) for count, found in hits.items())
-    ]
+    rows = []
+    for count, found in hits.items():
+        top1, top5 = found.tolist()
+        rows.append({"neighbors": count, "accuracy": top1 / len(unknown), "top5_accuracy": top5 / len(unknown)})
     return {"knn": rows, "samples": len(unknown), "skipped": known.skipped + unknown.skipped}
 
 

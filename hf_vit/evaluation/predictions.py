@@ -113,15 +113,10 @@ def collect(
         rows.append({**results, **{name: batch[name] for name in ("label", "valid", "index")}})
     model.train(was_training)
     columns = {name: torch.cat([row[name].cpu() for row in rows]) for name in (rows[0] if rows else ())}
-    return drop_padding({name: _gather(accelerator, column).numpy() for name, column in columns.items()})
-
-
-def _gather(accelerator: Accelerator, column: torch.Tensor) -> torch.Tensor:
-    """Gather a column (rows, ...) of all processes, on the CPU; all have the same number of rows."""
-    if accelerator.num_processes == 1:
-        return column
-    parts = (accelerator.gather(part.to(accelerator.device)) for part in column.split(_ROWS))
-    return torch.cat([cast(torch.Tensor, part).cpu() for part in parts])
+    for name, column in columns.items() if accelerator.num_processes > 1 else ():
+        parts = (accelerator.gather(part.to(device)) for part in column.split(_ROWS))
+        columns[name] = torch.cat([cast(torch.Tensor, part).cpu() for part in parts])
+    return drop_padding({name: column.numpy() for name, column in columns.items()})
 
 
 def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, sizes: dict) -> dict[str, torch.Tensor]:

@@ -102,8 +102,10 @@ def open_task(task: Task, source: str) -> TaskData:
         folder = Path(source).expanduser() / task.folder
         listed = source != "hub" and (folder / _LISTS["test"]).exists()
         data = _read_lists(task, folder) if listed else _draw_examples(task, source, folder)
-        for split in (data.train, data.validation, data.test):
-            _check_labels(task, split)
+        for split in (data.train, data.validation, data.test):  # before any training
+            for number, label in enumerate(split.class_numbers()):
+                if not 0 <= label < task.classes:
+                    raise ValueError(f"example {number} has the label {label}, but there are {task.classes} classes")
     except (ValueError, OSError) as error:
         raise ValueError(f"{task.name}: {error}") from error
     return data
@@ -114,9 +116,8 @@ def _read_lists(task: Task, folder: Path) -> TaskData:
     features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")})
     splits = {}
     for name, file in _LISTS.items():
-        lines = [
-            line.rsplit(maxsplit=1) for line in (folder / file).read_text(encoding="utf-8").splitlines() if line.strip()
-        ]
+        text = (folder / file).read_text(encoding="utf-8")
+        lines = [line.rsplit(maxsplit=1) for line in text.splitlines() if line.strip()]
         if wrong := [line for line in lines if len(line) != 2 or not line[1].isdigit()]:
             raise ValueError(
                 f"{folder / file} has the line {' '.join(wrong[0])!r} (expected a path and a class number)"
@@ -162,13 +163,6 @@ def _take(split: Split, start: int, count: int, spec: str) -> Split:
     if start + count > len(split):
         raise ValueError(f"{spec} has {len(split)} examples (expected at least {start + count})")
     return replace(split, samples=split.samples.select(range(start, start + count)))
-
-
-def _check_labels(task: Task, split: Split):
-    """Raise ValueError for unknown labels, before any training."""
-    for number, label in enumerate(split.class_numbers()):
-        if not 0 <= label < task.classes:
-            raise ValueError(f"there are {task.classes} classes, but example {number} has the label {label}")
 
 
 def join(train: Split, validation: Split) -> Split:

@@ -30,9 +30,11 @@ class Sources:
 
     def __init__(self, texts: Mapping[str, str]):
         names = "config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "calibration.json"
-        self.config, self.processor, self.conversion, self.training, self.calibration = (
-            _parse(texts.get(name, "{}"), name) for name in names
-        )
+        contents = {name: parse_json(texts.get(name, "{}"), name) for name in names}
+        for name, content in contents.items():
+            if not isinstance(content, dict):
+                raise ValueError(f"{name} holds a {type(content).__name__} (expected an object with names and values)")
+        self.config, self.processor, self.conversion, self.training, self.calibration = contents.values()
         self.cost = describe_cost(self.config)  # of the nearest preprocessing of transformers' own classes
         self.is_of_transformers = is_of_transformers(self.config)
         if self.is_of_transformers:
@@ -67,10 +69,3 @@ class Sources:
         """Data sets that the model was trained on: keys of released.yaml, and that of our training."""
         trained_on = self.training.get("dataset")
         return [*self.facts.get("datasets", ()), *([trained_on] if trained_on else ())]
-
-
-def _parse(text: str, name: str) -> dict[str, Any]:
-    content = parse_json(text, name)
-    if not isinstance(content, dict):
-        raise ValueError(f"{name} holds a {type(content).__name__} (expected an object with names and values)")
-    return content

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,7 +151,7 @@ def push(
             revision=revision,
             create_pr=create_pr,
             license=license,
-            tags=tags or [],
+            tags=tags,
             space=space,
             allow_incomplete_card=allow_incomplete_card,
             message=message,
@@ -166,14 +166,9 @@ def push_saved(
     *,
     commit_message: str | None = None,
     commit_description: str | None = None,
-    private: bool | None = None,
-    token: str | bool | None = None,
-    revision: str | None = None,
-    create_pr: bool = False,
     max_shard_size: int | str = "50GB",
-    tags: list[str] | None = None,
     code: bool = False,
-    license: str | None = None,
+    **options: Any,
 ) -> CommitInfo:
     """Push a model or an image processor as `push` does, with the arguments of transformers' `push_to_hub`.
 
@@ -182,8 +177,9 @@ def push_saved(
     Args:
         saved: an object with `save_pretrained`.
         max_shard_size: largest size of a weight file; a larger model is split.
-        repo_id, private, token, revision, create_pr, tags, code, license: as in `push`.
+        repo_id, code: as in `push`.
         commit_message, commit_description: texts of the commit.
+        options: private, token, revision, create_pr, tags and license, as in `push`.
 
     Returns:
         The commit.
@@ -195,15 +191,10 @@ def push_saved(
         pushed = _Push(
             _with_code(files) if code and "config.json" in files else files,
             repo_id,
-            private=private,
-            revision=revision,
-            create_pr=create_pr,
-            license=license,
-            tags=tags or [],
             allow_incomplete_card=True,
             message=commit_message or f"Upload {type(saved).__name__}",
             description=commit_description,
-            token=token,
+            **options,
         ).run()
     for problem in pushed.problems:
         _logger.warning(f"The card of {repo_id}: {problem}")
@@ -272,7 +263,7 @@ class _Push:
     revision: str | None = None
     create_pr: bool = False
     license: str | None = None
-    tags: list[str] = field(default_factory=list)
+    tags: list[str] | None = None
     space: str | None = None
     allow_incomplete_card: bool = False
     message: str = "Upload with hf_vit"
@@ -355,7 +346,7 @@ class _Push:
         texts = {name: text for name in CARD_SOURCES if (text := self._text(name, remote)) is not None}
         files, problems = dict(self.files), []
         if "config.json" in texts:
-            card = render_card(texts, self.repo_id, license=self.license, tags=self.tags, space=self.space)
+            card = render_card(texts, self.repo_id, license=self.license, tags=self.tags or (), space=self.space)
             files["README.md"], problems = card.encode(), [*_size_problems(texts), *check_card(card)]
             if (results := eval_results_file(texts, self.repo_id, self._task_of)) is not None:
                 files = {_OUR_RESULTS: results.encode(), **files}

@@ -45,10 +45,12 @@ def add_code(folder: str | os.PathLike) -> list[str]:
     delete_manifest(folder)
     for name, content in changed.items():
         write_json(folder / name, content, sort_keys=True)
-    files = _code_files(model_type)
+    classes = (*_classes(model_type).values(), image_processing_hf_vit.HfViTImageProcessor)
+    entries = [Path(inspect.getfile(cls)) for cls in classes]
+    files = {*entries, *(Path(file) for entry in entries for file in get_relative_import_files(entry))}
     for file in files:
         shutil.copyfile(file, folder / file.name)
-    return [*changed, *(file.name for file in files)]
+    return [*changed, *sorted(file.name for file in files)]
 
 
 def code_of(folder: Path) -> set[Path]:
@@ -61,14 +63,6 @@ def code_of(folder: Path) -> set[Path]:
     modules = {folder / f"{reference.partition('.')[0]}.py" for reference in references if isinstance(reference, str)}
     entries = {file for file in modules if file.parent == folder and file.is_file()}
     return entries | {Path(file) for entry in entries for file in get_relative_import_files(entry)}
-
-
-def _code_files(model_type: str) -> list[Path]:
-    """List the files that travel: those of the classes, and the siblings that they import."""
-    classes = (*_classes(model_type).values(), image_processing_hf_vit.HfViTImageProcessor)
-    entries = [Path(inspect.getfile(cls)) for cls in classes]
-    neighbors = [Path(file) for entry in entries for file in get_relative_import_files(entry)]
-    return sorted({*entries, *neighbors})
 
 
 def _classes(model_type: str) -> dict[str, type]:
