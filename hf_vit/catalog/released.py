@@ -114,7 +114,7 @@ def copies_of(location: str) -> list[str]:
     return released_facts()["copies"].get(bare_name(location).removeprefix("gs://"), [])
 
 
-def lost_by(copy: str) -> list[str]:
+def layers_missing_in(copy: str) -> list[str]:
     """Return the layers of the original that a copy of `copies_of` lacks."""
     return released_facts()["lost_by_copies"].get(copy, [])
 

@@ -13,7 +13,7 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers.utils import logging
 
-from ..catalog import copies_of, lost_by
+from ..catalog import copies_of, layers_missing_in
 from ..files.bucket import fetch_folder, is_folder_address
 from ..files.download import BUCKETS, Fetched, SourceError, UnavailableError, fetch
 from ..files.messages import shorten
@@ -93,7 +93,7 @@ def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
             refusals.append(error)
             continue
         if refusals:
-            lost = ", ".join(lost_by(source))
+            lost = ", ".join(layers_missing_in(source))
             reasons = "; ".join(map(str, refusals))
             logger.warning(f"{reasons}; took {source}{f', which lacks the {lost}' if lost else ''}")
         return Fetched(location, fetched.path, fetched.sha256, source if source in copies else None)

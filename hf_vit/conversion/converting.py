@@ -9,7 +9,7 @@ from unicodedata import category
 import numpy as np
 from safetensors import safe_open
 
-from ..catalog import address_of, lost_by
+from ..catalog import address_of, layers_missing_in
 from ..catalog.class_names import BUILT_IN, built_in_class_names
 from ..files.download import public_name, sha256_at
 from ..files.messages import shorten
@@ -128,7 +128,7 @@ def convert_request(
         sha256 = {"sha256": hashing.result()} if hashing is not None else {}
     record: dict[str, Any] = {"source": public_name(fetched), "file": path.name, **sha256, **read}
     if fetched.copy is not None:
-        record["copy"] = {"name": fetched.copy, "without": lost_by(fetched.copy)}
+        record["copy"] = {"name": fetched.copy, "without": layers_missing_in(fetched.copy)}
     if not request.without_weights:
         record["fingerprint"] = _fingerprint(model, request.weights)
     sizes = _set_sizes(model, request, image_size)

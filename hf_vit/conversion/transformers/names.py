@@ -48,7 +48,7 @@ SIGLIP_SETTINGS: dict[str, Any] = {  # SiglipVisionConfig
     "layer_norm_eps": 1e-6,
 }
 del SIGLIP_SETTINGS["initializer_range"], SIGLIP_SETTINGS["qkv_bias"]
-SURPLUS = "hf_vit"  # field of config.json and preprocessor_config.json that transformers keeps and ignores
+OWN_FIELD = "hf_vit"  # field of config.json and preprocessor_config.json that transformers keeps and ignores
 # AutoModel gives every ViT a pooler, with random weights if there are none. One with the identity as its weight and
 # this activation returns the class token.
 NO_POOLER = {"pooler_act": "linear"}
@@ -158,9 +158,9 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
     ours = {name: value for name, value in settings.items() if name in general and name != "architectures"}
     shared = THEIR_MODELS[settings["model_type"]].settings
     ours |= {name: settings.get(name, default) for name, default in shared.items()}
-    surplus = surplus_of(settings).get("config", {})
+    own = own_settings_of(settings).get("config", {})
     if settings["model_type"] == "bit":
-        return {**ours, **_translate_bit(settings, ours), **BIT_NUMBERS, **surplus}
+        return {**ours, **_translate_bit(settings, ours), **BIT_NUMBERS, **own}
     ours |= {"pooling": "cls", "position_interpolation": "bicubic_aliased"}
     if settings["model_type"] == "siglip_vision_model":
         if not settings.get("vision_use_head", True):
@@ -172,27 +172,27 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
         ours["representation_size"] = settings.get("pooler_output_size") or ours["hidden_size"]
     if settings["model_type"] == "vit-hybrid":
         ours |= _translate_stem(settings.get("backbone_config") or {})
-    return {**ours, **surplus}
+    return {**ours, **own}
 
 
-def surplus_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+def own_settings_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a folder written by hf_vit states beyond transformers' own settings; empty for any other folder.
 
     In a config.json: fields of our configuration ("config"), the "source" of the weights, and what the nearest
     preprocessing costs ("preprocessing"). In a preprocessor_config.json: all settings of our image processor.
     """
-    surplus = settings.get(SURPLUS) or {}
-    if not isinstance(surplus, dict) or not isinstance(surplus.get("config", {}), dict):
-        raise ValueError(f"its field {SURPLUS} is {shorten(surplus)} (expected an object)")
-    return surplus
+    own = settings.get(OWN_FIELD) or {}
+    if not isinstance(own, dict) or not isinstance(own.get("config", {}), dict):
+        raise ValueError(f"its field {OWN_FIELD} is {shorten(own)} (expected an object)")
+    return own
 
 
 def describe_cost(settings: Mapping[str, Any]) -> str:
     """Describe what the image processor of a folder for transformers costs, from its config.json; "" if it has none."""
-    surplus = surplus_of(settings)
-    if "preprocessing" not in surplus:
+    own = own_settings_of(settings)
+    if "preprocessing" not in own:
         return ""
-    cost = surplus["preprocessing"]
+    cost = own["preprocessing"]
     if not cost:
         return "how far its preprocessing for transformers is from the exact one was not measured"
     text = (
@@ -267,7 +267,7 @@ def nearest_processor(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Translate a preprocessor_config.json of transformers' own models into arguments of `HfViTImageProcessor`."""
-    own = surplus_of(stored)
+    own = own_settings_of(stored)
     if own and all(stored.get(name) == value for name, value in nearest_processor(own).items()):
         return own  # else transformers' settings were changed later
     if "Hybrid" in str(stored.get("image_processor_type") or stored.get("feature_extractor_type")):

@@ -50,8 +50,8 @@ from .names import (
     BIT_NUMBERS,
     BIT_SETTINGS,
     NO_POOLER,
+    OWN_FIELD,
     SIGLIP_SETTINGS,
-    SURPLUS,
     THEIR_MODELS,
     VIT_SETTINGS,
     model_class_for,
@@ -221,7 +221,7 @@ def save_for_transformers(model: Model, processor: Any, folder: Path, images: It
     theirs, record = _their_model(model), record_of(model)
     restored = build_config(translate_settings(theirs.config.to_dict() | {"architectures": [type(theirs).__name__]}))
     ours, again = model.config.to_dict(), restored.to_dict()
-    surplus: dict[str, Any] = {
+    own: dict[str, Any] = {
         "config": {
             name: value
             for name, value in ours.items()
@@ -231,12 +231,12 @@ def save_for_transformers(model: Model, processor: Any, folder: Path, images: It
     }
     if isinstance(processor, HfViTImageProcessor):
         nearest = nearest_processor(processor.settings())
-        write_json(folder / "preprocessor_config.json", {**nearest, SURPLUS: processor.to_dict()})
+        write_json(folder / "preprocessor_config.json", {**nearest, OWN_FIELD: processor.to_dict()})
         without_torchvision = getattr(transformers, f"{nearest['image_processor_type']}Pil").from_dict(nearest)
-        surplus["preprocessing"] = _preprocessing_cost(theirs, processor, without_torchvision, images)
+        own["preprocessing"] = _preprocessing_cost(theirs, processor, without_torchvision, images)
     elif processor is not None:
         processor.save_pretrained(folder)
-    setattr(theirs.config, SURPLUS, surplus)
+    setattr(theirs.config, OWN_FIELD, own)
     theirs.save_pretrained(folder)
     if record:
         write_json(folder / CONVERSION_RECORD, record)
