@@ -167,7 +167,7 @@ class Jax(JaxSource):
         grid, stride = request.position_grid, 1
         if naming.dialect.get("patch_vectors"):
             fields["position_interpolation"] = Inferred("bilinear", "patches are vectors, as in NaFlex")
-            grid = grid or (checkpoint.shapes[naming.arrays[POSITIONS].name][:2] if POSITIONS in shapes else None)
+            grid = grid or (as_pair(checkpoint.shapes[naming.arrays[POSITIONS].name]) if POSITIONS in shapes else None)
         if "head/kernel" in shapes:
             fields |= sizes_of(shapes, "head/kernel", num_labels=1)
         if "projection/kernel" in shapes:
