@@ -137,6 +137,7 @@ def _as_uri(file: Path | io.BytesIO) -> str:
 
 
 def _draw_weights(report: _Report, model: Any) -> None:
+    """Draw the filters and the position embeddings."""
     with report.attempt("filters"):
         weight = next(module.weight for module in model.modules() if isinstance(module, torch.nn.Conv2d))
         filters = embedding_filters(model, min(_COMPONENTS, len(weight), weight[0].numel()))

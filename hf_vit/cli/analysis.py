@@ -12,8 +12,8 @@ from .arguments import ImageSize, Model, Overwrite, check_output
 def inspect(
     folder: Model,
     *,
-    image: Annotated[list[Path], "images whose attention is drawn", {"metavar": "FILE"}] = (),  # pyright: ignore[reportArgumentType]
-    output: Annotated[Path, "folder to write: report.html and its figures", {"metavar": "FOLDER"}],
+    image: Annotated[list[Path], "images whose attention is drawn", "FILE"] = (),  # pyright: ignore[reportArgumentType]
+    output: Annotated[Path, "folder to write: report.html and its figures", "FOLDER"],
     image_size: ImageSize = None,
     flow: Annotated[bool, "also draw attention flow, which takes seconds to minutes per image"] = False,
     overwrite: Overwrite = False,
@@ -43,7 +43,7 @@ def compute(
     *,
     image_size: ImageSize = None,
     epochs: Annotated[float | None, "epochs of the training run, for --dataset-size (default 1)"] = None,
-    dataset_size: Annotated[float | None, "images per epoch, such as 303e6", {"metavar": "IMAGES"}] = None,
+    dataset_size: Annotated[float | None, "images per epoch, such as 303e6", "IMAGES"] = None,
     accelerator: Annotated[
         str | None, "training hardware, for --dataset-size: tpu-v3-core (default), a100 or h100"
     ] = None,
@@ -54,15 +54,15 @@ def compute(
     table: Annotated[
         int | None,
         "print table 2 or 6 of the paper next to the values computed here",
-        {"choices": [2, 6], "metavar": "{2,6}"},
+        {"choices": [2, 6]},
     ] = None,
     runs: Annotated[
         Path | None,
         "training runs to draw, with the columns name, exaflops, accuracy (in percent) and, optionally, family",
-        {"metavar": "CSV"},
+        "CSV",
     ] = None,
     output: Annotated[
-        Path | None, "figure of accuracy against compute to write, for --runs or --table 6", {"metavar": "PNG"}
+        Path | None, "figure of accuracy against compute to write, for --runs or --table 6", "PNG"
     ] = None,
     overwrite: Overwrite = False,
     json: Annotated[bool, "print JSON"] = False,

@@ -1,7 +1,7 @@
 """Arguments of commands, from the signatures of functions.
 
 Parameters before the `*` are positional arguments, and those after it are options. `Annotated` adds the help text of a
-parameter, and other keyword arguments of argparse's `add_argument`.
+parameter, then perhaps its metavar; a dictionary adds other keyword arguments of argparse's `add_argument`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def add_arguments(parser: Any, command: Callable[..., None]) -> None:
         kind, *metadata = typing.get_args(parameter.annotation)
         about: dict[str, Any] = {}
         for item in metadata:
-            about |= {"help": item} if isinstance(item, str) else item
+            about |= item if isinstance(item, dict) else {"metavar" if "help" in about else "help": item}
         if NoneType in typing.get_args(kind):
             kind = typing.get_args(kind)[0]
         is_option = parameter.kind is parameter.KEYWORD_ONLY
@@ -37,7 +37,7 @@ def add_arguments(parser: Any, command: Callable[..., None]) -> None:
                 about["nargs"] = "+" if is_option or is_required else "*"
                 (kind,) = typing.get_args(kind)
             about.setdefault("type", kind)
-            if is_option:
+            if is_option and "choices" not in about:
                 about.setdefault("metavar", {int: "INT", float: "FLOAT"}.get(about["type"], "TEXT"))
         if not is_required:
             about["default"] = [] if parameter.default == () else parameter.default
@@ -69,23 +69,21 @@ def parse_count(text: str) -> int:
 Count = Annotated[int, {"type": parse_count, "metavar": "INT"}]
 Size = Annotated[int | tuple[int, int] | None, {"type": parse_size, "metavar": "N|HxW"}]
 Model = Annotated[
-    str,
-    "a folder, a name on the Hub, a checkpoint file, or a released checkpoint such as augreg:Ti/16",
-    {"metavar": "model"},
+    str, "a folder, a name on the Hub, a checkpoint file, or a released checkpoint such as augreg:Ti/16", "model"
 ]
 ImageSize = Annotated[Size, "image size in pixels (default: the model's own)"]
 Overwrite = Annotated[bool, "replace the output"]
 SaveFor = Annotated[
     Literal["hf_vit", "transformers"] | None,
-    "format of the folder (also --for): hf_vit, or transformers: its own classes for vit, bit and "
-    "siglip_vision_model, which load without hf_vit; hf_vit.load loads both formats and computes the same outputs "
-    "(default: hf_vit for convert, the folder's own format for push)",
+    "format of the folder (also --for): hf_vit, or transformers (its own vit, bit and siglip_vision_model, which load "
+    "without hf_vit); hf_vit.load loads both formats, with the same outputs (default: hf_vit for convert, the "
+    "folder's own format for push)",
 ]
 Images = Annotated[
     Path | None,
     "with --for transformers: images on which transformers' preprocessing is compared with the exact one (default: "
     "two photographs from scikit-learn)",
-    {"metavar": "FOLDER"},
+    "FOLDER",
 ]
 
 

@@ -16,11 +16,9 @@ def catalog(
     ],
     *,
     adapted_to: Annotated[
-        str | None, "only files fine-tuned on this data: imagenet2012, oxford_iiit_pet, ...", {"metavar": "DATA"}
+        str | None, "only files fine-tuned on this data: imagenet2012, oxford_iiit_pet, ...", "DATA"
     ] = None,
-    resolution: Annotated[
-        int | None, "only files fine-tuned at this image size, 224 or 384", {"metavar": "PIXELS"}
-    ] = None,
+    resolution: Annotated[int | None, "only files fine-tuned at this image size, 224 or 384", "PIXELS"] = None,
     index: Annotated[
         str | None, "search AugReg's index.csv, which lists 51,509 files: a path, https://... or gs://..."
     ] = None,
@@ -82,12 +80,10 @@ def convert(
     ] = None,
     patch_size: Annotated[
         Size,
-        "FlexiViT: patch size in pixels for the forward; the stored kernel and position embeddings are kept "
+        "patch size in pixels for the forward, as in FlexiViT; the stored kernel and position embeddings are kept "
         "(default: the checkpoint's)",
     ] = None,
-    position_grid: Annotated[
-        Size, "rows x columns of the position embeddings (default: a square)", {"metavar": "RxC"}
-    ] = None,
+    position_grid: Annotated[Size, "rows x columns of the position embeddings (default: a square)", "RxC"] = None,
     set: Annotated[
         list[tuple[str, object]],
         "configuration field that the weights do not determine, such as num_attention_heads=4; may be repeated",
@@ -149,7 +145,7 @@ def export(
     original: Annotated[
         str | None,
         "for jax: the .npz that the model was converted from; its text tower, array names and data types are kept",
-        {"metavar": "FILE"},
+        "FILE",
     ] = None,
     size: Annotated[
         Any,
@@ -164,7 +160,7 @@ def export(
     runtime: Annotated[
         str | None,
         "for web: folder or .tgz of the npm package onnxruntime-web (default: download it once into the cache)",
-        {"metavar": "PACKAGE"},
+        "PACKAGE",
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:

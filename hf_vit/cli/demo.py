@@ -15,20 +15,16 @@ def demo(
     other: Annotated[str | None, "second model, to choose from on the page"] = None,
     *,
     static: Annotated[
-        Path | None,
-        "write the page to this folder and exit; `hf-vit demo FOLDER` serves it later",
-        {"metavar": "FOLDER"},
+        Path | None, "write the page to this folder and exit; `hf-vit demo FOLDER` serves it later", "FOLDER"
     ] = None,
-    examples: Annotated[
-        Path | None, "folder of example images (default: two photographs)", {"metavar": "FOLDER"}
-    ] = None,
+    examples: Annotated[Path | None, "folder of example images (default: two photographs)", "FOLDER"] = None,
     host: Annotated[str, "address to listen on; 0.0.0.0 lets other machines connect"] = "127.0.0.1",
     port: Annotated[int | None, "port of the page (default: 7860, or a free one)"] = None,
     open: Annotated[bool, "open the page in a browser"] = False,
     runtime: Annotated[
         Path | None,
         "folder or .tgz of the npm package onnxruntime-web (default: download it once into the cache)",
-        {"metavar": "PACKAGE"},
+        "PACKAGE",
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:

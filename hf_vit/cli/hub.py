@@ -8,7 +8,7 @@ from ..files.output import write_text
 from .arguments import Images, SaveFor, example_images
 
 _FOLDER = "a folder that convert, training or save_pretrained wrote"
-_License = Annotated[str | None, "license such as apache-2.0, if the card does not have one", {"metavar": "ID"}]
+_License = Annotated[str | None, "license such as apache-2.0, if the card does not have one", "ID"]
 
 
 def push(
@@ -16,16 +16,16 @@ def push(
     repository: Annotated[str, "repository: OWNER/NAME, or NAME in your own account; created if missing"],
     *,
     private: Annotated[bool, "create the repository as private"] = False,
-    revision: Annotated[str | None, "branch to push to; created if missing", {"metavar": "BRANCH"}] = None,
+    revision: Annotated[str | None, "branch to push to; created if missing", "BRANCH"] = None,
     create_pr: Annotated[bool, "open a pull request instead of committing"] = False,
     save_for: SaveFor = None,
     images: Images = None,
     static_space: Annotated[
         str | None,
         "also publish the page of `hf-vit demo --static` as this Space, OWNER/NAME or NAME; the card links to it",
-        {"metavar": "NAME"},
+        "NAME",
     ] = None,
-    runtime: Annotated[Path | None, "for --static-space: as in `hf-vit demo --static`", {"metavar": "PACKAGE"}] = None,
+    runtime: Annotated[Path | None, "for --static-space: as in `hf-vit demo --static`", "PACKAGE"] = None,
     code: Annotated[
         bool, "also push the model's code, so that it loads without hf_vit, with trust_remote_code=True"
     ] = False,
@@ -99,9 +99,7 @@ def verify(
 def card(
     folder: Annotated[Path | None, _FOLDER] = None,
     *,
-    published: Annotated[
-        Path | None, "write the cards of all published checkpoints to this folder", {"metavar": "OUTPUT"}
-    ] = None,
+    published: Annotated[Path | None, "write the cards of all published checkpoints to this folder", "OUTPUT"] = None,
     name: Annotated[str | None, "name of the repository in the examples (default: the name of the folder)"] = None,
     license: _License = None,
     write: Annotated[bool, "write the card to the folder's README.md; your own text in it is kept"] = False,

@@ -22,11 +22,9 @@ Images = Annotated[
     "images: files, folders (with subfolders, sorted), quoted globs, https:// URLs, or parquet files with an image "
     "column",
 ]
-Dataset = Annotated[str | None, "data set: a name on the Hub, or a folder", {"metavar": "NAME"}]
+Dataset = Annotated[str | None, "data set: a name on the Hub, or a folder", "NAME"]
 Split = Annotated[str | None, "split of --dataset, such as test or train[:10%] (default: the only one)"]
-ImageColumn = Annotated[
-    str | None, "image column of --dataset or parquet files (default: the only one)", {"metavar": "NAME"}
-]
+ImageColumn = Annotated[str | None, "image column of --dataset or parquet files (default: the only one)", "NAME"]
 BatchSize = Annotated[Count, "maximum number of images per forward"]
 Device = Annotated[str, "device: cpu, cuda, cuda:1, mps, ... (default auto: the accelerator if there is one, else cpu)"]
 Backend = Annotated[

@@ -66,7 +66,7 @@ def predict(
         "--output, .txt, .csv or .jsonl; else text)",
     ] = None,
     json: Annotated[bool, "same as --format jsonl"] = False,
-    output: Annotated[Path | None, "file to write, instead of standard output", {"metavar": "FILE"}] = None,
+    output: Annotated[Path | None, "file to write, instead of standard output", "FILE"] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Classify images.

@@ -14,13 +14,13 @@ def quantize(
     calibrate: Annotated[
         list[str],
         "calibration images, typical of the model's use: files or folders; at least 16, preferably 300",
-        {"metavar": "IMAGES"},
+        "IMAGES",
     ],
     min_agreement: Annotated[
         float,
         "smallest share of predictions that must agree with float32, 0 to 1, on the quarter of the images that is held "
         "out",
-        {"metavar": "SHARE"},
+        "SHARE",
     ] = 0.95,
     overwrite: Overwrite = False,
 ) -> None:

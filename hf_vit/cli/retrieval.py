@@ -39,9 +39,7 @@ def embed(
     device: Device = "auto",
     backend: Backend = None,
     output: Annotated[
-        Path,
-        "file to write: .npz or .parquet (needs hf_vit[training]) for `hf-vit search`, or .csv",
-        {"metavar": "FILE"},
+        Path, "file to write: .npz or .parquet (needs hf_vit[training]) for `hf-vit search`, or .csv", "FILE"
     ],
     normalize: Annotated[bool, "scale the features of each image to L2 norm 1"] = False,
     overwrite: Overwrite = False,
@@ -103,14 +101,12 @@ def search(
     model: Annotated[
         str | None,
         "model that computed the features; needed only if its folder has moved since `hf-vit embed`",
-        {"metavar": "FOLDER"},
+        "FOLDER",
     ] = None,
     device: Device = "auto",
     json: Annotated[bool, "print one JSON object per result"] = False,
     sheet: Annotated[
-        Path | None,
-        "picture to write with one query and its results: .png, .jpg, .pdf or .svg",
-        {"metavar": "FILE"},
+        Path | None, "picture to write with one query and its results: .png, .jpg, .pdf or .svg", "FILE"
     ] = None,
     overwrite: Annotated[bool, "replace the sheet"] = False,
 ) -> None:

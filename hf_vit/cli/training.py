@@ -23,19 +23,15 @@ def run_script(command: str, options: list[str]) -> None:
         push: Annotated[
             str | None,
             "push the result to the Hub at the end: the model, or for audit and evaluate the results as a data set",
-            {"metavar": "NAME"},
+            "NAME",
         ] = None,
         job: Annotated[
-            str | None,
-            "run on Hugging Face Jobs, on hardware such as a10g-small; needs --push and --package",
-            {"metavar": "FLAVOR"},
+            str | None, "run on Hugging Face Jobs, on hardware such as a10g-small; needs --push and --package", "FLAVOR"
         ] = None,
         package: Annotated[
-            str | None,
-            "for --job: pip requirement of hf_vit: the URL of a wheel, or git+https://...",
-            {"metavar": "REQUIREMENT"},
+            str | None, "for --job: pip requirement of hf_vit: the URL of a wheel, or git+https://...", "REQUIREMENT"
         ] = None,
-        timeout: Annotated[str, "for --job: time limit, such as 90m", {"metavar": "TIME"}] = "6h",
+        timeout: Annotated[str, "for --job: time limit, such as 90m", "TIME"] = "6h",
         dry_run: Annotated[bool, "for --job: check the settings, data and model, but start nothing"] = False,
     ) -> None:
         if job is None and push is None:
@@ -79,10 +75,8 @@ def plan(
     ] = None,
     *,
     minutes: Annotated[float, "time limit of the run on this machine, in minutes"] = 30,
-    image_size: Annotated[
-        int | None, "image size to use, in pixels (default: it is proposed, too)", {"metavar": "PIXELS"}
-    ] = None,
-    eval_split: Annotated[str, "split to evaluate on, as in finetune", {"metavar": "SPLIT"}] = "auto",
+    image_size: Annotated[int | None, "image size to use, in pixels (default: it is proposed, too)", "PIXELS"] = None,
+    eval_split: Annotated[str, "split to evaluate on, as in finetune", "SPLIT"] = "auto",
 ) -> None:
     """Propose settings for fine-tuning and explain each; `hf-vit finetune --recipe auto` uses them."""
     from ..training.planning import plan as make_plan
@@ -139,11 +133,11 @@ def shard(
     output: Annotated[Path, "folder to write"],
     *,
     config: Annotated[str | None, "configuration of a Hub data set that has several"] = None,
-    splits: Annotated[list[str], "splits to write (default: all)", {"metavar": "SPLIT"}] = (),  # pyright: ignore[reportArgumentType]
+    splits: Annotated[list[str], "splits to write (default: all)", "SPLIT"] = (),  # pyright: ignore[reportArgumentType]
     size: Annotated[
         int | None,
         "resize larger images to this shorter side, and store all images as JPEGs (default: copy the files)",
-        {"metavar": "PIXELS"},
+        "PIXELS",
     ] = None,
     quality: Annotated[int, "quality of the JPEGs with --size, 1 to 100"] = 95,
     images: Annotated[int, "images per shard"] = 10_000,
