@@ -1,9 +1,9 @@
-"""Measure the audit on faults that are planted: wrong labels, judged by cleanlab, and disguised duplicates.
+"""Measure the audit on planted faults: wrong labels, compared with cleanlab, and disguised duplicates.
 
     python benchmarks/audit.py MODEL DATASET [--split train] [--images 2000] [--faults labels duplicates]
 
-Prints one JSON object per measurement. Twenty duplicates are planted: encoded anew, resized, mirrored, cropped to 70 to
-90 % of the area, and all of it. Pairs that the data have themselves are counted before, and are not false.
+Prints one JSON object per measurement. Twenty duplicates are planted: re-encoded, resized, mirrored, cropped to 70 to
+90 % of the area, or all of these. Duplicates of the data set itself are counted first, and are not false positives.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def png(image) -> bytes:
 
 
 def measure_duplicates(model, images, features, seed):
-    """Return how many planted duplicates are found, and how many other pairs beyond those of the data themselves."""
+    """Return the number of planted duplicates found, and of other pairs that are not duplicates of the data set."""
     rng = np.random.default_rng(seed)
     rows = rng.permutation(len(images))[:PLANTED]
     copies = [DISGUISES[number % len(DISGUISES)](images[row], rng) for number, row in enumerate(rows)]
@@ -92,7 +92,7 @@ def measure_labels(features, labels, seed):
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
     except ImportError:
-        print("cleanlab or scikit-learn is not installed: no judge")
+        print("cleanlab or scikit-learn is not installed: no comparison")
     else:
         values = features.numpy()
         plain = LogisticRegression(max_iter=1000)

@@ -76,7 +76,7 @@ def main() -> None:
 
 
 class PlainHandler(PageHandler):
-    """A server of static files without the headers for several threads."""
+    """A server of static files without the headers that several threads need."""
 
     def send_header(self, keyword: str, value: str) -> None:
         if not keyword.startswith("Cross-Origin"):

@@ -73,7 +73,7 @@ class NotThere(Exception):
 
 def existing(path: Path) -> Path:
     if not path.exists():
-        raise NotThere("it has no such model")
+        raise NotThere("it does not have this model")
     return path
 
 
@@ -122,7 +122,7 @@ def _load_vit_pytorch(folder: Path, dtype: torch.dtype) -> nn.Module:
 
     sizes = sizes_of(folder)
     if sizes["model_type"] != "hf_vit":
-        raise NotThere("it has no such model")
+        raise NotThere("it does not have this model")
     return ViT(
         image_size=sizes["image_size"],
         patch_size=sizes["patch_size"],

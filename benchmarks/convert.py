@@ -36,7 +36,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="time and memory of a conversion against cp", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description="time and memory of a conversion, compared with cp", allow_abbrev=False
+    )
     parser.add_argument("--directory", type=Path, help="folder on the disk to measure (default: a temporary folder)")
     parser.add_argument("--pairs", type=int, default=3, help="number of timings of both (default 3)")
     return parser.parse_args(argv)

@@ -265,7 +265,7 @@ def _set_up(options: argparse.Namespace, results: Results) -> str | None:
 
 
 def _message(options: argparse.Namespace, row: Row) -> dict[str, Any]:
-    """Return what the process of a row gets."""
+    """Return the arguments of the process that measures a row."""
     given = {"device": options.device, "toy": options.toy, "output": str(options.output.resolve())}
     paths = {
         name: path and str(path.resolve()) for name, path in vars(options).items() if name in ("weights", "cifar10")

@@ -112,7 +112,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--contestants", nargs="+", metavar="NAME", default=CONTESTANTS, choices=CONTESTANTS)
     parser.add_argument("--seconds", type=float, default=60, help="time for a line, without loading (default 60)")
     parser.add_argument("--least", type=int, default=7, help="rounds of each line, however long they take (default 7)")
-    parser.add_argument("--no_memory", action="store_true", help="leave out the processes that measure memory")
+    parser.add_argument("--no_memory", action="store_true", help="skip the processes that measure memory")
     parser.add_argument("--list", action="store_true", help="print the names of the lines")
     parser.add_argument("--apart", choices=["prepare", "time_line", "measure_memory"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

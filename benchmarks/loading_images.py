@@ -51,7 +51,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=224, help="side of the crop in pixels (default 224)")
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15, help="batches of each contestant (default 15)")
-    parser.add_argument("--workers", type=int, default=0, help="measure the training thread with so many workers")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="measure the training thread with this number of workers"
+    )
     parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -110,7 +112,7 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Iterator
     try:
         found["timm, folder, averaging"] = _timm(options)
     except ImportError as error:
-        common.report_progress(f"timm is left out: {error}")
+        common.report_progress(f"timm is omitted: {error}")
     return found
 
 

@@ -41,7 +41,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=120, help="time for a variant, without loading (default 120)")
     parser.add_argument("--least", type=int, default=5, help="rounds, however long they take (default 5)")
     parser.add_argument("--contestants", nargs="+", default=CONTESTANTS, choices=CONTESTANTS, metavar="NAME")
-    parser.add_argument("--no_memory", action="store_true", help="leave out the processes that measure memory")
+    parser.add_argument("--no_memory", action="store_true", help="skip the processes that measure memory")
     parser.add_argument("--apart", choices=["prepare", "time_steps", "measure_memory"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--checkpointing", action="store_true", help=argparse.SUPPRESS)

@@ -81,7 +81,16 @@ def compute(
     if output is not None and runs is None and table != 6:
         raise ValueError("--output needs --runs CSV or --table 6")
     if output is not None:
-        _draw_runs(runs, output, overwrite)
+        refuse_existing(output, overwrite)
+        from ..analysis import plot_compute_accuracy, published_runs, read_runs
+
+        if runs is None:
+            figure = plot_compute_accuracy(published_runs(), "ImageNet accuracy [%]")
+        else:
+            figure = plot_compute_accuracy(read_runs(runs))
+        with new_file(output, overwrite) as temporary:
+            figure.savefig(temporary)
+        print(f"saved {output}")
         return
     from .. import registration as registration  # registers our types with AutoConfig
     from ..analysis import compute_report
@@ -94,16 +103,3 @@ def compute(
     training = {name: value for name, value in of_training.items() if value is not None}
     result = compute_report.estimate(str(model), image_size, dataset_size=dataset_size, **training)  # pyright: ignore[reportArgumentType]
     print(json_format.dumps(result, indent=2) if json else compute_report.as_text(result))
-
-
-def _draw_runs(runs: Path | None, output: Path, overwrite: bool) -> None:
-    refuse_existing(output, overwrite)
-    from ..analysis import plot_compute_accuracy, published_runs, read_runs
-
-    if runs is None:
-        figure = plot_compute_accuracy(published_runs(), "ImageNet accuracy [%]")
-    else:
-        figure = plot_compute_accuracy(read_runs(runs))
-    with new_file(output, overwrite) as temporary:
-        figure.savefig(temporary)
-    print(f"saved {output}")
