@@ -4,14 +4,14 @@
     hf-vit audit MODEL --dataset FOLDER --train OTHER --output-dir audit
     accelerate launch training/audit.py MODEL --dataset FOLDER
 
-All three run this script. `--help` explains every setting.
+All commands run this script. `--help` explains every setting.
 """
 
 import sys
 from pathlib import Path
 
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path.pop(0)  # otherwise evaluate.py in this folder hides the package of that name
+    sys.path.pop(0)  # otherwise evaluate.py in this folder would hide the package `evaluate`
 
 try:
     from collections import Counter
@@ -25,7 +25,7 @@ try:
     from hf_vit.settings.options import parse_settings
     from hf_vit.settings.reader import show
     from hf_vit.training.api import run_script
-except KeyboardInterrupt:  # the imports take seconds
+except KeyboardInterrupt:  # imports take seconds
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
 
@@ -42,8 +42,9 @@ def audit(argv: list[str] | None = None) -> list[Issue]:
         for kind, count in Counter(issue.issue for issue in issues).items():
             print(f"{kind:16} {count:6,}")
         if settings.output_dir:
-            place = Path(settings.output_dir)
-            print(f"look at {place / 'audit.html'}, edit {place / 'issues.csv'}, then: hf-vit finetune --exclude ...")
+            output = Path(settings.output_dir)
+            table = output / "issues.csv"
+            print(f"open {output / 'audit.html'}, edit {table}, then run: hf-vit finetune --exclude {table} ...")
     processes.destroy_process_group()
     return issues
 

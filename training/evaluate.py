@@ -4,7 +4,7 @@
     hf-vit evaluate --model out --dataset FOLDER --protocol few_shot --output-dir results
     accelerate launch training/evaluate.py --model out --dataset FOLDER
 
-All three run this script. `--help` explains every setting.
+All commands run this script. `--help` explains every setting.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path.pop(0)  # otherwise evaluate.py in this folder hides the package of that name
+    sys.path.pop(0)  # otherwise evaluate.py in this folder would hide the package `evaluate`
 
 try:
     import json
@@ -24,7 +24,7 @@ try:
     from hf_vit.settings.options import parse_settings
     from hf_vit.settings.reader import show
     from hf_vit.training.api import run_script
-except KeyboardInterrupt:  # the imports take seconds
+except KeyboardInterrupt:  # imports take seconds
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
 

@@ -4,7 +4,7 @@
     accelerate launch -m hf_vit.scripts.finetune --model ti16 --dataset FOLDER --output-dir out --recipe finetune_small
     accelerate launch training/finetune.py --model ti16 --dataset FOLDER --output-dir out --recipe finetune_small
 
-All three run this script. `--help` explains every setting.
+All commands run this script. `--help` explains every setting.
 """
 
 import shlex
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path.pop(0)  # otherwise evaluate.py in this folder hides the package of that name
+    sys.path.pop(0)  # otherwise evaluate.py in this folder would hide the package `evaluate`
 
 try:
     from hf_vit.settings.fields import FinetuneSettings
@@ -21,7 +21,7 @@ try:
     from hf_vit.settings.reader import show
     from hf_vit.training.api import run_finetuning, run_script
     from hf_vit.training.planning import plan_recipe
-except KeyboardInterrupt:  # the imports take seconds
+except KeyboardInterrupt:  # imports take seconds
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
 
@@ -33,7 +33,7 @@ def finetune(argv: list[str] | None = None) -> dict[str, Any]:
     settings = parse_settings(FinetuneSettings, given, "hf-vit finetune", plan_recipe)
     if settings.print_config:
         return show(settings)
-    # The run: hf_vit/training/api.py puts its parts together, and `fit` of hf_vit/training/trainer.py describes it.
+    # The run: hf_vit/training/api.py builds its parts, and `Trainer.fit` in hf_vit/training/trainer.py runs it.
     return run_finetuning(settings, shlex.join(["hf-vit", "finetune", *given]))
 
 

@@ -4,7 +4,7 @@
     accelerate launch -m hf_vit.scripts.pretrain --recipe digits --output-dir out
     accelerate launch training/pretrain.py --recipe digits --output-dir out
 
-All three run this script. `--help` explains every setting.
+All commands run this script. `--help` explains every setting.
 """
 
 import shlex
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path.pop(0)  # otherwise evaluate.py in this folder hides the package of that name
+    sys.path.pop(0)  # otherwise evaluate.py in this folder would hide the package `evaluate`
 
 try:
     from hf_vit.settings.fields import PretrainSettings
     from hf_vit.settings.options import parse_settings
     from hf_vit.settings.reader import show
     from hf_vit.training.api import run_pretraining, run_script
-except KeyboardInterrupt:  # the imports take seconds
+except KeyboardInterrupt:  # imports take seconds
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)
 
@@ -32,7 +32,7 @@ def pretrain(argv: list[str] | None = None) -> dict[str, Any]:
     settings = parse_settings(PretrainSettings, given, "hf-vit pretrain")
     if settings.print_config:
         return show(settings)
-    # The run: hf_vit/training/api.py puts its parts together, and `fit` of hf_vit/training/trainer.py describes it.
+    # The run: hf_vit/training/api.py builds its parts, and `Trainer.fit` in hf_vit/training/trainer.py runs it.
     return run_pretraining(settings, shlex.join(["hf-vit", "pretrain", *given]))
 
 

@@ -1,4 +1,4 @@
-"""`hf_vit.finetune` and `hf_vit.pretrain`: training runs from Python; the scripts start the same ones."""
+"""`hf_vit.finetune` and `hf_vit.pretrain`: training from Python; the scripts of `training/` start the same runs."""
 
 import atexit
 import logging
@@ -29,8 +29,8 @@ from .preemption import Preempted
 from .trainer import Trainer, TrainingStopped
 
 PathLike = str | os.PathLike[str]
-_MEASURED_IMAGES = 64  # to choose the nearest preprocessing of transformers
-_LAUNCHER_SECONDS = 10  # in which a launcher ends the other processes after the main one failed
+_MEASURED_IMAGES = 64  # on which the preprocessing of transformers is compared with ours
+_LAUNCHER_SECONDS = 10  # within which a launcher ends the other processes after the main one has failed
 
 
 def finetune(
@@ -42,17 +42,18 @@ def finetune(
         model: name on the Hub, or a folder.
         dataset: a folder with a folder of images for each class, a name on the Hub, or parquet or tar files.
         output_dir: folder of the result: the model, its metrics and reports, `best/` and the checkpoints.
-        recipe: recipe to start from, such as "finetune_small"; see `hf-vit recipes`. "auto" is what `hf_vit.plan` says.
+        recipe: recipe to start from, such as "finetune_small"; see `hf-vit recipes`. "auto" uses the settings that
+            `hf_vit.plan` proposes.
         settings: fields of `FinetuneSettings`, which override the recipe: `epochs=5`, `learning_rate=0.01`,
             `image_size=384`. `hf-vit finetune --help` explains each. Without a recipe, `epochs` or `steps` is needed.
 
     Returns:
         The metrics on the held-out images, as in metrics.json: "accuracy", "loss" and "samples", "best" with
-        "best_metric" and "best_step", "train_seconds", ... Without held-out images, only those
-        from "best" on. With `folds`, the metrics of all "folds", their "mean" and their "deviation".
+        "best_metric" and "best_step", "train_seconds", ... Without held-out images, there are only the "train_..."
+        metrics, and "best" is None. With `folds`, the metrics of all "folds", their "mean" and their "deviation".
 
     Raises:
-        ValueError: a setting is unknown or wrong, or does not fit model or data.
+        ValueError: a setting is unknown or wrong, or does not fit the model or the data.
         TrainingStopped: the loss is not finite, or memory ran out.
 
     Example:
@@ -89,7 +90,7 @@ def pretrain(
 
 
 def _python_call(function: str, *positional: str, recipe: PathLike | None, **settings: Any) -> str:
-    """Return the Python call of a run, for its model card."""
+    """Return the Python call that starts a run, for its model card."""
     named = {"recipe": recipe, **settings} if recipe else settings
     texts = {name: repr(os.fspath(x) if isinstance(x, os.PathLike) else x) for name, x in named.items()}
     return f"hf_vit.{function}({', '.join([*map(repr, positional), *(f'{name}={x}' for name, x in texts.items())])})"
@@ -101,8 +102,8 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
     if settings.folds is not None:
         metrics, shown = cross_validate(settings, accelerator, command), None
     else:
-        split, eval_split = open_splits(settings)  # with the same class numbers in both
-        model, processor = load_for_finetuning(settings, split)  # stored weights and a new head of zeros
+        split, eval_split = open_splits(settings)  # both with the same class numbers
+        model, processor = load_for_finetuning(settings, split)  # pretrained weights and a new head of zeros
         if settings.save_for == "transformers":
             check_for_transformers(model)
         metrics = _fit(Trainer(settings, accelerator, model, processor, split, eval_split, command))
@@ -127,7 +128,8 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
     """Fine-tune a model for each of `folds` parts of the training images, and evaluate it on that part.
 
     Returns:
-        As in folds.json: "folds", a list with the metrics of each, and their "mean" and "deviation" (of the sample).
+        As in folds.json: "folds", a list with the metrics of each, and their "mean" and "deviation" (the standard
+        deviation of the sample).
     """
     whole = replace(settings, eval_split=None)
     split, _ = open_splits(whole)
@@ -174,10 +176,10 @@ def _fit(trainer: Trainer) -> dict[str, Any]:
 
 
 def run_script(main: Callable[[list[str] | None], Any], argv: list[str] | None = None) -> None:
-    """Run a script of `training/`, with one sentence for each error.
+    """Run a script of `training/`; a user error is printed as one sentence, without a traceback.
 
-    The exit status is 2 for an error of the user, 130 after Ctrl-C, and 75 for a run that saved and ended after SIGTERM
-    or SIGUSR1.
+    The exit status is 2 after a user error, 130 after Ctrl-C, and 75 if the run saved a checkpoint and stopped after
+    SIGTERM or SIGUSR1.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     keep_freed_memory()
@@ -187,7 +189,7 @@ def run_script(main: Callable[[list[str] | None], Any], argv: list[str] | None =
             main(argv)
         except (*USER_ERRORS, TrainingStopped):
             if int(os.environ.get("RANK") or 0):
-                time.sleep(_LAUNCHER_SECONDS)  # the main process usually has the same error; only it prints it
+                time.sleep(_LAUNCHER_SECONDS)  # the main process usually has the same error and prints it
             raise
         except Preempted as preempted:
             processes = PartialState()

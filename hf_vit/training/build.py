@@ -37,21 +37,21 @@ from .distillation import Distillation, Teacher
 from .objectives import Classification, MaskedPatches, Normalizer, Objective, balanced_weights
 from .optimization import build_optimizer
 
-_GRAPHS = 8  # of torch.compile per patch size: its default for a function
-_STEPS_TO_COMPILE = 1_000  # a shorter run does not save the minutes that compilation takes
+_GRAPHS_PER_PATCH_SIZE = 8  # torch.compile's default limit for one function
+_MIN_STEPS_TO_COMPILE = 1_000  # in a shorter run, compilation takes longer than it saves
 
 
 def prepare(
     settings: TrainingSettings, accelerator: Accelerator, model: PreTrainedModel, num_steps: int
 ) -> tuple[nn.Module, Any]:
-    """Compile and shard the model as the settings and the launch say, and build its optimizer.
+    """Compile, shard and wrap the model for the settings and the launcher, and build its optimizer.
 
-    Where the setting compile is "auto", it becomes true or false. Random numbers and learning rates do not come from
-    Accelerate: they are functions of the step.
+    If `settings.compile` is "auto", it is replaced by true or false. The learning rate schedule and the random number
+    generators are not prepared by accelerate, because they are functions of the step.
     """
     if settings.compile == AUTO:
         has_one_size = settings.preset != "native"
-        settings.compile = can_compile(accelerator) and has_one_size and num_steps >= _STEPS_TO_COMPILE
+        settings.compile = can_compile(accelerator) and has_one_size and num_steps >= _MIN_STEPS_TO_COMPILE
     if settings.compile and is_xla(accelerator):
         raise SettingsError("compile is true, but XLA always compiles: set compile to false")
     if settings.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -60,29 +60,30 @@ def prepare(
         compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes}, settings.compile_mode)
     shard_by_layers(accelerator, model)
     if not is_sharded(accelerator):
-        model.to(accelerator.device)  # some devices replace the parameters, which the optimizer must not miss
+        model.to(accelerator.device)  # before the optimizer is built: some devices replace the parameters
     optimizer = build_optimizer(settings, model, has_fused_optimizers(accelerator))
-    prepared, optimizer = accelerator.prepare(model, optimizer)  # in one call: sharding replaces the parameters in both
+    prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding replaces the parameters in both
     if is_xla(accelerator):
-        make_states(optimizer.optimizer)  # so that the first step has the same graph as the others
+        make_states(optimizer.optimizer)  # gives the first step the same graph as the others
         mark_step(accelerator)
     return prepared, optimizer
 
 
 def compile_model(model: Any, patch_sizes: Collection[int], mode: str = "default") -> None:
-    """Compile the forward; each patch size has its own graphs (training, evaluation, a last batch).
+    """Compile the forward; each patch size has its own graphs (training, evaluation, a smaller last batch).
 
-    By default torch.compile stops after 8 graphs of a function, with a warning. Here the limit is 8 per patch size.
+    By default, torch.compile warns after 8 graphs of a function and compiles no more. Here, the limit is 8 per patch
+    size.
     """
     model.compile(mode=mode)
     config = torch.compiler.config
-    config.recompile_limit = max(config.recompile_limit, _GRAPHS * len(patch_sizes))
+    config.recompile_limit = max(config.recompile_limit, _GRAPHS_PER_PATCH_SIZE * len(patch_sizes))
 
 
 def build_objective(
     settings: TrainingSettings, processor: Any, config: Any, split: Split, device: torch.device
 ) -> Objective:
-    """Return what a step minimizes."""
+    """Return the training objective that the settings select."""
     normalizer = Normalizer(processor.image_mean, processor.image_std, device)
     if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
         return MaskedPatches(settings, normalizer)
@@ -98,7 +99,7 @@ def build_objective(
 
 
 def count_steps(settings: TrainingSettings, split: Split) -> int:
-    """Number of optimizer steps of the run."""
+    """Return the number of optimizer steps of the run."""
     if settings.steps is not None:
         return settings.steps
     assert settings.epochs is not None
@@ -106,10 +107,10 @@ def count_steps(settings: TrainingSettings, split: Split) -> int:
 
 
 def augments_on_device(settings: TrainingSettings, device: torch.device) -> bool:
-    """Return whether augmentation runs on the device."""
+    """Return whether augmentation runs on the device; with "auto", it does on a GPU."""
     if settings.augment_on == "device" and device.type == "xla":
         raise SettingsError("augment_on is device, which XLA would compile for every batch: set augment_on to cpu")
-    is_gpu = device.type not in ("cpu", "xla", "mps")  # whose transforms are faster than those of data workers
+    is_gpu = device.type not in ("cpu", "xla", "mps")
     return settings.augment_on == "device" or (settings.augment_on == AUTO and is_gpu and settings.preset != "native")
 
 
@@ -117,7 +118,7 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
     """Return the training augmentation for a model's image size and number of channels.
 
     Args:
-        on_device: it only cuts; `DeviceAugmentation` does the rest.
+        on_device: only crop in the data workers; `DeviceAugmentation` does the rest.
     """
     low, high = settings.crop_area
     common: dict[str, Any] = {
@@ -127,7 +128,9 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
         "resize": None if settings.resize is None else as_pair(settings.resize),
         "flip": settings.flip,
         "antialias": settings.antialias,
-        "background": tuple(getattr(processor, "background", TrainTransform.background)),  # transformers' have none
+        "background": tuple(
+            getattr(processor, "background", TrainTransform.background)
+        ),  # missing in processors of transformers
     }
     if (channels := config.num_channels) not in (1, 3):
         wrong = [name for name in ("randaugment_layers", "reduced_decoding") if getattr(settings, name)]
@@ -158,7 +161,7 @@ def training_batches(
     layout: BatchLayout,
     steps: range,
 ) -> Iterable[dict[str, torch.Tensor]]:
-    """Return the training batches of this process for the steps in `steps`, one per forward."""
+    """Return the training batches of this process for a range of steps, one per forward."""
     if settings.preset == "native":
         patches = as_pair(processor.patch_size), processor.max_num_patches, settings.token_drop
         dataset = NativeDataset(split, transform, settings.seed, settings.class_sampling, *patches)
@@ -169,7 +172,7 @@ def training_batches(
 
 
 def check_evaluation(settings: TrainingSettings, split: Split | None, config: Any) -> None:
-    """Raise ValueError for settings that need another evaluation, before any step."""
+    """Raise ValueError if `best_metric` or `early_stopping` does not fit the evaluation."""
     name = settings.best_metric
     if split is None:
         if settings.early_stopping or name != "auto":
@@ -195,13 +198,15 @@ def check_evaluation(settings: TrainingSettings, split: Split | None, config: An
 def check_native(
     settings: TrainingSettings, accelerator: Accelerator, model: Any, processor: Any, split: Split
 ) -> None:
-    """Raise ValueError if preset is "native" but model, data or device do not support it.
+    """Raise ValueError if preset is "native" but the model, the data or the device does not support it.
 
-    If only the model's own processor is native, a message says that training differs from the evaluation.
+    If only the model's own processor is native, print a hint that training and evaluation differ.
     """
     if settings.preset != "native":
         if getattr(processor, "preset", None) == "native":
-            accelerator.print("The model is evaluated at native aspect ratios; to train it so, set --preset native.")
+            accelerator.print(
+                "The model is evaluated at native aspect ratios but trained at one size; set --preset native for both."
+            )
         return
     if not isinstance(model.config, HfViTConfig):
         raise ValueError(
@@ -215,10 +220,10 @@ def check_native(
 
 
 def fingerprint_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:
-    """Return the fingerprint of a run's data and initial model, without versions; a resumed run must have the same."""
+    """Return fingerprints of the "data", the initial "model" and the "teacher"; a resumed run must have the same."""
     fingerprint = {"data": fingerprint_data(split)}
     for role in ("model", "teacher"):
         if (model := getattr(settings, role, None)) is not None:
-            of_model = fingerprint_model(str(local_model(model)))
-            fingerprint[role] = {name: value for name, value in of_model.items() if name != "code"}
+            whole = fingerprint_model(str(local_model(model)))
+            fingerprint[role] = {name: value for name, value in whole.items() if name != "code"}
     return fingerprint

@@ -1,11 +1,11 @@
-"""The output folder of a run, locked while the run writes it, and its checkpoints.
+"""Checkpoints of a run, and its output folder, which is locked during the run.
 
-A checkpoint is a folder `step_00000120` of safetensors files, `state.json`, and `checksums.json` with the SHA-256 of
-each file. `torch.distributed.checkpoint` writes and reads the tensors: each process writes its part, and any number of
-processes can read them. A checkpoint is written in the background, under a hidden name, flushed to disk and renamed;
-after a crash, the checkpoint before it is intact. A damaged checkpoint is moved to the folder `damaged` and never
-deleted. Nothing is pickled. Random numbers in training are functions of (seed, step, micro-batch), so no generator
-state is saved.
+A checkpoint is a folder such as `step_00000120` with safetensors files, `state.json`, and `checksums.json` with the
+SHA-256 of each file. `torch.distributed.checkpoint` writes and reads the tensors: each process writes its part, and
+any number of processes can read them. A checkpoint is written in the background under a hidden name, flushed to disk
+and then renamed, so the previous checkpoint survives a crash. A damaged checkpoint is moved to the folder `damaged` and
+never deleted. Nothing is pickled. Random numbers in training are functions of (seed, step, micro-batch), so no
+generator state is saved.
 """
 
 import json
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
 
 try:
     import fcntl
-except ImportError:  # Windows: two runs in one folder are not noticed
+except ImportError:  # Windows: the output folder is not locked
     fcntl = None
 
 FORMAT = 2  # version of the format; version 1 had one file of whole tensors for each group
-_FILE_BYTES = 2**30  # size of one file; writing needs as much memory again
+_FILE_BYTES = 2**30  # target size of a file; writing needs as much additional memory
 
 _STEP_FILES = ("*.safetensors", "state.json", "checksums.json")
 _MODEL_FILES = tuple(name for name in PUSHED if not name.startswith(("README", "LICENSE", "*")))
-_RUN_FILES = (  # what runs and evaluations write into the folder of a run; --overwrite deletes nothing else
+_RUN_FILES = (  # files that runs and evaluations write into an output folder; --overwrite deletes nothing else
     *_MODEL_FILES,
     *(f"best/{name}" for name in (*_MODEL_FILES, MANIFEST)),
     *(f"checkpoints/{folder}/{name}" for folder in ("step_????????", "damaged/step_????????*") for name in _STEP_FILES),
-    *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # leftovers of a killed run
+    *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # left by a killed run
     *("training/*events.out.tfevents.*", "training/*hparams.yml"),  # TensorBoard files, written by accelerate
     *("train_batch.png", "profile/trace.json", "skipped_images.txt"),
     *("report.html", "predictions.csv", "attention_distance.png", "position_similarity.png", "filters.png"),
@@ -77,8 +77,8 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        folder: created with the first checkpoint.
-        keep: number of newest checkpoints to keep.
+        folder: the folder for all checkpoints; it is created with the first one.
+        keep: number of checkpoints to keep, the newest ones.
     """
 
     def __init__(self, folder: Path, keep: int):
@@ -87,7 +87,7 @@ class Checkpoints:
         self._saving: tuple[Future, _Writer] | None = None
 
     def save(self, step: int, tensors: Tensors, state: dict[str, Any]) -> None:
-        """Start saving tensors and a state of JSON values; every process must call it.
+        """Start saving tensors and a state of JSON values; all processes must call it.
 
         The tensors may change after it returns. The checkpoint is complete after `wait`.
 
@@ -96,8 +96,8 @@ class Checkpoints:
         """
         self.wait()
         content = json.dumps({**state, "format": FORMAT, "tensors": list(tensors)}) if _rank() == 0 else ""
-        writer = _Writer(self.folder, step, content, self.keep, _distribute(tensors))
-        self._saving = self._thread.submit(writer.save, _copy_local_tensors(tensors), _exchange()), writer
+        writer = _Writer(self.folder, step, content, self.keep, _number_files(tensors))
+        self._saving = self._thread.submit(writer.save, _copy_local_tensors(tensors), _communication_options()), writer
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if any.
@@ -124,8 +124,8 @@ class Checkpoints:
         return _paths(self.folder)
 
     def newest(self) -> tuple[Path | None, dict[Path, str]]:
-        """Return the newest intact checkpoint, and the damage of each newer one."""
-        with suppress(OSError, CheckpointException):  # a failed save is reported elsewhere
+        """Return the newest intact checkpoint, and a description of the damage of each newer one."""
+        with suppress(OSError, CheckpointException):  # the next `save` or `wait` of the trainer reports a failure
             self.wait()
         damaged = {}
         for path in reversed(self.paths()):
@@ -137,12 +137,12 @@ class Checkpoints:
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """Writer of one checkpoint: each process writes its part, and the main process completes it.
+    """Writer of one checkpoint: each process writes its part, then the main process completes the folder.
 
     Args:
-        state: content of state.json; only the main process needs it.
+        state: content of state.json, on the main process.
         keep: number of checkpoints to keep.
-        files: file number of each tensor, from 1.
+        files: number of the file of each tensor, from 1.
     """
 
     def __init__(self, folder: Path, step: int, state: str, keep: int, files: dict[str, int]):
@@ -152,7 +152,7 @@ class _Writer(HuggingFaceStorageWriter):
         self.state, self.keep = state, keep
 
     def save(self, share: dict[str, Any], exchange: dict[str, Any]) -> None:
-        """Write this process's share of the tensors; after an error nothing of the checkpoint is left."""
+        """Write this process's share of the tensors; after an error, delete the unfinished checkpoint."""
         try:
             save_tensors(share, storage_writer=self, **exchange)
         except BaseException:
@@ -161,7 +161,7 @@ class _Writer(HuggingFaceStorageWriter):
             raise
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan as it is; the main process creates the folder."""
+        """Return the plan unchanged; torch's version would create the folder here."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -172,7 +172,7 @@ class _Writer(HuggingFaceStorageWriter):
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> WriteFuture:
-        """Write this process's files; the result is (name, SHA-256) of each one."""
+        """Write this process's files; the result is a list of (name, SHA-256)."""
         written = super().write_data(plan, planner).value()
         names = sorted({result.storage_data.relative_path for result in written})
         hashed: WriteFuture = WriteFuture()
@@ -180,7 +180,7 @@ class _Writer(HuggingFaceStorageWriter):
         return hashed
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
-        """Complete and rename the checkpoint, on the main process after all have written."""
+        """Complete and rename the checkpoint, on the main process, after all processes have written their files."""
         draft = Path(self.path)
         (draft / "state.json").write_bytes(self.state.encode())
         sums = dict(pair for share in results for pair in share)
@@ -199,10 +199,10 @@ def _paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step_*") if re.fullmatch(r"step_\d{8}", path.name))
 
 
-def _exchange() -> dict[str, Any]:
-    """Arguments of torch's `save` and `load` for communication; every process must call it."""
+def _communication_options() -> dict[str, Any]:
+    """Arguments of torch's `save` and `load` for communication between processes; all processes must call it."""
     if not dist.is_initialized():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # intended
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process is intended
     return {"process_group": cpu_group("checkpoints"), "no_dist": not dist.is_initialized()}
 
 
@@ -214,15 +214,15 @@ def _rank() -> int:
 def _copy_local_tensors(tensors: Tensors) -> dict[str, Any]:
     """Copy the tensors that this process saves: its parts of sharded tensors, and its share of the others.
 
-    Every process must have the same tensors in the same order. torch's `async_save` is not used: it copies all tensors,
-    and sharded ones three times.
+    All processes must have the same tensors in the same order. torch's `async_save` is not used, because it copies all
+    tensors, and sharded tensors three times.
     """
     loads = [0] * (dist.get_world_size() if dist.is_initialized() else 1)
     share = {}
     for name, tensor in tensors.items():
         owner = loads.index(min(loads))
         if isinstance(tensor, DTensor) or owner == _rank():
-            share[name] = tensor.detach().to(  # pinned and not awaited, if it comes from a GPU
+            share[name] = tensor.detach().to(  # a copy from a GPU is asynchronous
                 "cpu", copy=True, non_blocking=True, memory_format=torch.contiguous_format
             )
         if not isinstance(tensor, DTensor):
@@ -232,7 +232,7 @@ def _copy_local_tensors(tensors: Tensors) -> dict[str, Any]:
     return share
 
 
-def _distribute(tensors: Tensors) -> dict[str, int]:
+def _number_files(tensors: Tensors) -> dict[str, int]:
     """Assign a file number to each tensor, so that no file is much larger than 1 GiB."""
     files, size = {}, 0
     for name, tensor in tensors.items():
@@ -258,10 +258,10 @@ def damage(path: Path) -> str | None:
     except (OSError, ValueError) as error:
         return str(error)
     changed = [name for name in sums if found[name] != sums[name]]
-    return f"the SHA-256 of {changed[0]} is not the one it was saved with" if changed else None
+    return f"the SHA-256 of {changed[0]} has changed since it was saved" if changed else None
 
 
-def set_aside(path: Path) -> Path:
+def quarantine(path: Path) -> Path:
     """Move a damaged checkpoint into the folder `damaged`; return its new path."""
     folder = path.parent / "damaged"
     folder.mkdir(exist_ok=True)
@@ -269,10 +269,10 @@ def set_aside(path: Path) -> Path:
     return path.rename(folder / (f"{path.name}_{number}" if number else path.name))
 
 
-def whole_model(model: torch.nn.Module, keep: bool) -> Tensors:
-    """Return the model's whole state dict on the CPU where `keep` is set, else an empty one.
+def full_state_dict(model: torch.nn.Module, keep: bool) -> Tensors:
+    """Return the model's full state dict on the CPU if `keep` is set, else an empty one.
 
-    Every process must call it. Sharded tensors are gathered one by one, so that a process without `keep` holds one at a
+    All processes must call it. Sharded tensors are gathered one by one; a process without `keep` holds only one at a
     time.
     """
     tensors = {}
@@ -286,7 +286,7 @@ def whole_model(model: torch.nn.Module, keep: bool) -> Tensors:
 def run_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None = None) -> Tensors:
     """Return the tensors of a run by name: `model/NAME`, `optimizer/PARAMETER/NAME` and `average/NAME`.
 
-    The order is the same on every process, also where an optimizer was restored in another order.
+    The order is the same on all processes, even if the optimizer's state was restored in another order.
     """
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for name, parameter in model.named_parameters():
@@ -297,15 +297,15 @@ def run_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ema: T
 
 @torch.no_grad()
 def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, ema: Tensors | None = None) -> None:
-    """Restore the tensors of a run in place from a checkpoint; every process must call it.
+    """Restore the tensors of a run in place from a checkpoint; all processes must call it.
 
     Raises:
-        ValueError: tensors are missing or belong to another model, or an earlier version of hf_vit wrote them.
+        ValueError: tensors are missing or belong to another model, or the checkpoint has an older format.
     """
     state = read_state(path)
     if state.get("format") != FORMAT:
         raise ValueError(
-            f"cannot resume from {path}: an earlier version of hf_vit wrote it; finish the run with that version"
+            f"cannot resume from {path}: it was written by another version of hf_vit; finish the run with that version"
         )
     saved: Any = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata  # name -> type and shape
     if missing := set(state.get("tensors", ())) - saved.keys():
@@ -313,24 +313,24 @@ def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     optimizer.state.clear()
     make_states(optimizer)
     tensors = run_tensors(model, optimizer, ema)
-    for name in tensors.keys() - saved.keys():  # of parameters that had no gradient yet
+    for name in tensors.keys() - saved.keys():  # the parameter had no gradient before the checkpoint
         if name.startswith("optimizer/"):
             parameter, _, key = name.removeprefix("optimizer/").rpartition("/")
             del tensors[name], optimizer.state[model.get_parameter(parameter)][key]
     differing = tensors.keys() ^ saved.keys()
     differing |= {name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].size}
     if differing:
-        raise ValueError(f"cannot resume from {path}: its tensors differ from the run's: {sorted(differing)}")
+        raise ValueError(f"cannot resume from {path}: its tensors do not match those of this run: {sorted(differing)}")
     read: Any = {
         name: torch.empty_like(t, device="cpu") if t.device.type == "xla" else t for name, t in tensors.items()
     }
-    load_tensors(read, storage_reader=HuggingFaceStorageReader(str(path)), **_exchange())
+    load_tensors(read, storage_reader=HuggingFaceStorageReader(str(path)), **_communication_options())
     for name, tensor in tensors.items():
         if read[name] is not tensor:  # on XLA
             tensor.copy_(read[name])
 
 
-# Settings that a resumed run may change, because they do not affect the weights.
+# Settings that do not affect the weights, so a resumed run may change them.
 FREE_ON_RESUME = frozenset(
     "print_config resume overwrite output_dir num_workers num_processes log_every eval_every save_every "
     "keep_checkpoints report_to eval_batch_size per_device_batch_size find_batch_size profile stall_timeout "
@@ -339,7 +339,7 @@ FREE_ON_RESUME = frozenset(
 
 
 def save(trainer: "Trainer") -> None:
-    """Start writing a checkpoint in the background; every process must call it.
+    """Start writing a checkpoint in the background; all processes must call it.
 
     Raises:
         OSError: the previous checkpoint could not be written.
@@ -359,7 +359,7 @@ def _stateful_objects(trainer: "Trainer") -> tuple[torch.nn.Module, torch.optim.
 
 
 def _state_of(trainer: "Trainer") -> dict[str, Any]:
-    """Content of a checkpoint's state.json."""
+    """Return the content of state.json for the current step."""
     scaler, layout = trainer.accelerator.scaler, trainer.layout
     return {
         **vars(trainer.state),
@@ -373,11 +373,11 @@ def _state_of(trainer: "Trainer") -> dict[str, Any]:
 
 
 def resume(trainer: "Trainer") -> None:
-    """Restore a run from its newest intact checkpoint; without one it starts from the beginning.
+    """Restore a run from its newest intact checkpoint; if there is no checkpoint, leave it at step 0.
 
     Raises:
-        ValueError: all checkpoints are damaged; or settings, data or the initial model differ from the checkpoint's,
-            and the message lists the differences.
+        ValueError: all checkpoints are damaged; or the settings, the data or the initial model differ from those of the
+            checkpoint. The message lists the differences.
     """
     accelerator, scaler = trainer.accelerator, trainer.accelerator.scaler
     path = _newest(trainer.checkpoints, accelerator)
@@ -397,17 +397,22 @@ def resume(trainer: "Trainer") -> None:
 
 
 def _newest(checkpoints: Checkpoints, accelerator: Accelerator) -> Path | None:
-    """Newest intact checkpoint; the main process moves damaged ones aside and broadcasts the result.
+    """Return the newest intact checkpoint, or None; the main process finds it, and quarantines newer damaged ones.
 
     Raises:
-        ValueError: there are checkpoints, but all are damaged.
+        ValueError: all checkpoints are damaged.
     """
     found: list[Any] = [None, {}]
     if accelerator.is_main_process:
         path, damaged = checkpoints.newest()
         for bad, problem in damaged.items() if path else ():
-            accelerator.print(f"{bad} is damaged ({problem}) and was moved to {set_aside(bad)}; {path} is used")
-        found = [path and str(path), {bad.name: problem for bad, problem in damaged.items()}]  # XLA takes no Path
+            accelerator.print(
+                f"{bad} is damaged ({problem}) and was moved to {quarantine(bad)}; resuming from {path} instead"
+            )
+        found = [
+            path and str(path),
+            {bad.name: problem for bad, problem in damaged.items()},
+        ]  # XLA cannot broadcast a Path
     name, damaged = broadcast_object_list(found)
     if damaged and not name:
         listed = "; ".join(f"{bad}: {problem}" for bad, problem in damaged.items())
@@ -419,9 +424,9 @@ def _newest(checkpoints: Checkpoints, accelerator: Accelerator) -> Path | None:
 
 
 def saved_per_device(checkpoints: Checkpoints) -> int | None:
-    """Return the images per forward of the run with these checkpoints; None without checkpoints."""
+    """Return `per_device_batch_size` of the newest readable checkpoint; None without one."""
     for path in reversed(checkpoints.paths()):
-        with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged one
+        with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged checkpoint
             return int(read_state(path)["shares"]["per_device_batch_size"])
     return None
 
@@ -439,27 +444,28 @@ def _refuse_differences(saved: dict[str, Any], trainer: "Trainer") -> None:
     elif steps[1] != steps[0]:
         earlier = build_schedule(trainer.settings, steps[0])
         if any(earlier(step) != trainer.schedule(step) for step in range(done)):
-            reason = "which changes the learning rates of steps already taken (except with --decay-steps)"
-            differences.append(f"{length}, {reason}")
+            differences.append(f"{length}, which changes the learning rates of steps already taken (set --decay-steps)")
     if differences:
-        raise ValueError(f"cannot resume with other settings: {'; '.join(differences)}")
+        raise ValueError(f"cannot resume with different settings: {'; '.join(differences)}")
     changed = [
         f"the {what} was {describe_fingerprint(earlier)} and is {describe_fingerprint(trainer.fingerprint[what])}"
         for what, earlier in saved["identity"].items()
         if earlier != trainer.fingerprint.get(what)
     ]
     if changed:
-        raise ValueError(f"cannot resume with other data or another model: {'; '.join(changed)}")
+        raise ValueError(f"cannot resume with different data or a different model: {'; '.join(changed)}")
 
 
 def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]:
     """Return the parts of state.json that affect the weights, except the number of steps.
 
-    Random numbers may be drawn, and images mixed, by micro-batch; images of shards are then distributed over processes
-    one by one.
+    With dropout, mixing or random masks, the weights depend on the micro-batches, so on their size. With shards, they
+    then also depend on the number of processes, which take turns image by image.
     """
     settings, config = trainer.settings, trainer.config
-    values = asdict(type(settings)()) | state["settings"]  # a setting of a newer version must have its default
+    values = (
+        asdict(type(settings)()) | state["settings"]
+    )  # settings that are newer than the checkpoint must have their defaults
     parts = {name: value for name, value in values.items() if name not in {*FREE_ON_RESUME, "steps", "epochs"}}
     parts["the mixed precision"] = state["precision"]
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
@@ -472,24 +478,24 @@ def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]
 
 @contextmanager
 def locked_output(output: Path, settings: TrainingSettings, accelerator: Accelerator) -> Iterator[None]:
-    """Create the output folder of a run, and keep other runs out of it.
+    """Create the output folder of a run, and lock it against other runs.
 
     Raises:
-        SettingsError: another process trains into it; or it is not empty, and neither `resume` nor `overwrite` is set.
-        FileExistsError: `overwrite` is set, but the folder has files that no run wrote.
+        SettingsError: another run uses the folder; or it is not empty, and neither `resume` nor `overwrite` is set.
+        FileExistsError: `overwrite` is set, but the folder has files that no run has written.
     """
     with _locked(output) if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process and not settings.resume:
-            _empty(output, settings.overwrite)
+            _delete_earlier_run(output, settings.overwrite)
         accelerator.wait_for_everyone()
         yield
 
 
 @contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    """Create and lock the folder until this process ends, where the system and the file system have locks.
+    """Create the folder and lock it, if the file system supports locks.
 
-    The lock is one of `lockf`, which data workers do not inherit: the run can be resumed as soon as it has died.
+    Data workers do not inherit a lock of `lockf`, so the run can be resumed as soon as its main process is dead.
     """
     output.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
@@ -500,7 +506,7 @@ def _locked(output: Path) -> Iterator[None]:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             raise SettingsError(
-                f"another process trains into {output}: wait until it ends, or choose another --output-dir"
+                f"another process is training in {output}: wait until it ends, or choose another --output-dir"
             ) from None
         except OSError:  # a file system without locks
             pass
@@ -510,8 +516,8 @@ def _locked(output: Path) -> Iterator[None]:
             (output / LOCK).unlink(missing_ok=True)
 
 
-def _empty(output: Path, overwrite: bool) -> None:
-    """Delete an earlier run, if `overwrite` is set; the folder and that of its checkpoints may be links, and stay."""
+def _delete_earlier_run(output: Path, overwrite: bool) -> None:
+    """Delete an earlier run if `overwrite` is set; a link as the output folder or `checkpoints` is kept."""
     found = [entry for entry in output.iterdir() if entry.name not in (LOCK, MARK)]
     if found and not overwrite:
         raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")

@@ -1,4 +1,4 @@
-"""Everything that a run prints: its plan, its progress and speed (also to experiment trackers), and its results."""
+"""Console output of a run: plan, progress, speed and results; progress also goes to experiment trackers."""
 
 import logging
 import math
@@ -25,27 +25,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _LOGGED_CLASSES = 20  # with more classes, trackers get no metrics per class
-_SLOW_DATA = 0.1  # share of the time that waits for data
+_SLOW_DATA = 0.1  # share of the time spent waiting for data, above which a warning is printed
 _LISTED = 4  # number of class names to list
-_WARM_UP = 5  # largest number of steps before a trace
-_FORWARDS_PER_STEP = 3  # a forward, and a backward of twice its cost
-_BEFORE_WARNING = 5.0  # seconds to measure before data are called slow
+_MAX_WARM_UP = 5  # steps before the profiler records
+_FORWARDS_PER_STEP = 3  # a backward costs as much as two forwards
+_MIN_SECONDS = 5.0  # of measurement before a warning of slow data
 
 
 class Console:
-    """Progress of a run on the main process: its bar, experiment trackers, speed and profiler.
+    """Progress of a run, shown by the main process: progress bar, experiment trackers, speed and profiler.
 
-    The learning rate is logged here with the other values. Checkpoints keep the history of all.
+    Logged values are also kept in `TrainState.history`, which checkpoints contain.
     """
 
     def __init__(self, trainer: "Trainer"):
         self.trainer, self.accelerator, self.settings = trainer, trainer.accelerator, trainer.settings
         self.tracking = bool(self.accelerator.log_with)
         self.started, self.start_step = time.perf_counter(), trainer.state.step
-        self.images_at_peak = _images_at_peak(trainer)
-        self.is_first, self.measured, self.waited = True, 0.0, 0.0  # seconds, but for those in which workers start
+        self.peak_images_per_second = _peak_images_per_second(trainer)
+        # Seconds of training, and of these spent waiting for data; without the first interval, when workers start
+        self.is_first, self.measured, self.waited = True, 0.0, 0.0
         self.restart()
-        self.shown: dict[str, float] = {}  # newest value of each name
+        self.shown: dict[str, float] = {}  # latest value by name
         self.warned_of_data = False
         is_main = self.accelerator.is_main_process
         self.bar = tqdm(
@@ -54,10 +55,10 @@ class Console:
             bar_format="{desc}|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
             disable=not is_main,
             dynamic_ncols=True,
-            mininterval=0.2 if sys.stderr.isatty() else 30,  # rarely in a log file
+            mininterval=0.2 if sys.stderr.isatty() else 30,  # seconds; rarely in a log file
         )
         self.profiler = start_profiler(trainer) if is_main and self.settings.profile else None
-        if self.tracking:  # TensorBoard accepts these types only
+        if self.tracking:  # TensorBoard accepts only these types
             config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(self.settings).items()}
             self._safely(self.accelerator.init_trackers, "training", config=config)
 
@@ -79,7 +80,7 @@ class Console:
         """Record values at the current step."""
         step = self.trainer.state.step
         self.trainer.state.history.append({"step": step, **values})
-        measured = self._measure() if step > self.step else {}  # an evaluation has no speed of its own
+        measured = self._measure() if step > self.step else {}  # no steps were taken since an evaluation
         self._show(values | measured)
         self._warn_of_slow_data()
         if self.tracking:
@@ -94,28 +95,28 @@ class Console:
         self.waited_before = self.trainer.progress.waited
 
     def _measure(self) -> dict[str, float]:
-        """Return the speed since `restart`: images a second, wait for data as a share of the time, memory in GiB."""
+        """Return the speed since `restart`: images per second, share of time spent waiting for data, memory in GiB."""
         trainer, seconds = self.trainer, time.perf_counter() - self.since
         waited = trainer.progress.waited - self.waited_before
         images = (trainer.state.step - self.step) * trainer.layout.batch_size / seconds
         if not self.is_first:
             self.measured, self.waited = self.measured + seconds, self.waited + waited
         self.is_first = False
-        peak = {"share_of_peak": images / self.images_at_peak} if self.images_at_peak else {}
+        peak = {"share_of_peak": images / self.peak_images_per_second} if self.peak_images_per_second else {}
         memory = memory_in_use(self.accelerator.device)
         return {"images_per_second": images, "data_wait": waited / seconds, **peak, **memory}
 
     def log_evaluation(self, metrics: dict[str, float]) -> None:
-        """Record the metrics of an evaluation; those of more than 20 classes are only in metrics.json."""
+        """Record the metrics of an evaluation; metrics per class only with at most 20 classes."""
         few = sum("/" in name for name in metrics) <= _LOGGED_CLASSES
         best = self.settings.best_metric
         self.log({f"eval_{name}": x for name, x in metrics.items() if few or "/" not in name or name == best})
 
     def _show(self, values: dict[str, float]) -> None:
-        """Show accuracy and loss before the bar and the speed after it; in a log file all values follow."""
+        """Show accuracy and loss before the bar and the speed after it; in a log file, also all other values."""
         self.shown |= values
         rates = {"accuracy": "accuracy", "eval_accuracy": "held out", "eval_patch_accuracy": "held out"}
-        if "eval_mean_average_precision" in self.shown:  # of several labels
+        if "eval_mean_average_precision" in self.shown:  # images with several labels
             rates = {"accuracy": "accuracy", "eval_mean_average_precision": "held-out mAP"}
         texts = [f"{text} {self.shown[name]:.1%}" for name, text in rates.items() if name in self.shown]
         self.bar.set_description_str(f"{', '.join(texts)}, loss {self.shown['loss']:.3g} ", refresh=False)
@@ -126,39 +127,39 @@ class Console:
         self.bar.set_postfix_str(", ".join(texts), refresh=sys.stderr.isatty())
 
     def _warn_of_slow_data(self) -> None:
-        """Warn once that training waits for data."""
-        share = self.waited / self.measured if self.measured > _BEFORE_WARNING else 0.0
+        """Warn once if training often waits for data."""
+        share = self.waited / self.measured if self.measured > _MIN_SECONDS else 0.0
         if share <= _SLOW_DATA or self.warned_of_data or not self.accelerator.is_main_process:
             return
         self.warned_of_data = True
         workers = count_workers(self.settings.num_workers)
         enough = math.ceil(max(workers, 1) / (1 - min(share, 0.99)))
         logger.warning(
-            f"Training waits for images {share:.0%} of the time. About --num-workers {enough} would keep up "
-            f"({workers} now, {count_processors()} processors here). --reduced-decoding (large JPEGs) and --augment-on "
-            "device (on a GPU) make images cheaper."
+            f"Training waits for data {share:.0%} of the time. It needs about --num-workers {enough} (now: {workers}; "
+            f"this machine has {count_processors()} processors). --reduced-decoding (for large JPEGs) and --augment-on "
+            "device (with a GPU) also reduce the work."
         )
 
     def print_early_stop(self) -> None:
-        """Say why the run ends before its last step."""
+        """Print why the run ends before its last step."""
         trainer, best = self.trainer, self.trainer.best_evaluation()["best_step"]
         reason = f"{self.settings.early_stopping} evaluations in a row were no better than that of step {best}"
         self.accelerator.print(f"training ends at step {trainer.state.step} of {trainer.num_steps}: {reason}")
 
     def totals(self) -> dict[str, float]:
-        """Return time, throughput and skipped images since the run was started or resumed."""
+        """Return the time and throughput since the run was started or resumed, and the number of skipped images."""
         seconds = time.perf_counter() - self.started
         images = (self.bar.n - self.start_step) * self.settings.batch_size
         rates = {"train_seconds": seconds, "train_images_per_second": images / seconds}
         return {**rates, "train_images_skipped": self.trainer.state.skipped}
 
     def _safely(self, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """Call a tracker; if it fails, stop reporting and continue training."""
+        """Call a tracker; if it fails, continue training without trackers."""
         try:
             function(*arguments, **options)
         except Exception as error:
             self.tracking = False
-            logger.warning(f"The tracker failed ({error}); training continues without it.")
+            logger.warning(f"An experiment tracker failed ({error}); training continues without it.")
 
 
 def print_plan(trainer: "Trainer") -> None:
@@ -175,7 +176,7 @@ def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
     height, width = as_pair(config.image_size)
     size = f"{height} x {width} pixels"
     if settings.preset == "native":
-        size = f"at most {math.prod(config.grid_size)} patches an image, aspect ratios kept"
+        size = f"at most {math.prod(config.grid_size)} patches per image, native aspect ratios"
     share = "" if trained == total else f" ({trained:,} trainable)"
     yield "model", f"{getattr(settings, 'model', None) or 'random weights'}: {total:,} parameters{share}, {size}"
     classes = "" if split.label_column is None else f" of {split.num_labels:,} classes"
@@ -193,13 +194,13 @@ def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
     processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
     precision = {"no": "float32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision} autocast")
     yield "device", f"{describe_device(accelerator.device)}, {precision}{processes}"
-    where = "on the device" if trainer.augmentation else "in the workers"
+    where = "on the device" if trainer.augmentation else "in the data workers"
     yield "data", f"data workers: {count_workers(settings.num_workers)}; augmentation {where}"
     yield "result", str(settings.output_dir)
 
 
 def _unseen_classes(trainer: "Trainer") -> list[str]:
-    """Names of the classes that only images of the evaluation have; none where labels are not read in advance."""
+    """Return the names of classes that occur only in the evaluation split; [] if labels are not known in advance."""
     splits = [split for split in (trainer.split, trainer.eval_split) if split is not None]
     if len(splits) < 2 or any(one.is_sharded or one.multi_label or one.label_column is None for one in splits):
         return []
@@ -210,24 +211,26 @@ def _unseen_classes(trainer: "Trainer") -> list[str]:
 
 def print_results(trainer: "Trainer", metrics: dict[str, Any]) -> None:
     """Print the results of a run, where they are saved, and the next commands to try."""
-    output, say = trainer.output, trainer.accelerator.print
+    output, write = trainer.output, trainer.accelerator.print
     if "accuracy" in metrics:
         best = f"; best {describe_best(metrics)}, in {output / 'best'}" if metrics["best"] is not None else ""
         name = "mean_average_precision" if "mean_average_precision" in metrics else "accuracy"
-        say(f"{name.replace('_', ' ')} {metrics[name]:.2%} on {metrics['samples']:,} held-out images{best}")
+        write(f"{name.replace('_', ' ')} {metrics[name]:.2%} on {metrics['samples']:,} held-out images{best}")
     if (output / "report.html").exists():
-        say(f"mistakes are shown in {output / 'report.html'}")
+        write(f"mistakes are shown in {output / 'report.html'}")
     has_classes = getattr(trainer.settings, "objective", "supervised") == "supervised"
     model = find_better(str(output)) or output
     use = f"predict {model} IMAGE" if has_classes else f"finetune --model {model} --dataset FOLDER"
-    say(f"saved in {output}; try: hf-vit {use}, or hf-vit push {model} NAME")
+    write(f"saved in {output}; try: hf-vit {use}, or hf-vit push {model} NAME")
 
 
-def _images_at_peak(trainer: "Trainer") -> float | None:
-    """Images a second at the peak of the GPUs; None if the peak or the number of products is unknown."""
+def _peak_images_per_second(trainer: "Trainer") -> float | None:
+    """Return the images per second at the peak rate of the GPUs; None if this rate or the compute is unknown."""
     accelerator, settings = trainer.accelerator, trainer.settings
-    varies = settings.preset == "native" or settings.patch_sizes  # the number of patches
-    is_partial = not all(parameter.requires_grad for parameter in trainer.parameters.values())  # the backward pass
+    varies = settings.preset == "native" or settings.patch_sizes  # in the number of patches
+    is_partial = not all(
+        parameter.requires_grad for parameter in trainer.parameters.values()
+    )  # a smaller backward pass
     peak = peak_of(describe_device(accelerator.device))
     if varies or is_partial or peak is None or accelerator.mixed_precision not in ("bf16", "fp16"):
         return None
@@ -238,9 +241,9 @@ def _images_at_peak(trainer: "Trainer") -> float | None:
 
 
 def start_profiler(trainer: "Trainer") -> torch.profiler.profile | None:
-    """Start to trace the next `profile` steps, after a few that compile, allocate and fill the loader.
+    """Start to trace the next `profile` steps (or as many as the run has left), after a few for warm-up.
 
-    The run may have fewer steps left; without any, there is no trace.
+    Return None if no step is left.
     """
     left = trainer.num_steps - trainer.state.step
     steps = min(trainer.settings.profile or 0, left)
@@ -253,7 +256,7 @@ def start_profiler(trainer: "Trainer") -> torch.profiler.profile | None:
         profile.export_chrome_trace(str(file))
         print(f"The trace is {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
 
-    schedule = torch.profiler.schedule(wait=0, warmup=min(_WARM_UP, left - steps), active=steps, repeat=1)
+    schedule = torch.profiler.schedule(wait=0, warmup=min(_MAX_WARM_UP, left - steps), active=steps, repeat=1)
     profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=write, record_shapes=True)
     profiler.start()
     return profiler

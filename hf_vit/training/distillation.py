@@ -1,8 +1,8 @@
 """Knowledge distillation by function matching: a student learns the probabilities of a trained teacher.
 
-"Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237. Teacher and student see the same
-crops with the same mixup; labels are not used. Where an image has the same pixels in every epoch (no random
-crop, flip or mixing), the teacher computes it once.
+"Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237. Teacher and student get the same
+crops with the same mixup; labels are not used. If an image has the same pixels in every epoch (no random crop, flip or
+mixing), the teacher's logits are cached.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _LARGEST_CACHE = 2**28  # logits, 1 GiB
 
 
 class Teacher:
-    """A frozen classifier that provides logits. It is not saved with the student.
+    """A frozen classifier. It is not saved with the student.
 
     Args:
         name: as in `hf_vit.load`.
@@ -62,7 +62,7 @@ class Teacher:
 
 
 def _match_classes(ours: list[str], theirs: list[str], teacher: str) -> list[int]:
-    """Return the teacher's number of each class of the student."""
+    """Return the teacher's class number of each class of the student."""
     if ours == theirs:
         return list(range(len(ours)))
     if sorted(ours) != sorted(theirs) or len(set(ours)) < len(ours):
@@ -78,12 +78,12 @@ def distillation_loss(
 ) -> torch.Tensor:
     """Return temperature^2 * KL(teacher || student) of each sample, in float32.
 
-    As `dist` with kind "kl" of big_vision (evaluators/proj/distill/distance.py) for softmax; the square keeps the size
-    of the gradient (Hinton et al., arXiv 1503.02531).
+    For softmax, as `dist` with kind "kl" in big_vision (evaluators/proj/distill/distance.py). The factor makes the size
+    of the gradient independent of the temperature (Hinton et al., arXiv 1503.02531).
 
     Args:
         logits, teacher_logits: (batch, num_labels); they are divided by the temperature.
-        kind: "softmax", or "sigmoid": divergences of the single labels, summed.
+        kind: "softmax", or "sigmoid": the sum of the divergences of all labels.
 
     Returns:
         (batch,)
@@ -104,7 +104,7 @@ class Distillation(Classification):
     """Divergence of the student's probabilities from the teacher's, on the same mixed crops.
 
     Args:
-        num_images: number of training images whose logits of the teacher may be kept; 0: none.
+        num_images: number of training images, which decides whether the teacher's logits are cached; 0: no cache.
     """
 
     def __init__(
@@ -133,7 +133,8 @@ class Distillation(Classification):
     def teacher_logits(self, pixel_values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the teacher's logits (batch, num_labels), computed or cached.
 
-        Cached ones are computed one image at a time: their last bits depend on the batch, which after a resume differs.
+        Cached logits are computed one image at a time, because their last bits depend on the batch, which differs
+        after a resume.
 
         Args:
             rows: (batch,) numbers of the images in the training split.

@@ -45,7 +45,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     name = str(local_model(settings.model))
     config = read_config(name)
     if not isinstance(config, HfVisionConfig):
-        raise ValueError(f"{name} has a model of type {config.model_type}, which hf_vit does not convert")
+        raise ValueError(f"{name} has a model of type {config.model_type}, which hf_vit cannot fine-tune")
     for field, rate in _dropout_fields(settings, type(config)).items():
         setattr(config, field, rate)
     model, processor, info = load_pretrained(AutoModelForImageClassification, name, settings.image_size, config=config)
@@ -61,7 +61,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
         model = _add_adapters(model, settings)
     frozen = freeze_parameters(model, settings.freeze + ([r"^(?!classifier)"] if settings.linear_probe else []))
     if settings.lora_rank and {name for name, _ in model.named_parameters() if ".lora_" in name} <= set(frozen):
-        raise ValueError(f"freeze {settings.freeze} freezes the adapters of lora_rank ({settings.lora_rank})")
+        raise ValueError(f"--freeze {settings.freeze} freezes all adapters of --lora-rank {settings.lora_rank}")
     return model, processor
 
 
@@ -76,12 +76,12 @@ def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str,
         return {field: rate for field, rate in rates.items() if rate is not None}
     if wrong := [setting for setting in _DROPOUT_FIELDS if getattr(settings, setting)]:
         option = f"--{wrong[0].replace('_', '-')}"
-        raise ValueError(f"{option} is {getattr(settings, wrong[0])}, but a BiT ResNet has no dropout")
+        raise ValueError(f"{option} is {getattr(settings, wrong[0])}, but a BiT ResNet has no dropout: leave it out")
     return {}
 
 
 def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = False) -> None:
-    """Replace the head by a linear layer of zeros; drop the pre-logits layer unless it is kept."""
+    """Replace the head by a linear layer of zeros, and remove the pre-logits layer unless `keep_pre_logits` is set."""
     classifier: Any = model.classifier
     features = classifier.in_features
     pooler = None if keep_pre_logits else getattr(getattr(model, "vit", None), "pooler", None)
@@ -94,17 +94,17 @@ def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = 
 
 
 def _set_labels(config: Any, split: Split, loss: str) -> None:
-    """Set the label names of a configuration, and its problem type, by which predictions are sigmoid or softmax."""
+    """Set the label names of a configuration, and its problem type: predictions are by sigmoid or softmax."""
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in config.id2label.items()}
     for name in ("label_thresholds", "temperature", "coverage_thresholds", "rejection_thresholds"):
-        setattr(config, name, None)  # of an earlier head
+        setattr(config, name, None)  # they belong to the old head
     config.problem_type = "multi_label_classification" if loss == "sigmoid" else "single_label_classification"
 
 
 def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[PreTrainedModel, Any]:
-    """Build a model with random weights, and the image processor of the original.
+    """Build a model with random weights, and its image processor.
 
     Raises:
         ValueError: the settings contradict each other.
@@ -128,7 +128,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
 
 
 def measure_channels(processor: Any, split: Split) -> None:
-    """Set mean and standard deviation to those of the training images, unless these are gray or in color."""
+    """Set mean and standard deviation to those of the training images, unless these are grayscale or RGB."""
     if processor.num_channels not in (1, 3):
         mean, std = channel_statistics(split, processor.num_channels)
         processor.update(image_mean=mean.tolist(), image_std=std.tolist())
@@ -162,7 +162,7 @@ def prepare_for_training(model: Any, settings: TrainingSettings) -> None:
     """Apply the settings to a model: head bias, patch sizes, gradient checkpointing.
 
     Raises:
-        ValueError: the model has no patches of other sizes.
+        ValueError: the model does not support these patch sizes.
     """
     set_head_bias(model, settings)
     prepare_patch_sizes(model, [*settings.patch_sizes, *settings.eval_patch_sizes])
@@ -172,7 +172,7 @@ def prepare_for_training(model: Any, settings: TrainingSettings) -> None:
 
 
 def prepare_patch_sizes(model: Any, patch_sizes: Sequence[int]) -> None:
-    """Make a model flexible for several patch sizes, with FlexiViT's resampling of position embeddings.
+    """Prepare a model for several patch sizes, as FlexiViT does (`make_flexible`).
 
     Raises:
         ValueError: the model has no patches, or a size does not divide its image size.
@@ -196,12 +196,12 @@ def set_head_bias(model: PreTrainedModel, settings: TrainingSettings) -> None:
     if settings.head_bias is None:
         return
     for module in model.modules():
-        if isinstance(module, HfViTHead):  # PEFT keeps two: the original one and the one that trains
+        if isinstance(module, HfViTHead):  # with PEFT there are two: the original head and the trainable copy
             nn.init.constant_(module.bias, settings.head_bias)
 
 
 def _add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
-    """Wrap the model with PEFT's low-rank adapters; the head is trained whole.
+    """Wrap the model with PEFT's low-rank adapters; the head is trained in full.
 
     Raises:
         ValueError: PEFT is not installed.
@@ -210,21 +210,21 @@ def _add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise ValueError(f"--lora-rank is {settings.lora_rank}, but PEFT is not installed: pip install peft") from None
-    torch.manual_seed(settings.seed)  # the same adapters on all processes
+    torch.manual_seed(settings.seed)  # the same initial adapters on all processes
     lora = LoraConfig(
         r=settings.lora_rank or 0,
-        lora_alpha=settings.lora_alpha,  # pyright: ignore[reportArgumentType] - a float works too
+        lora_alpha=settings.lora_alpha,  # pyright: ignore[reportArgumentType] - PEFT accepts a float
         target_modules=list(settings.lora_target_modules),
         modules_to_save=["classifier"],
     )
     return get_peft_model(model, lora)
 
 
-def save_plain(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+def save_merged(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """Save a model, with PEFT's adapters merged into the weights.
 
     Args:
-        tensors: the whole state dict; the model's own weights may be sharded.
+        tensors: the full state dict; the model's own weights may be sharded.
     """
     if not hasattr(model, "merge_and_unload"):
         model.save_pretrained(folder, state_dict=tensors)

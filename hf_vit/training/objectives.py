@@ -1,7 +1,7 @@
 """Training objectives: classification (with mixup, CutMix and class weights) and masked patch prediction.
 
-An objective takes the model, a batch and the random generator of the step (classification also a `patch_size`), and
-returns (loss, correct), each (batch,).
+An objective is called with the model, a batch and the random generator of the step (classification also with a
+`patch_size`). It returns the loss and the accuracy of each sample, both (batch,).
 """
 
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ from ..settings.fields import PretrainSettings, TrainingSettings
 def balanced_weights(labels: np.ndarray, num_labels: int) -> torch.Tensor:
     """Return class weights (num_labels,): images / (classes with images * images of the class).
 
-    This is "balanced" of scikit-learn's `compute_class_weight`; a class without images has weight 1.
+    This is "balanced" of scikit-learn's `compute_class_weight`; a class without images gets weight 1.
 
     Args:
         labels: class numbers (images,); a number below 0 means no label.
@@ -30,7 +30,7 @@ def balanced_weights(labels: np.ndarray, num_labels: int) -> torch.Tensor:
 
 
 def is_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return whether the highest logit of each sample is at one of its highest targets: (batch,) bool."""
+    """Return whether the class with the highest logit has the highest target (or one of them): (batch,) bool."""
     top = targets.gather(1, logits.argmax(dim=1, keepdim=True))[:, 0]
     return top == targets.amax(dim=1)
 
@@ -70,7 +70,7 @@ def mixup(pixel_values: torch.Tensor, targets: torch.Tensor, weight: float) -> t
 def cutmix(
     pixel_values: torch.Tensor, targets: torch.Tensor, weight: float, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """CutMix (arXiv 1905.04899): a rectangle of 1 - `weight` of the area comes from the image before.
+    """CutMix (arXiv 1905.04899): a rectangle of 1 - `weight` of the area comes from the image before it.
 
     The rectangle is clipped at the borders; the targets are mixed by its clipped area.
     """
@@ -85,9 +85,9 @@ def cutmix(
 def _mix(
     pixel_values: torch.Tensor, targets: torch.Tensor, weight: float, target_weight: float, box: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keep `weight` of each pixel outside the box, 0 inside it, and `target_weight` of the targets.
+    """Mix each image with the one before it: `weight` outside the box, 0 inside; and `target_weight` for the targets.
 
-    Weights and box are tensors, so that one compiled graph serves every draw.
+    Weights and box are tensors, so that one compiled graph serves all values.
 
     Args:
         box: (top, bottom, left, right)
@@ -107,8 +107,8 @@ def _clipped_span(length: int, share: float, rng: np.random.Generator) -> tuple[
     return max(center - half, 0), min(center + half, length)
 
 
-def draw_sizes(settings: TrainingSettings, step: int) -> dict[str, int]:
-    """Return the patch size of an optimizer step (from 0) as an argument of the forward; {} for a fixed patch size.
+def draw_patch_size(settings: TrainingSettings, step: int) -> dict[str, int]:
+    """Return the `patch_size` argument for the forwards of an optimizer step (from 0); {} for a fixed patch size.
 
     FlexiViT (arXiv 2212.08013) draws one for each step. The sequence is that of big_vision (trainers/proj/flexi/,
     train.py and common.py). Each step has its own generator, seeded with the numbers of experiment, work unit and
@@ -159,7 +159,7 @@ class Classification:
         self.normalizer, self.num_labels, self.weights = normalizer, num_labels, weights
 
     def prepare(self, batch: Batch, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the pixels as the model sees them and the targets (batch, num_labels), both mixed."""
+        """Return the normalized pixels and the targets (batch, num_labels), both mixed."""
         targets = make_targets(batch["label"], self.num_labels, self.label_smoothing, self.loss)
         return self.mixer(self.normalizer(batch["image"]), targets, rng)
 
@@ -177,7 +177,7 @@ class MaskedPatches:
         self.normalizer = normalizer
 
     def prepare(self, batch: Batch, rng: np.random.Generator) -> tuple[torch.Tensor, None]:
-        """Return the pixels, which the model corrupts after their embedding; there are no labels."""
+        """Return the normalized pixels; the model masks patches after embedding them. There are no targets."""
         return self.normalizer(batch["image"]), None
 
     def __call__(self, model, batch, rng):
@@ -186,10 +186,10 @@ class MaskedPatches:
         return outputs.loss_per_image, outputs.accuracy_per_image.detach()
 
     def _predict(self, model: Any, pixel_values: torch.Tensor, seeds: list[int] | None = None) -> Any:
-        """Run the model with random corruption; it is drawn on the CPU, so that it is the same for all devices.
+        """Run the model with random corruption, which is drawn on the CPU to be the same on all devices.
 
         Args:
-            seeds: one per image, so that its corruption does not depend on the batch.
+            seeds: one per image, which makes its corruption independent of the batch.
         """
         rows, columns = getattr(model, "module", model).config.grid_of(*pixel_values.shape[-2:])
         patches = rows * columns
@@ -208,7 +208,7 @@ class MaskedPatches:
     ) -> dict[str, float]:
         """Return loss and accuracy on a split; the corruption of an image depends on its index alone.
 
-        "histogram_entropy" is the loss of a predictor that only knows how often each color occurs.
+        "histogram_entropy" is the loss of a constant prediction, the frequencies of the colors.
         """
         config: Any = getattr(model, "module", model).config
         counts = torch.zeros(LEVELS**config.num_channels, dtype=torch.long, device=accelerator.device)
@@ -216,9 +216,9 @@ class MaskedPatches:
         def compute(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             outputs = self._predict(model, batch["image"], batch["index"].tolist())
             if not outputs.targets.is_floating_point():  # class numbers, not pixels
-                read = ((batch["index"] >= 0).to(batch["valid"].device) & batch["valid"]).long()
-                each = read.view(-1, *[1] * (outputs.targets.ndim - 1)).expand_as(outputs.targets)
-                counts.index_add_(0, outputs.targets.flatten(), each.flatten())
+                is_counted = ((batch["index"] >= 0).to(batch["valid"].device) & batch["valid"]).long()
+                weights = is_counted.view(-1, *[1] * (outputs.targets.ndim - 1)).expand_as(outputs.targets)
+                counts.index_add_(0, outputs.targets.flatten(), weights.flatten())
             return {"loss": outputs.loss_per_image, "accuracy": outputs.accuracy_per_image}
 
         scores = collect(accelerator, model, batches, compute)
@@ -235,6 +235,6 @@ Objective: TypeAlias = Classification | MaskedPatches
 
 
 def _entropy(counts: torch.Tensor) -> float:
-    """Entropy in nats of the distribution with these counts."""
+    """Return the entropy, in nats, of the distribution with these counts."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * shares.log()).sum())

@@ -1,4 +1,4 @@
-"""Optimizers and learning rate schedules of the original recipes, and groups of parameters with their decay."""
+"""Optimizers, learning rate schedules and parameter groups, as in the original recipes."""
 
 # pyright: reportPrivateImportUsage=false
 # torch's own optimizers use torch._foreach_*: one call for many tensors; there are no public names.
@@ -19,15 +19,15 @@ _State = dict[str, Any]  # state of a parameter, or settings of a group
 _Tensors = list[torch.Tensor]
 Schedule = Callable[[int], float]
 
-_IN_A_LAYER = r"(?:^|\.)layers?\.(\d+)\."
+_LAYER_NUMBER = r"(?:^|\.)layers?\.(\d+)\."
 _KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def kernel_names(model: nn.Module) -> set[str]:
     """Return the names of the parameters with weight decay: kernels of matmuls and convolutions.
 
-    The type of the module decides. The number of dimensions would not do: class token, mask token and position
-    embeddings have three, and the original does not decay them (big_vision masks `.*/kernel`).
+    The module type decides, not the number of dimensions: class token, mask token and position embeddings have three
+    dimensions but no decay in the original (big_vision masks `.*/kernel`).
     """
     return {
         f"{prefix}.weight" if prefix else "weight"
@@ -37,13 +37,13 @@ def kernel_names(model: nn.Module) -> set[str]:
 
 
 def split_for_muon(model: nn.Module, groups: Iterable[_State]) -> tuple[list[_State], list[_State]]:
-    """Split groups into those that Muon trains, weights of linear layers within the encoder's layers, and the others.
+    """Split groups into those for Muon (weights of the linear layers in the encoder's blocks) and the others.
 
     Raises:
-        ValueError: Muon would train nothing.
+        ValueError: there is nothing for Muon to train.
     """
     kernels = kernel_names(model)
-    inside = [(name, parameter) for name, parameter in model.named_parameters() if re.search(_IN_A_LAYER, name)]
+    inside = [(name, parameter) for name, parameter in model.named_parameters() if re.search(_LAYER_NUMBER, name)]
     hidden = {id(parameter) for name, parameter in inside if name in kernels and parameter.ndim == 2}
     matrices, others = [], []
     for group in groups:
@@ -51,7 +51,7 @@ def split_for_muon(model: nn.Module, groups: Iterable[_State]) -> tuple[list[_St
             if parameters := [one for one in group["params"] if (id(one) in hidden) == is_hidden]:
                 part.append({**group, "params": parameters})
     if not matrices:
-        raise ValueError("optimizer is muon, but no matrix of a hidden layer trains: use adamw or sgd")
+        raise ValueError("optimizer is muon, but no weight matrix of a hidden layer is trained: use adamw or sgd")
     return matrices, others
 
 
@@ -63,7 +63,7 @@ def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
             stem and stages), or regular expressions to search in the names.
 
     Raises:
-        ValueError: a pattern matches no parameter, there are fewer layers, or no parameter is left to train.
+        ValueError: a pattern matches no parameter, the model has fewer layers, or no parameter is left to train.
     """
     frozen = []
     for pattern in patterns:
@@ -79,7 +79,7 @@ def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
 
 
 def _find_part(model: nn.Module, part: str) -> list[str]:
-    """Return the names of the parameters of a part; a text that names no part is a regular expression."""
+    """Return the names of the parameters that a pattern of `freeze_parameters` selects."""
     names = [name for name, _ in model.named_parameters()]
     if found := re.fullmatch(r"first (\d+) layers?", part):
         count, num_layers = int(found[1]), _count_layers(model)
@@ -91,24 +91,24 @@ def _find_part(model: nn.Module, part: str) -> list[str]:
 
 
 def _count_layers(model: nn.Module) -> int:
-    """Number of encoder layers or ResNet stages."""
+    """Return the number of encoder layers or ResNet stages."""
     return max((layer_of(name, -1) for name, _ in model.named_parameters()), default=0)
 
 
 def layer_of(name: str, num_layers: int) -> int:
-    """Layer number of a parameter: 0 for embeddings, i + 1 for layer or ResNet stage i, num_layers + 1 after them."""
+    """Return a parameter's layer number: 0 for embeddings, i + 1 for layer or stage i, num_layers + 1 after them."""
     if "embeddings." in name or "resnet.convolution." in name or "resnet.norm." in name:
         return 0
-    match = re.search(r"resnet\.stages\.(\d+)\.", name) or re.search(_IN_A_LAYER, name)
+    match = re.search(r"resnet\.stages\.(\d+)\.", name) or re.search(_LAYER_NUMBER, name)
     return num_layers + 1 if match is None else int(match[1]) + 1
 
 
 def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: float | None = None) -> list[_State]:
-    """Return the groups for an optimizer; `lr_scale` of a group multiplies the schedule (see `set_learning_rate`).
+    """Return parameter groups for an optimizer; `lr_scale` multiplies the schedule (see `set_learning_rate`).
 
     Args:
         weight_decay: weight decay of `kernel_names(model)`; other parameters have none.
-        layer_decay: a layer's learning rate divided by the next layer's.
+        layer_decay: ratio of a layer's learning rate to that of the next layer.
     """
     kernels = kernel_names(model)
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -138,7 +138,7 @@ def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = 
         fused: update all parameters in one kernel; torch has it for CPUs and NVIDIA GPUs with float32 momentum.
 
     Raises:
-        ValueError: the optimizer is Muon, but no hidden matrix trains.
+        ValueError: the optimizer is Muon, but there is nothing for it to train.
     """
     decay = torch_weight_decay(settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
     groups = parameter_groups(model, decay, settings.layer_decay)
@@ -158,7 +158,7 @@ def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next step; that of each group is multiplied by its `lr_scale`."""
+    """Set the learning rate of the next step, multiplied by the `lr_scale` of each group."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
 
@@ -177,9 +177,9 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
         num_steps: the step at which the decay ends, unless `decay_steps` sets another.
 
     Raises:
-        ValueError: the warm-up fills the run, or leaves no room for the decay.
+        ValueError: the warm-up is as long as the run, or overlaps with the decay or cool-down.
     """
-    if settings.warmup_steps < 1:  # a share; rounded down, because the first step of a warm-up has the rate 0
+    if settings.warmup_steps < 1:  # a fraction; rounded down, because a warm-up begins at 0
         settings = replace(settings, warmup_steps=int(settings.warmup_steps * num_steps))
     warmup_steps, cooldown_steps, is_wsd = settings.warmup_steps, settings.cooldown_steps, settings.schedule == "wsd"
     if warmup_steps >= num_steps:
@@ -190,8 +190,8 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
         raise ValueError(f"--decay-steps ({settings.decay_steps[0]}) must be above --warmup-steps ({warmup_steps})")
     if is_wsd and warmup_steps + cooldown_steps > num_steps:
         raise ValueError(
-            f"--warmup-steps ({warmup_steps}) and --cooldown-steps ({cooldown_steps}) are more than the {num_steps} "
-            "steps of the run"
+            f"the sum of --warmup-steps ({warmup_steps}) and --cooldown-steps ({cooldown_steps}) is more than the "
+            f"{num_steps} steps of the run"
         )
 
     def learning_rate(step: int) -> float:
@@ -203,17 +203,17 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
 
 
 def _decayed(settings: TrainingSettings, step: int, num_steps: int) -> float:
-    """Learning rate at a step, without warm-up and cool-down."""
+    """Return the learning rate at a step, without warm-up and cool-down."""
     rate, final = settings.learning_rate, settings.final_learning_rate
     if settings.schedule == "constant":
         return rate
     if settings.schedule == "rsqrt":  # inverse square root of the steps since the warm-up, in units of `timescale`
         steps = max(step - settings.warmup_steps, 0) + settings.timescale_shift
         return rate / math.sqrt(1 + steps / settings.timescale)
-    if settings.schedule == "staircase":  # a lower share after each of `decay_steps`; by default a tenth, 0.01, ...
-        stair = sum(step > decay for decay in settings.decay_steps)
-        factors = settings.decay_factors or [0.1**number for number in range(1, stair + 1)]
-        return rate * (factors[stair - 1] if stair else 1.0)
+    if settings.schedule == "staircase":  # the next factor after each of `decay_steps`; by default 0.1, 0.01, ...
+        passed = sum(step > decay for decay in settings.decay_steps)
+        factors = settings.decay_factors or [0.1**number for number in range(1, passed + 1)]
+        return rate * (factors[passed - 1] if passed else 1.0)
     end = settings.decay_steps[0] if settings.decay_steps else num_steps
     progress = min(max((step - settings.warmup_steps) / (end - settings.warmup_steps), 0.0), 1.0)
     if settings.schedule == "wsd":  # 1 - sqrt over the last fifth (Hägele et al., arXiv 2405.18392, section 4)
@@ -231,8 +231,8 @@ def _decayed(settings: TrainingSettings, step: int, num_steps: int) -> float:
 class _CompactOptimizer(torch.optim.Optimizer):
     """Optimizer with its first moment in bfloat16, as in optax with `accumulator_dtype` or `mu_dtype`.
 
-    optax rounds the decay too: 0.9 becomes 0.8984375. It computes in float32 and rounds the stored moment; the step
-    uses the moment before rounding.
+    As in optax, the decay is rounded too (0.9 becomes 0.8984375), the arithmetic is in float32, and the step uses the
+    moment before it is rounded for storage.
 
     Tested against outputs of optax under `jax.jit` (tests/goldens/training/optimizers.npz).
     """
@@ -274,7 +274,7 @@ class _CompactOptimizer(torch.optim.Optimizer):
 
 
 def _in_parts(parameters: list[torch.Tensor], values: int = 2**25) -> Iterator[list[torch.Tensor]]:
-    """Split parameters into parts of about so many values, which bounds the memory of a part's temporary tensors."""
+    """Split parameters into parts of about `values` values, to bound the memory for temporary tensors."""
     part, size = [], 0
     for parameter in parameters:
         if part and size + parameter.numel() > values:
@@ -287,7 +287,7 @@ def _in_parts(parameters: list[torch.Tensor], values: int = 2**25) -> Iterator[l
 
 
 def _local(tensors: Iterable[Any]) -> _Tensors:
-    """Return the shards of this process; parameters, gradients and states are sharded alike."""
+    """Return the shards of this process; parameters, gradients and states are sharded in the same way."""
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
@@ -359,10 +359,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
     Muon orthogonalizes the momentum of a matrix before each step (Keller Jordan, 2024,
     https://kellerjordan.github.io/posts/muon/); this is torch's implementation. Its author trains embeddings, head,
     norms and biases with AdamW. The step of an A x B matrix is scaled by 0.2 sqrt(max(A, B)), which makes it about as
-    long as AdamW's, so that both share the learning rate and the decay ("Muon is scalable for LLM training", arXiv
-    2502.16982, section 2.2).
+    large as a step of AdamW, so that both use the same learning rate and weight decay ("Muon is scalable for LLM
+    training", arXiv 2502.16982, section 2.2).
 
-    The update of a sharded matrix (a DTensor) is that of the whole matrix, up to bfloat16 rounding in another order.
+    A sharded matrix (a DTensor) gets the same update as a whole one, up to the order of bfloat16 rounding.
 
     Args:
         matrices: groups of two-dimensional parameters, for Muon.
@@ -390,7 +390,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has two overloads
         """Take one step; `closure` (part of torch's interface) is called first if given."""
         loss = closure() if closure else None
-        for part in self._parts:  # each time, because loading and sharding replace state and groups
+        for part in self._parts:  # in each step, because loading and sharding replace state and groups
             part.state = self.state
             part.param_groups = [
                 group for group in self.param_groups if ("ns_steps" in group) == (part is self._parts[0])
@@ -408,7 +408,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, parameters: dict[str, torch.Tensor]):
-        """Move the average toward the parameters by a share of 1 - decay."""
+        """Move the average toward the parameters by a fraction 1 - decay of the distance."""
         latest = [parameters[name].detach() for name in self.parameters]
         torch._foreach_lerp_(list(self.parameters.values()), latest, 1 - self.decay)
 

@@ -29,15 +29,15 @@ RECIPE = "finetune_small"
 MODELS = {f"augreg:{variant}": variant for variant in ("Ti/16", "S/16", "B/16", "L/16")}  # smallest first
 _USUAL_SIZE = 224  # pixels
 _SIZES = (384, _USUAL_SIZE, 160, 112)
-_MOST_READ = 5_000  # images whose size and content are compared
-_BATCHES = ((2_000, 32), (10_000, 64))  # fewer images than the first number: batch size
+_MAX_INSPECTED = 5_000  # images whose size and content are read
+_BATCHES = ((2_000, 32), (10_000, 64))  # (number of images, batch size for data sets with fewer)
 _LARGEST_BATCH = 128
-_RATE, _RATE_BATCH, _LARGEST_RATE = 0.003, 32, 0.03  # the recipe's; the largest of the paper's Table 4
+_RATE, _RATE_BATCH, _LARGEST_RATE = 0.003, 32, 0.03  # rate and batch size of the recipe; largest rate in Table 4
 _EPOCHS = 5
-_STEPS = 100, 10_000  # fewest, and most, as the paper's for CIFAR
-_IMBALANCE = 4  # largest class by smallest class, above which classes are drawn equally often
-_LONG = 2.0  # longer side by shorter side
-_EVALUATIONS = 10  # of a run; a forward takes a third of a training step
+_STEPS = 100, 10_000  # smallest and largest number; 10,000 is that of the paper for CIFAR
+_IMBALANCE = 4  # ratio of the largest to the smallest class, above which classes are drawn equally often
+_LONG = 2.0  # ratio of the longer to the shorter side, above which an image counts as long
+_EVALUATIONS = 10  # per run; a forward takes a third of the time of a training step
 
 
 @dataclass
@@ -47,9 +47,9 @@ class Plan:
     Args:
         data: statistics of the images, such as "images", "classes" and "exact_duplicates".
         settings: fields of `FinetuneSettings`, on top of `recipe`.
-        reasons: the reason for each of these fields.
-        steps: optimizer steps of the run.
-        seconds: time of the run, measured on this machine.
+        reasons: the reason for each field of `settings`.
+        steps: number of optimizer steps of the run.
+        seconds: estimated time of the run on this machine.
         notes: other advice.
     """
 
@@ -72,7 +72,12 @@ class Plan:
         ]
         rows = [
             ("data", f"{data['images']:,} images of {data['classes']:,} classes, {data['held_out']:,} held out"),
-            *(("", text) for text in (findings if data["largest_class"] else ["in shards, which are not inspected"])),
+            *(
+                ("", text)
+                for text in (
+                    findings if data["largest_class"] else ["the images are in shards, which are not inspected"]
+                )
+            ),
             ("recipe", self.recipe),
             *((name.replace("_", " "), f"{value}: {self.reasons[name]}") for name, value in self.settings.items()),
             ("time", f"about {self.seconds:,.0f} seconds for {self.steps:,} steps, measured on this machine"),
@@ -96,8 +101,8 @@ def plan(
     Args:
         dataset: as in `finetune`.
         model: the model to fine-tune; None: the largest of AugReg's Ti/16, S/16, B/16 and L/16 that can finish in time.
-        minutes: longest time of the run on this machine.
-        settings: other fields of `FinetuneSettings`, such as `image_size=384`, which the plan keeps.
+        minutes: time limit of the run on this machine.
+        settings: other fields of `FinetuneSettings`, such as `image_size=384`, which the plan does not change.
 
     Raises:
         ValueError: a setting is unknown or wrong, or the data cannot be used.
@@ -110,7 +115,7 @@ def plan(
     run = build_settings(FinetuneSettings, {"model": next(iter(MODELS)), "output_dir": "unused", **given}, RECIPE)
     run.output_dir = None  # nothing is written, not even the list of unreadable images
     split, eval_split = open_splits(run)
-    data = look_at(split, eval_split)
+    data = describe_images(split, eval_split)
     result, images = Plan(data), len(split)
 
     def choose(name: str, value: Any, reason: str) -> None:
@@ -139,13 +144,15 @@ def plan(
     is_long = result.seconds > minutes * 60
     fits = f"the largest that can finish in {minutes:g} minutes on {describe_device(accelerator.device)}"
     choose("model", network, "the smallest" if is_long else fits)
-    choose("image_size", size, f"as the time allows; the images' median shorter side is {shorter_side} pixels")
+    choose("image_size", size, f"chosen by the time and the median shorter side of the images, {shorter_side} pixels")
     if is_long:
-        result.notes.append(f"longer than {minutes:g} minutes; fewer --epochs or --linear-probe are faster")
+        result.notes.append(
+            f"the run takes longer than {minutes:g} minutes; fewer --epochs or --linear-probe would shorten it"
+        )
     if data["exact_duplicates"]:
-        result.notes.append("hf-vit audit lists the duplicates and leaks, and near ones too")
+        result.notes.append("hf-vit audit lists the duplicates and leaks, and near-duplicates")
     if data["long"] > 0.5:
-        result.notes.append("most images are long; --preset native keeps their aspect ratios")
+        result.notes.append(f"most images are longer than {_LONG:g}:1; --preset native keeps their aspect ratios")
     return result
 
 
@@ -153,7 +160,7 @@ def plan_recipe(values: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of `finetune --recipe auto`, and print the plan; a resumed run keeps those of its recipe.yaml.
 
     Args:
-        values: the fields that are given, which override these.
+        values: the fields given by the user, which override those of the plan.
     """
     file = Path(str(values.get("output_dir")), "recipe.yaml")
     if values.get("resume") and file.is_file():
@@ -165,8 +172,8 @@ def plan_recipe(values: dict[str, Any]) -> dict[str, Any]:
     return read_recipe(found.recipe) | found.settings
 
 
-def look_at(split: Split, eval_split: Split | None) -> dict[str, Any]:
-    """Return statistics of the images of a split, and of their copies among the held-out images."""
+def describe_images(split: Split, eval_split: Split | None) -> dict[str, Any]:
+    """Return statistics of the images of a split; "leaks" is the number of their copies among the held-out images."""
     digests, sizes = _read(split)
     held_out = Counter() if eval_split is None else _read(eval_split)[0]
     leaks = sum(count for digest, count in held_out.items() if digest in digests)
@@ -189,10 +196,10 @@ def look_at(split: Split, eval_split: Split | None) -> dict[str, Any]:
 
 
 def _read(split: Split) -> tuple[Counter[bytes], np.ndarray]:
-    """Count the images of each content, and return the height and width of each readable image, (images, 2)."""
+    """Return the number of images by the digest of their bytes, and the (height, width) of each readable image."""
     digests: Counter[bytes] = Counter()
     sizes = []
-    rows = [] if split.is_sharded else np.linspace(0, len(split) - 1, min(len(split), _MOST_READ)).astype(int)
+    rows = [] if split.is_sharded else np.linspace(0, len(split) - 1, min(len(split), _MAX_INSPECTED)).astype(int)
     for row in map(int, rows):
         image = split.image(split.samples[row], row)
         try:
@@ -213,11 +220,11 @@ def _fit_into_time(
     limit: float,
     shorter_side: int,
 ) -> tuple[str, Any, float]:
-    """Return the largest model that fits at 224 pixels, the largest image size that then fits, and the seconds.
+    """Return the largest model that fits at 224 pixels, its largest image size that fits, and the seconds of the run.
 
     Args:
         forwards: images of all training steps, and a share for evaluation.
-        limit: longest time in seconds.
+        limit: time limit in seconds.
     """
 
     def measure(model: str, size: Any) -> float:
@@ -230,7 +237,9 @@ def _fit_into_time(
     models = [given["model"]] if "model" in given else list(MODELS)
     model, size, seconds = models[0], usual, measure(models[0], usual)
     for larger in models[1:]:
-        if 2 * seconds > limit or (needed := measure(larger, usual)) > limit:  # it takes at least twice as long
+        if (
+            2 * seconds > limit or (needed := measure(larger, usual)) > limit
+        ):  # it takes at least twice as long as the smaller model
             break
         model, seconds = larger, needed
     usual_seconds = seconds
@@ -244,11 +253,11 @@ def _fit_into_time(
 def _seconds_per_image(
     settings: FinetuneSettings, given: dict[str, Any], split: Split, accelerator: Accelerator
 ) -> float:
-    """Return the seconds of a training step by the number of its images, over all processes."""
+    """Return the seconds of a training step divided by its number of images over all processes."""
     settings = replace(settings, num_workers=0, class_sampling="natural")
     if "model" in given:
         network, processor = load_for_finetuning(settings, split)
-    else:  # weights do not change the speed, and are not downloaded
+    else:  # the weights are not needed to measure the speed
         fields = {"num_labels": split.num_labels, "image_size": settings.image_size}
         config = HfViTConfig.from_variant(MODELS[str(settings.model)], **fields)
         network: Any = HfViTForImageClassification(config)
@@ -265,5 +274,8 @@ def _seconds_per_image(
             losses, _ = objective(network, tensors, np.random.default_rng(0))
         losses.mean().backward()
         float(losses.detach().sum())  # waits for the device
-        seconds, started = time.perf_counter() - started, time.perf_counter()  # the first step warms up
+        seconds, started = (
+            time.perf_counter() - started,
+            time.perf_counter(),
+        )  # overwritten by the second step; the first is warm-up
     return seconds / images / accelerator.num_processes

@@ -1,4 +1,4 @@
-"""Preemption: after SIGTERM, SIGUSR1 or Ctrl-C, training saves within one step, on all processes, and ends."""
+"""Preemption: after SIGTERM, SIGUSR1 or Ctrl-C, all processes save the same step, at most one later, and stop."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ import torch.distributed as dist
 from ..devices import cpu_group
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-PREEMPTED = getattr(os, "EX_TEMPFAIL", 75)  # exit status "temporary failure": the same command can continue
+PREEMPTED = getattr(os, "EX_TEMPFAIL", 75)  # the exit status for temporary failures: the run can be resumed
 
 
 class Preempted(Exception):
-    """Training has saved and ended after a signal; the same command with `resume` continues.
+    """Training stopped after a signal, with a checkpoint saved; it can be resumed.
 
     Args:
-        message: the saved step.
+        message: what was saved, and how to continue.
         status: exit status of the program.
     """
 
@@ -28,13 +28,13 @@ class Preempted(Exception):
 
 
 class Preemption:
-    """Handler of SIGTERM, SIGUSR1 and Ctrl-C (SIGINT) during training, on which all processes act at the same step.
+    """Handler of SIGTERM, SIGUSR1 and Ctrl-C (SIGINT) during training; all processes stop at the same step.
 
-    A second Ctrl-C raises KeyboardInterrupt at once. SIGINT is left alone where it is ignored, as behind `nohup`.
+    A second Ctrl-C raises KeyboardInterrupt at once. SIGINT stays ignored if it was, as with `nohup`.
 
-    Several processes exchange their signals while a step is computed, over a separate process group on the CPU, so that
-    the step does not wait. Signals are not handled outside the main thread, nor by several processes without a process
-    group (XLA).
+    Several processes exchange the signals they received while a step is computed, over a separate process group on the
+    CPU, so that the step does not wait. Signals are not handled outside the main thread, nor in several processes
+    without a process group (XLA).
     """
 
     def __init__(self, processes: int, is_main_process: bool = True):
@@ -60,17 +60,17 @@ class Preemption:
         self._received = number
         if number == signal.SIGINT:
             signal.signal(number, self._before[signal.SIGINT])
-            if self._is_main_process:  # not with print, which the signal may have interrupted
-                os.write(2, b"\nCtrl-C: training finishes this step and saves it; a second Ctrl-C ends at once\n")
+            if self._is_main_process:  # not print, which the signal may have interrupted
+                os.write(2, b"\nCtrl-C: saving a checkpoint after this step; press Ctrl-C again to stop at once\n")
 
     def begin_step(self) -> None:
-        """Start to exchange received signals with the other processes; every process must call it."""
+        """Start to exchange received signals with the other processes; all processes must call it."""
         if self._group is not None:
             received = torch.tensor(self._received)
             self._exchange = dist.all_reduce(received, dist.ReduceOp.MAX, self._group, async_op=True), received
 
     def end_step(self) -> int | None:
-        """Return a signal that any process received before `begin_step`; a single process: until now."""
+        """Return a signal that any process received before `begin_step` (a single process: until now), or None."""
         number = self._received
         if self._exchange is not None:
             work, received = self._exchange

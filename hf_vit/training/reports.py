@@ -1,4 +1,4 @@
-"""Reports of a run: its first batch, learning curve, details for its model card, and page of the last evaluation."""
+"""Reports of a run: picture of the first batch, learning curve, data for the model card, and evaluation page."""
 
 import datetime
 import math
@@ -32,7 +32,7 @@ _LONGEST = 24  # characters of a caption
 
 
 def write_run_reports(trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
-    """Write the learning curve, the details for the model card, and the reports of a classifier's last evaluation."""
+    """Write the learning curve, card_data.json, and the reports of a classifier's last evaluation."""
     output, details, held_out = trainer.output, card_data(trainer, metrics), None
     write_curve(trainer.state.history, output / "learning_curve.png")
     if trainer.eval_split is not None and trainer.predictions:
@@ -60,7 +60,7 @@ def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
         "eval_split": settings.eval_split,
         "fingerprint": trainer.fingerprint["data"],
         "settings": {name: value for name, value in vars(settings).items() if name != "output_dir"},
-        "metrics": {name: value for name, value in metrics.items() if "/" not in name},  # not those of classes
+        "metrics": {name: value for name, value in metrics.items() if "/" not in name},  # without the metrics per class
         "processes": trainer.accelerator.num_processes,
         "device": describe_device(trainer.accelerator.device),
         "versions": versions_of(_PACKAGES),
@@ -69,7 +69,7 @@ def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe_run(trainer: "Trainer", details: Mapping[str, Any]) -> dict[str, str]:
     settings, metrics, step = trainer.settings, details["metrics"], trainer.state.step
-    speed = f"{metrics['train_images_per_second']:,.1f} images a second, with evaluations and checkpoints"
+    speed = f"{metrics['train_images_per_second']:,.1f} images per second, including evaluations and checkpoints"
     sizes = settings.eval_patch_sizes or settings.patch_sizes
     early = f"; {trainer.num_steps:,} were planned" if step < trainer.num_steps else ""
     return {
@@ -79,7 +79,7 @@ def _describe_run(trainer: "Trainer", details: Mapping[str, Any]) -> dict[str, s
         "held out": "a tenth of the training images" if settings.eval_split == AUTO else str(settings.eval_split),
         **({"best": f"{describe_best(metrics)}, in best/"} if metrics["best"] is not None else {}),
         "length": f"{step:,} optimizer steps of {settings.batch_size:,} images{early}",
-        **({"throughput": speed} if metrics["train_images_per_second"] else {}),  # a resumed run may have no step left
+        **({"throughput": speed} if metrics["train_images_per_second"] else {}),  # 0 if a resumed run had no step left
         "device": details["device"] + (f", {details['processes']} processes" if details["processes"] > 1 else ""),
         **({"patch size": f"{sizes[-1]} on this page, of {', '.join(map(str, sizes))}"} if sizes else {}),
         "date": details["date"],
@@ -88,7 +88,7 @@ def _describe_run(trainer: "Trainer", details: Mapping[str, Any]) -> dict[str, s
 
 
 def describe_best(best: dict[str, Any]) -> str:
-    """Describe the result of `Trainer.best_evaluation`: "91.20% after step 300"; any other metric has its name."""
+    """Describe the result of `Trainer.best_evaluation`, as "91.20% after step 300" or "loss 0.31 after step 300"."""
     name, value = best["best_metric"], best["best"]
     shown = f"{value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
     return f"{shown} after step {best['best_step']:,}"
@@ -122,7 +122,7 @@ def write_curve(history: list[dict], path: Path) -> None:
 
 def draw_batch(trainer: "Trainer", batch: dict[str, torch.Tensor]) -> None:
     """Draw the first images of a batch, as the model sees them, with their labels: train_batch.png."""
-    rng = np.random.default_rng((trainer.settings.seed, trainer.state.step))  # as for its step
+    rng = np.random.default_rng((trainer.settings.seed, trainer.state.step))  # as in `Trainer.train_step`
     pixels, targets = trainer.objective.prepare(batch, rng)
     pixels, captions = trainer.objective.normalizer.inverse(pixels[:_DRAWN]).cpu(), [""] * _DRAWN
     if targets is not None:
@@ -138,7 +138,7 @@ def draw_batch(trainer: "Trainer", batch: dict[str, torch.Tensor]) -> None:
 
 
 def describe_target(target: np.ndarray, names: Sequence[str]) -> str:
-    """Describe a target (num_labels,) of an image, which may be mixed from two: "cat", or "cat 0.83, dog 0.17"."""
+    """Describe the target (num_labels,) of an image, as "cat", or "cat 0.83, dog 0.17" if two are mixed."""
     chosen = [int(number) for number in np.argsort(-target, kind="stable")[:3] if target[number] >= 0.1]
     if len(chosen) == 1:
         return names[chosen[0]]
@@ -146,13 +146,13 @@ def describe_target(target: np.ndarray, names: Sequence[str]) -> str:
 
 
 def join_patches(patches: np.ndarray, grid: Sequence[int], size: tuple[int, int], kept: Any = None) -> np.ndarray:
-    """Put an image together from its patches; dropped ones are gray.
+    """Reassemble an image from its patches; dropped patches are gray.
 
     Args:
         patches: (patches, patch height * patch width * channels) uint8, padded.
         grid: rows and columns of patches.
         size: height and width of a patch.
-        kept: numbers of the patches that are not dropped, padded with -1; None: all.
+        kept: numbers of the patches that are not dropped, padded with -1; None: no patch is dropped.
 
     Returns:
         (height, width, channels)
@@ -165,10 +165,10 @@ def join_patches(patches: np.ndarray, grid: Sequence[int], size: tuple[int, int]
 
 
 def write_batch(images: Sequence[np.ndarray], captions: Sequence[str], path: Path) -> None:
-    """Draw images of a batch side by side, each with its caption.
+    """Draw images of a batch as a grid, each with its caption.
 
     Args:
-        images: (height, width, channels) uint8 each; of 3 channels or more the first 3 are drawn, else the first.
+        images: each (height, width, channels) uint8; the first 3 channels are drawn, or the first if there are fewer.
     """
     columns, width = math.ceil(math.sqrt(len(images))), _TILE + _GAP
     rows, height = math.ceil(len(images) / columns), _TILE + _GAP + 16

@@ -1,8 +1,8 @@
 """Detection of stalled processes, for which the others would wait forever, and of stalled data workers.
 
-A thread of each process publishes its progress in the store of the process group. A process without progress for
-`timeout` seconds reads the others' entries. A process whose entry no longer changes is stopped or dead; one with less
-progress has not reached the collective. A single process ends if its images do not come.
+A thread in each process publishes a heartbeat and the progress in the store of the process group. After `timeout`
+seconds without progress, it reads the entries of the other processes. A process without a heartbeat is stopped or dead;
+a process with less progress has not reached the collective operation. A single process only watches its data workers.
 """
 
 import json
@@ -30,19 +30,19 @@ class Progress:
 
     step: int = 0
     phase: str = "before the first step"
-    passed: int = 0  # number of phases so far; equal on processes with equal progress
+    passed: int = 0  # number of phases entered; equal on processes with equal progress
     since: float = 0.0  # time of the last progress, in seconds of `time.monotonic`
-    is_reading: bool = False  # waits for images
+    is_reading: bool = False  # whether it waits for images
     waited: float = 0.0  # seconds of waiting for images so far
 
     def enter(self, phase: str, step: int) -> None:
-        """Enter the next phase; every process enters the same phases in the same order."""
+        """Enter the next phase; all processes enter the same phases in the same order."""
         self.step, self.phase, self.passed = step, phase, self.passed + 1
         self.since = time.monotonic()
 
 
 class WatchedBatches:
-    """Batches of a loader; `progress` records when they come."""
+    """Batches of a loader; `progress` records the waiting for them."""
 
     def __init__(self, batches: Any, progress: Progress):
         self.batches, self.progress = batches, progress
@@ -67,7 +67,7 @@ class WatchedBatches:
 def watch_processes(progress: Progress, layout: BatchLayout, timeout: float) -> Iterator[None]:
     """End this process with a message that names the stalled ranks, after `timeout` seconds without progress.
 
-    Nothing is watched with a timeout of 0, or in several processes without a TCP store.
+    Do nothing if the timeout is 0, or if several processes have no TCP store.
     """
     if not timeout or (layout.processes > 1 and not (dist.is_initialized() and "MASTER_PORT" in os.environ)):
         yield
@@ -95,7 +95,7 @@ class Watcher(threading.Thread):
         if processes > 1:
             address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             self.store = dist.TCPStore(*address, is_master=False, timeout=timedelta(seconds=10))  # pyright: ignore
-        self.published, self.warned = 0, -1
+        self.heartbeat, self.warned = 0, -1
 
     def run(self) -> None:
         while not self.over.wait(self.interval):
@@ -105,7 +105,7 @@ class Watcher(threading.Thread):
                     self.check_processes()
             except (RuntimeError, OSError):  # torch's store raises RuntimeError
                 if self._is_stalled:
-                    self._end("the store of the processes does not answer: its process or machine is stopped")
+                    self._end("the store of the process group does not answer: its process or machine has stopped")
 
     @property
     def _is_stalled(self) -> bool:
@@ -116,21 +116,21 @@ class Watcher(threading.Thread):
         return f"step {self.progress.step} ({self.progress.phase})"
 
     def publish(self) -> None:
-        """Publish an entry: a number that a process counts up while it is alive, its progress, and where it is."""
+        """Publish an entry: heartbeat (a count), progress, and a description of process and step."""
         if len(self.keys) > 1:
-            self.published += 1
+            self.heartbeat += 1
             where = f"(process {os.getpid()} on {socket.gethostname()}) at {self._where}"
-            self.store.set(self.keys[self.rank], json.dumps([self.published, self.progress.passed, where]))
+            self.store.set(self.keys[self.rank], json.dumps([self.heartbeat, self.progress.passed, where]))
 
     def _read(self) -> list[Any]:
-        """Return the last entry of each process."""
+        """Return the latest entry of each process."""
         return [
             json.loads(self.store.get(key)) if self.store.check([key]) else [0, 0, "before the first step"]
             for key in self.keys
         ]
 
     def check_processes(self) -> None:
-        """Find the missing processes; if all are alive with equal progress, do nothing.
+        """End the run if a process is dead or behind the others; if all have equal progress, print a warning.
 
         A single process only checks its data workers.
         """
@@ -138,7 +138,7 @@ class Watcher(threading.Thread):
             if self.progress.is_reading:
                 workers = ", ".join(str(worker.pid) for worker in multiprocessing.active_children())
                 reader = f"the data workers (processes {workers})" if workers else "the data loader"
-                self._end(f"no batch comes from {reader} at step {self.progress.step}")
+                self._end(f"no batch arrived from {reader} at step {self.progress.step}")
             return
         before = self._read()
         if self.over.wait(3 * self.interval) or not self._is_stalled:
@@ -153,9 +153,13 @@ class Watcher(threading.Thread):
                 self._end(f"{named}: {state} the others wait at {self._where}")
         if self.warned != self.progress.passed:
             self.warned = self.progress.passed
-            print(f"no process has moved for {self.timeout:g} s; all are at {self._where}", file=sys.stderr, flush=True)
+            print(
+                f"no process has made progress for {self.timeout:g} s; all are at {self._where}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _end(self, why: str) -> None:
-        text = f"no progress for {self.timeout:g} s (--stall-timeout): {why}. Continue from the newest checkpoint"
-        print(f"error: {text} with --resume", file=sys.stderr, flush=True)
-        os._exit(FAILED)  # the main thread waits in a collective, where no exception reaches it
+        text = f"no progress for {self.timeout:g} s (--stall-timeout): {why}. Run the same command with --resume"
+        print(f"error: {text} to continue", file=sys.stderr, flush=True)
+        os._exit(FAILED)  # an exception would not reach the main thread, which waits in a collective operation

@@ -46,8 +46,8 @@ from .build import (
 )
 from .checkpoint import Checkpoints, locked_output, saved_per_device
 from .console import Console
-from .models import prepare_for_training, save_plain
-from .objectives import MaskedPatches, draw_sizes
+from .models import prepare_for_training, save_merged
+from .objectives import MaskedPatches, draw_patch_size
 from .optimization import MovingAverage, build_schedule, set_learning_rate
 from .preemption import PREEMPTED, Preempted, Preemption
 from .reports import card_data, draw_batch, write_run_reports
@@ -63,10 +63,10 @@ class TrainState:
     """Progress of a run, saved in each checkpoint."""
 
     step: int = 0  # optimizer steps done
-    best: float = -math.inf  # quality of the best evaluation, see `Trainer.quality_of`
-    best_step: int | None = None  # its step
-    no_better: int = 0  # evaluations since then
-    skipped: int = 0  # unreadable images on all processes
+    best: float = -math.inf  # quality of the best evaluation (see `Trainer.quality_of`)
+    best_step: int | None = None  # step of the best evaluation
+    no_better: int = 0  # number of evaluations since the best one
+    skipped: int = 0  # unreadable images, over all processes
     history: list[dict[str, float]] = field(default_factory=list)  # logged values, each entry with its "step"
 
 
@@ -74,13 +74,13 @@ class Trainer:
     """A training run: its settings, model, data sets and progress.
 
     Args:
-        model: a model of `hf_vit.training.models`; it is changed.
-        processor: the image processor of the evaluation, which is saved with the model.
-        split, eval_split: the images to train and to evaluate on.
-        command: what the user called, for the model card.
+        model: a model built by `hf_vit.training.models`; it is modified in place.
+        processor: the image processor for evaluation, which is saved with the model.
+        split, eval_split: the images for training and for evaluation.
+        command: the command line or the Python call, for the model card.
 
     Raises:
-        ValueError: the settings do not fit model, data or device.
+        ValueError: the settings do not fit the model, the data or the device.
     """
 
     def __init__(
@@ -114,17 +114,19 @@ class Trainer:
         self.ema = None if settings.ema_decay is None else MovingAverage(self.parameters, settings.ema_decay)
         self.preemption = Preemption(accelerator.num_processes, accelerator.is_main_process)
         self.progress = Progress()
-        self.metrics: dict[str, float] = {}  # of the last evaluation
-        self.predictions: dict[str, Any] = {}  # of the last evaluation, see `evaluate.predict`
-        self.fingerprint: dict[str, Any] = {}  # of the "data" and the initial "model"
-        self._sums, self._norms = torch.zeros(4, device=device), []  # since the last log entry
+        self.metrics: dict[str, float] = {}  # results of the last evaluation
+        self.predictions: dict[str, Any] = {}  # result of `evaluation.predictions.predict` in the last evaluation
+        self.fingerprint: dict[str, Any] = {}  # see `fingerprint_run`
+        # Since the last log entry: sums of loss, correct images, skipped images and non-finite gradient norms;
+        # and (step, gradient norm) of each step
+        self._sums, self._norms = torch.zeros(4, device=device), []
 
     def fit(self) -> dict[str, Any]:
         """Train, save the model with its reports, and return its metrics.
 
         Raises:
             TrainingStopped: a loss or a gradient is not finite, a data worker died, or memory ran out.
-            Preempted: SIGTERM, SIGUSR1 or SIGINT came, and a checkpoint of the step was written.
+            Preempted: SIGTERM, SIGUSR1 or SIGINT was received, and a checkpoint of the step was written.
         """
         settings, state = self.settings, self.state
         eval_every = settings.eval_every or max(self.num_steps // 10, 1)
@@ -133,9 +135,9 @@ class Trainer:
             watch_processes(self.progress, self.layout, settings.stall_timeout),
             locked_output(self.output, settings, self.accelerator),
         ):
-            self.start()  # continues from a checkpoint with --resume
+            self.start()  # with --resume, from the newest checkpoint
             with self.console, self.preemption, self.report_interruption(), closing(self.batches):
-                while state.step < self.num_steps and not self.is_stale:
+                while state.step < self.num_steps and not self.has_plateaued:
                     self.preemption.begin_step()
                     self.train_step(state.step)  # forward, backward, clipping, optimizer, EMA
                     received = self.preemption.end_step()
@@ -145,7 +147,7 @@ class Trainer:
                     if evaluates:
                         with self.ema_weights():
                             self.keep_best(self.evaluate())
-                    if saves or self.is_stale:
+                    if saves or self.has_plateaued:
                         self.save()
                     if received is not None and state.step < self.num_steps:
                         self.end_early(received)
@@ -156,7 +158,7 @@ class Trainer:
             return self.finish()
 
     def start(self) -> None:
-        """Resume if the settings say so, and open the batches from there on."""
+        """With `resume`, restore the newest checkpoint; then start loading the batches of the next step."""
         settings = self.settings
         self.phase = "resuming"
         self.fingerprint = fingerprint_run(settings, self.split)
@@ -180,17 +182,17 @@ class Trainer:
     def train_step(self, step: int) -> None:
         """Take one optimizer step, with `layout.accumulation` forwards on this process.
 
-        All forwards have the same number of samples, so that the mean over forwards and processes is that of the batch.
+        All forwards have the same number of samples, so the mean over forwards and processes is that of the batch.
         """
         accelerator, settings = self.accelerator, self.settings
         set_learning_rate(self.optimizer, self.schedule(step))
-        sizes = draw_sizes(settings, step)
+        sizes = draw_patch_size(settings, step)
         norm: Any = torch.zeros((), device=accelerator.device)
         for forward in range(self.layout.accumulation):
             batch = self.next_batch()
             if step == forward == 0 and accelerator.is_main_process:
                 draw_batch(self, batch)
-            # Torch is seeded for each micro-batch; the generator, for mixing, is the same for the whole batch
+            # torch is seeded for each micro-batch; the NumPy generator, for mixing, is the same for the whole batch
             words = np.random.SeedSequence((settings.seed, step, self.layout.micro_batch(forward))).generate_state(1)
             set_seed(int(words[0]))
             rng = np.random.default_rng((settings.seed, step))
@@ -209,13 +211,13 @@ class Trainer:
             self._sums += torch.stack(figures).float()
             mark_step(accelerator)
         self._norms.append((step, norm))
-        if accelerator.device.type == "cpu":  # reading it elsewhere would wait for the device
+        if accelerator.device.type == "cpu":  # on other devices, reading the norm would wait for the step to finish
             self._check_norm(step, norm)
         self.state.step = step + 1
         self.console.advance()
 
     def next_batch(self) -> dict[str, torch.Tensor]:
-        """The batch of the next forward, on the device."""
+        """Return the batch of the next forward, on the device."""
         self.phase = "waiting for data"
         batch = next(self.batches)
         self.phase = "training"
@@ -226,10 +228,10 @@ class Trainer:
         return to_device(batch, self.accelerator.device)
 
     def mean_metrics(self) -> dict[str, float]:
-        """Means over the steps since the last call, on all processes, and the learning rate of the last one.
+        """Return the means over the steps since the last call and over all processes, and the last learning rate.
 
         Raises:
-            TrainingStopped: they are not finite.
+            TrainingStopped: the loss or a gradient norm is not finite.
         """
         sums: Any = self.accelerator.reduce(self._sums, "sum")
         loss, correct, skipped, infinite = sums.tolist()
@@ -244,9 +246,9 @@ class Trainer:
         return {**means, "gradient_norm": float(norm), "learning_rate": self.schedule(last)}
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the current model on the evaluation split; none without one.
+        """Return the metrics of the current model on the evaluation split; {} without a split.
 
-        With several patch sizes they are the means over these, with `accuracy_at_patch_8` etc.
+        With several patch sizes, they are the means over the sizes, with "accuracy_at_patch_8" etc. for each size.
         """
         self.phase = "evaluating"
         if self.eval_split is None:
@@ -266,13 +268,14 @@ class Trainer:
         sizes = self.settings.eval_patch_sizes or self.settings.patch_sizes
         if not sizes:
             return measure()
-        at = {size: measure(patch_size=size) for size in sizes}
-        means = {name: float(np.mean([one[name] for one in at.values()])) for name in at[sizes[0]]}
-        means |= {name: at[sizes[0]][name] for name in ("samples", "skipped")}
-        return means | {f"accuracy_at_patch_{size}": one["accuracy"] for size, one in at.items()}
+        by_size = {size: measure(patch_size=size) for size in sizes}
+        first = by_size[sizes[0]]
+        means = {name: float(np.mean([metrics[name] for metrics in by_size.values()])) for name in first}
+        means |= {name: first[name] for name in ("samples", "skipped")}
+        return means | {f"accuracy_at_patch_{size}": metrics["accuracy"] for size, metrics in by_size.items()}
 
     def keep_best(self, metrics: dict[str, float]) -> None:
-        """Log an evaluation, and save the model to best/ if it is better than all before."""
+        """Log the metrics of an evaluation, and save the model to best/ if they are the best so far."""
         self.metrics = metrics
         if metrics:
             self.console.log_evaluation(metrics)
@@ -291,7 +294,7 @@ class Trainer:
         self.console.restart()
 
     def finish(self) -> dict[str, Any]:
-        """Save the model, its metrics and its reports; return the metrics."""
+        """Save the final model, the metrics and the reports; return the metrics."""
         if self.ema is not None:
             self.ema.swap(self.parameters)
         metrics = {**(self.metrics or self.evaluate()), **self.console.totals(), **self.best_evaluation()}
@@ -307,13 +310,13 @@ class Trainer:
         """Save the current model and its processor; every process must call it.
 
         Raises:
-            OSError: it cannot be written; an older model in the folder is unchanged.
+            OSError: the files cannot be written; an older model in the folder is unchanged.
         """
         model: Any = self.accelerator.unwrap_model(self.model)
-        tensors = checkpoint.whole_model(model, keep=self.accelerator.is_main_process)
+        tensors = checkpoint.full_state_dict(model, keep=self.accelerator.is_main_process)
         if self.accelerator.is_main_process:
             with new_model_files(folder) as draft:
-                save_plain(model, tensors, draft)
+                save_merged(model, tensors, draft)
                 self.processor.save_pretrained(draft)
                 if with_card_data:
                     write_json(draft / "card_data.json", card_data(self, {**self.metrics, **self.best_evaluation()}))
@@ -321,7 +324,7 @@ class Trainer:
 
     @property
     def phase(self) -> str:
-        """What this process does; every process enters the same phases in the same order."""
+        """Current activity, such as "training"; all processes go through the same phases in the same order."""
         return self.progress.phase
 
     @phase.setter
@@ -330,11 +333,11 @@ class Trainer:
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The model's parameters by name, without the accelerator's wrappers; DTensors if they are sharded."""
+        """The model's parameters by name, without accelerate's prefixes; DTensors if they are sharded."""
         return sharded_parameters(self.accelerator.unwrap_model(self.model))
 
     def is_due(self, every: int) -> bool:
-        """Return whether an event with this interval is due at the current step; always after the last step."""
+        """Return whether something done every `every` steps is due now; true after the last step."""
         return self.state.step == self.num_steps or self.state.step % every == 0
 
     @property
@@ -354,17 +357,17 @@ class Trainer:
         """
         name = self.best_metric
         if name not in metrics:
-            raise TrainingStopped(f"--best-metric is {name}, but an evaluation has {', '.join(metrics)}")
+            raise TrainingStopped(f"--best-metric is {name}, but the evaluation computes {', '.join(metrics)}")
         return -metrics[name] if name == "loss" else metrics[name]
 
     @property
-    def is_stale(self) -> bool:
+    def has_plateaued(self) -> bool:
         """Return whether the last `early_stopping` evaluations were no better than an earlier one."""
         patience = self.settings.early_stopping
         return patience is not None and self.state.no_better >= patience
 
     def best_evaluation(self) -> dict[str, Any]:
-        """Return "best", the value of the "best_metric", and the "best_step"; None without an evaluation."""
+        """Return the "best" value of the "best_metric" and its "best_step"; each is None without an evaluation."""
         if self.state.best_step is None:
             return {"best": None, "best_metric": None, "best_step": None}
         best = -self.state.best if self.best_metric == "loss" else self.state.best
@@ -372,7 +375,7 @@ class Trainer:
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:
-        """Give the model the EMA's weights, if there is an EMA."""
+        """Use the EMA's weights in the model for the duration of a `with` block, if there is an EMA."""
         if self.ema is not None:
             self.ema.swap(self.parameters)
         yield
@@ -381,18 +384,19 @@ class Trainer:
 
     @contextmanager
     def report_interruption(self) -> Iterator[None]:
-        """After a lack of memory, a dead data worker or Ctrl-C, say how to continue."""
+        """After out-of-memory, a dead data worker or a second Ctrl-C, raise an error that says how to continue."""
         try:
             yield
         except RuntimeError as error:
             if "DataLoader worker" in str(error):
-                reason, remedy = "a data worker died, often for lack of memory", "fewer --num-workers"
+                reason, remedy = "a data worker died, often because memory ran out", "fewer --num-workers"
             elif should_reduce_batch_size(error):
                 reason, remedy = "memory ran out", "a smaller --per-device-batch-size or --eval-batch-size"
             else:
                 raise
             raise TrainingStopped(
-                f"{reason}, at step {self.state.step}: {error}; {self._last_checkpoint()}; set {remedy} and --resume"
+                f"{reason}, at step {self.state.step}: {error}; {self._last_checkpoint()}; retry with --resume and "
+                f"{remedy}"
             ) from error
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
@@ -401,25 +405,27 @@ class Trainer:
             ) from None
 
     def _last_checkpoint(self) -> str:
-        path, _ = self.checkpoints.newest()  # waits for the one that is being written
-        return f"the last good checkpoint is {path}" if path else "there is no checkpoint yet"
+        path, _ = self.checkpoints.newest()  # waits until a checkpoint in progress is complete
+        return f"the last intact checkpoint is {path}" if path else "there is no checkpoint yet"
 
     def end_early(self, received: int) -> None:
-        """End after a signal; the step is saved."""
+        """Raise Preempted after a signal, when the checkpoint is complete."""
         self.checkpoints.wait()
         by_user = received == signal.SIGINT
         raise Preempted(
-            f"{'Ctrl-C' if by_user else signal.Signals(received).name}: training has saved step {self.state.step} of "
-            f"{self.num_steps} in {self.checkpoints.folder} and ends; run the same command with --resume to continue",
+            f"{'Ctrl-C' if by_user else signal.Signals(received).name}: training stopped after step {self.state.step} "
+            f"of {self.num_steps}, which is saved in {self.checkpoints.folder}; run the same command with --resume to "
+            "continue",
             INTERRUPTED if by_user else PREEMPTED,
         )
 
     def _check_norm(self, step: int, norm: torch.Tensor) -> None:
-        """Stop at an infinite norm, on all processes, as the norm is the same. With fp16 the scaler skips the step."""
+        """Stop if the norm is not finite; it is the same on all processes. With fp16, the scaler skips such a step."""
         if self.accelerator.scaler is None:
-            self._check_finite(step, "the gradient's norm", float(norm))
+            self._check_finite(step, "the gradient norm", float(norm))
 
     def _check_finite(self, step: int, what: str, value: float) -> None:
+        """Raise TrainingStopped if a value is not finite."""
         if not math.isfinite(value):
             raise TrainingStopped(
                 f"{what} is {value} at step {step} with learning rate {self.schedule(step):.4g}; "
@@ -427,7 +433,7 @@ class Trainer:
             )
 
     def _choose_layout(self, model: Any) -> BatchLayout:
-        """Divide the batch among processes and forwards, with as many images per forward as fit into memory."""
+        """Divide the batch among processes and forwards; `find_batch_size` halves the micro-batch until it fits."""
         settings, accelerator = self.settings, self.accelerator
         per_device = settings.per_device_batch_size or max(settings.batch_size // accelerator.num_processes, 1)
         if settings.resume and (settings.find_batch_size or settings.per_device_batch_size is None):
@@ -436,28 +442,30 @@ class Trainer:
             layout = BatchLayout(settings.batch_size, per_device, accelerator.num_processes, accelerator.process_index)
             if not settings.find_batch_size:
                 return layout
-            lacking = torch.tensor(float(not self._fits(model, layout)), device=accelerator.device)
-            if not torch.as_tensor(accelerator.reduce(lacking, "sum")):
+            failures = torch.tensor(float(not self._fits(model, layout)), device=accelerator.device)
+            if not torch.as_tensor(accelerator.reduce(failures, "sum")):
                 return layout
             if per_device == 1:
-                raise TrainingStopped("one image per forward does not fit into memory")
+                raise TrainingStopped(
+                    "not even one image per forward fits into memory; use a smaller model or image size"
+                )
             accelerator.print(f"{per_device} images per forward do not fit into memory; trying {per_device // 2}.")
             per_device //= 2
 
     def _fits(self, model: Any, layout: BatchLayout) -> bool:
-        """Return whether a forward and a backward fit into this process's memory, next to the optimizer's state.
+        """Return whether a forward and a backward fit into this process's memory, next to the optimizer state.
 
-        Nothing is exchanged with other processes, which would wait for one that lacks memory.
+        The processes do not communicate: the others would wait forever for one that ran out of memory.
         """
         settings, device = self.settings, self.accelerator.device
-        alone = replace(settings, num_workers=0)
-        loader = training_batches(alone, self.split, self.processor, self.transform, layout, range(1))
+        no_workers = replace(settings, num_workers=0)
+        loader = training_batches(no_workers, self.split, self.processor, self.transform, layout, range(1))
         batch = self._to_device(next(iter(loader)))
         sizes = {"patch_size": min(settings.patch_sizes)} if settings.patch_sizes else {}
         model.to(device).train()
         try:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            reserved = [torch.empty_like(parameter) for parameter in trained * 3]  # two moments and the average
+            reserved = [torch.empty_like(parameter) for parameter in trained * 3]  # two moments and the moving average
             with self.accelerator.autocast():
                 losses, _ = self.objective(model, batch, np.random.default_rng(0), **sizes)
             losses.mean().backward()

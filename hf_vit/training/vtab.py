@@ -2,7 +2,7 @@
 
 All tasks have the same settings except augmentation: random crop and flip only where they keep the label (vtab.yaml).
 
-Each finished task leaves a file in `output_dir/results`; the same command continues with the others.
+The result of each finished task is kept in `output_dir/results`; the same command continues with the other tasks.
 """
 
 import json
@@ -29,7 +29,7 @@ from .checkpoint import FREE_ON_RESUME
 from .models import load_for_finetuning
 from .trainer import Trainer, TrainingStopped
 
-_SHARED = (  # of both kinds of settings
+_SHARED = (  # fields of both EvaluateSettings and FinetuneSettings
     "num_workers eval_batch_size mixed_precision compile compile_mode deterministic tf32 cudnn_benchmark seed".split()
 )
 
@@ -37,12 +37,12 @@ _COLORS = {"natural": "tab:red", "specialized": "tab:green", "structured": "tab:
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
-    """Return the test accuracy of every task, group means and mean.
+    """Fine-tune and test on every task; return the accuracies, the means by group and the mean.
 
     With `--split validation`, models are trained on 800 examples and evaluated on 200.
 
     Raises:
-        ValueError: tasks failed; raised after all other tasks.
+        ValueError: tasks failed. It is raised after the other tasks are done.
     """
     table = read_table()
     tasks = _choose_tasks(table["tasks"], settings.tasks)
@@ -63,20 +63,20 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
 
 
 def _choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
-    """Choose the tasks with these names or folders; without names all."""
+    """Return the tasks with these names or folders; all if no name is given."""
     known = {name for task in tasks for name in (task.name, task.folder)}
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"unknown task {unknown[0]} (expected {', '.join(task.name for task in tasks)})")
     return [task for task in tasks if not names or task.name in names or task.folder in names]
 
 
-def takes_presets(model: str) -> bool:
+def has_presets(model: str) -> bool:
     """Return whether the image processor of a model is an `HfViTImageProcessor`, which has presets."""
     return isinstance(AutoImageProcessor.from_pretrained(model, trust_remote_code=False), HfViTImageProcessor)
 
 
 class Runner:
-    """Runner of tasks, each in its own folder, which keeps their results.
+    """Runner of the tasks, each with its own folder; it stores the results.
 
     Args:
         table: the result of `read_table`.
@@ -86,8 +86,8 @@ class Runner:
         self.settings, self.accelerator = settings, accelerator
         self.common, self.augmentation = dict(table["setting"]), table["augmentation"]
         model = str(local_model(str(settings.model)))
-        if not takes_presets(model):
-            del self.common["preset"]  # its own resize is used
+        if not has_presets(model):
+            del self.common["preset"]  # the model keeps its own preprocessing
         self.output = Path(str(settings.output_dir))
         self.origin = {
             "model": fingerprint_model(model),
@@ -96,7 +96,7 @@ class Runner:
         }
 
     def run(self, task: Task) -> dict[str, Any]:
-        """Fine-tune on a task, evaluate, and keep the result; delete the model unless `keep_models` is set."""
+        """Fine-tune on a task, evaluate, and store the result; delete the model unless `keep_models` is set."""
         started = time.perf_counter()
         data = open_task(task, str(self.settings.dataset))
         train, test = self._splits_of(data)
@@ -133,7 +133,11 @@ class Runner:
             values["resize"] = [round(side * share) for side in as_pair(values["image_size"])]
         values |= {"model": self.settings.model, "dataset": task.name, "output_dir": str(folder), "report_to": "none"}
         if steps := values.get("steps"):
-            values = {"eval_every": steps, "save_every": max(steps // 5, 1), **values}  # test images are seen once
+            values = {
+                "eval_every": steps,
+                "save_every": max(steps // 5, 1),
+                **values,
+            }  # evaluate on the test images only at the end
         resume = (folder / "checkpoints").is_dir() and not self.settings.overwrite
         return build(FinetuneSettings, {**values, "resume": resume, "overwrite": not resume})
 
@@ -151,14 +155,14 @@ class Runner:
         return {**self.origin, "train": train, "test": test, "finetune": values}
 
     def result_file(self, task: Task) -> Path:
-        """File that keeps the result of a task."""
+        """Return the file with the result of a task."""
         return self.output / "results" / f"{task.folder}.json"
 
     def earlier_result(self, task: Task) -> dict[str, Any] | None:
-        """Return the result of an earlier run, if there is one.
+        """Return the result of a task from an earlier run, if there is one.
 
         Raises:
-            ValueError: it is of another model, other data or other settings.
+            ValueError: it was made with a different model, data or settings.
         """
         file = self.result_file(task)
         if self.settings.overwrite or not file.exists():
@@ -167,13 +171,15 @@ class Runner:
         try:
             data = open_task(task, str(self.settings.dataset))
         except ValueError as error:
-            self.accelerator.print(f"{error}; the result in {file} is used without a check of its data")
+            self.accelerator.print(f"{error}; the result in {file} is used without checking its data")
             return result
         current, saved = json.loads(json.dumps(self.fingerprint(task, data))), result["made_with"]
         saved["finetune"] = asdict(FinetuneSettings()) | saved["finetune"]
         saved["finetune"] = {name: saved["finetune"][name] for name in current["finetune"]}
         if changed := [name for name in current if saved.get(name) != current[name]]:
-            raise ValueError(f"{file} has another {' and '.join(changed)}: give another --output-dir or --overwrite")
+            raise ValueError(
+                f"{file} was made with a different {' and '.join(changed)}: set another --output-dir or --overwrite"
+            )
         return result
 
     def report(self, tasks: list[Task], results: dict[str, dict[str, Any]], paper: dict) -> dict[str, Any]:
@@ -224,7 +230,7 @@ def _percent(accuracy: float | None) -> str:
 
 
 def write_figure(tasks: list[Task], summary: dict[str, Any], path: Path):
-    """Draw a bar for each task and a line for the mean of each group."""
+    """Draw a bar chart of the tasks, with a line for the mean of each group."""
     accuracies = {name: 100 * value for name, value in summary["accuracy"].items()}
     shown = [task for task in tasks if task.name in accuracies]
     if not shown:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from hf_vit.files.owned_files import write_marker
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import checkpoint
-from hf_vit.training.checkpoint import Checkpoints, damage, locked_output, read_state, restore, run_tensors, set_aside
+from hf_vit.training.checkpoint import Checkpoints, damage, locked_output, quarantine, read_state, restore, run_tensors
 from hf_vit.training.optimization import CompactAdamW, CompactSGD
 
 
@@ -72,7 +72,7 @@ def test_damaged_checkpoint_is_skipped(tmp_path, harm):
 
 def test_damaged_checkpoints_of_one_step_are_all_kept(tmp_path):
     store = Checkpoints(tmp_path, keep=1)
-    moved = [set_aside(save(store, 1)) for _ in range(3)]
+    moved = [quarantine(save(store, 1)) for _ in range(3)]
     assert len(set(moved)) == 3
     assert all((path / "state.json").is_file() and path.parent.name == "damaged" for path in moved)
     assert store.paths() == []

@@ -48,7 +48,7 @@ def test_a_class_that_only_the_evaluation_has_is_named_before_training(tmp_path,
 @pytest.mark.parametrize(("seconds", "warnings"), [(0, 1), (1000, 0)])
 def test_slow_data_are_reported_once(tmp_path, monkeypatch, caplog, seconds, warnings):
     """Without workers, decoding of noise takes most of the time; the first seconds do not count."""
-    monkeypatch.setattr(console, "_BEFORE_WARNING", seconds)
+    monkeypatch.setattr(console, "_MIN_SECONDS", seconds)
     noise = np.random.default_rng(0).integers(0, 256, (700, 700, 3), dtype=np.uint8)
     rows = {"image": [noise] * 4, "label": [0, 1, 1, 0]}
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})

@@ -10,7 +10,7 @@ from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training.build import compile_model
 from hf_vit.training.models import prepare_patch_sizes
-from hf_vit.training.objectives import draw_sizes
+from hf_vit.training.objectives import draw_patch_size
 
 from ..processes import DIGITS, MODEL, arguments
 from ..tiny_models import load_model, tiny
@@ -24,7 +24,7 @@ RUN = {**DIGITS, "steps": 4, "warmup_steps": 0, "num_workers": 0, "patch_sizes":
 
 
 def drawn(**settings) -> list[int]:
-    return [draw_sizes(FinetuneSettings(**settings), step)["patch_size"] for step in range(24)]
+    return [draw_patch_size(FinetuneSettings(**settings), step)["patch_size"] for step in range(24)]
 
 
 def test_the_sequence_is_the_originals():
@@ -33,7 +33,7 @@ def test_the_sequence_is_the_originals():
     assert drawn(patch_sizes=[240 // count for count in counts]) == [240 // count for count in ORIGINAL]
     assert drawn(patch_sizes=[5, 8, 10], patch_size_weights=[1, 2, 5]) == WEIGHTED
     assert drawn(patch_sizes=counts, seed=1) != ORIGINAL
-    assert draw_sizes(FinetuneSettings(), 3) == {}
+    assert draw_patch_size(FinetuneSettings(), 3) == {}
 
 
 @pytest.mark.slow
