@@ -63,11 +63,7 @@ def to_onnx(module: nn.Module, example: torch.Tensor, output_names: list[str]) -
     """Export a module for any batch size, height and width; none is 1 in `example`, which would make it a constant."""
     axes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
     with torch.no_grad():
-        program = trace_onnx(module, example, {"pixel_values": axes}, output_names)
-    program.model.graph.metadata_props.clear()
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # names of source files, several times the size of a small program
-    return program
+        return trace_onnx(module, example, {"pixel_values": axes}, output_names)
 
 
 def check_classifier(model: Any, processor: Any) -> HfViTImageProcessor:

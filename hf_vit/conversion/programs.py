@@ -109,7 +109,7 @@ def make_onnx(
 def trace_onnx(module: nn.Module, pixel_values: torch.Tensor, shapes: dict[str, Any], names: Sequence[str]) -> Any:
     """Export a module to a `torch.onnx.ONNXProgram`, with these dynamic axes and names of outputs."""
     with quiet():
-        return torch.onnx.export(
+        program: Any = torch.onnx.export(
             module,
             (pixel_values,),
             dynamo=True,
@@ -118,6 +118,10 @@ def trace_onnx(module: nn.Module, pixel_values: torch.Tensor, shapes: dict[str, 
             output_names=list(names),
             verbose=False,
         )
+    program.model.graph.metadata_props.clear()
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # paths of source files on this machine
+    return program
 
 
 def make_openvino(

@@ -17,6 +17,7 @@ from hf_vit import (
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export, export_aot_inductor, export_onnx, export_torch
 
+from ..paths import ROOT
 from ..tiny_models import SIZES, TINY, VARIANTS, randomize, tiny, tiny_bit
 
 SIXTEEN = {**SIZES, "hidden_size": 16, "num_hidden_layers": 2, "image_size": (20, 36), "patch_size": 4}
@@ -73,6 +74,7 @@ def test_onnx_of_any_size(tmp_path):
     hybrid = randomize(HfViTHybridModel(HfViTHybridConfig(**sizes, stem_depths=[1], stem_width=32, pooling="mean")))
     export_onnx(hybrid, tmp_path / "any.onnx", size="dynamic")
     assert_same(onnx_runner(tmp_path / "any.onnx"), hybrid, (1, 3, 32, 32), (3, 3, 40, 24))
+    assert str(ROOT).encode() not in (tmp_path / "any.onnx").read_bytes()  # paths of source files on this machine
 
 
 @pytest.mark.slow
