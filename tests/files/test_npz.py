@@ -137,78 +137,63 @@ def test_writing_frees_an_array_before_the_next_is_made(tmp_path):
     assert len(made) == 3
 
 
-def rewrite(path, name, change):
-    """Replace the bytes of one member and adapt its checksum."""
-    with zipfile.ZipFile(path) as archive:
-        members = {info.filename: archive.read(info) for info in archive.infolist()}
-    members[f"{name}.npy"] = change(members[f"{name}.npy"])
-    with zipfile.ZipFile(path, "w") as archive:
-        for filename, data in members.items():
-            archive.writestr(filename, data)
+def saved(save=np.savez, **arrays):
+    """Return the bytes of a .npz file."""
+    file = io.BytesIO()
+    save(file, **arrays)
+    return file.getvalue()
 
 
-MEMBERS = {  # changes of the array "cls" whose checksums are right
-    "wrong magic": lambda member: b"\x93NUMPI" + member[6:],
-    "new version": lambda member: member[:6] + b"\7\0" + member[8:],
-    "damaged header": lambda member: member.replace(b"'descr'", b"[descr)"),
-    "negative": lambda member: member.replace(b"(1, 1, 7)", b"(-1,-1,7)"),
-    "one petabyte": lambda member: member.replace(b"(1, 1, 7), }", b"(%d,),}" % 2**48),
-    "too short": lambda member: member[:-4],
+def zipped(members, compression=zipfile.ZIP_STORED):
+    """Return the bytes of a zip file; each member has the right checksum."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def changed(place, bits):
+    """Return the bytes of the whole file with some bits of one byte flipped."""
+    data = bytearray(WHOLE)
+    data[place] ^= bits
+    return bytes(data)
+
+
+WHOLE = saved(**small_arrays(), long=np.arange(5000))
+with zipfile.ZipFile(io.BytesIO(WHOLE)) as whole:
+    MEMBERS = [(name, whole.read(name)) for name in whole.namelist()]
+NPY = dict(MEMBERS)["cls.npy"]
+DAMAGED = {  # kind: bytes of the file, and what the error names
+    "text": (b"<html>Not Found</html>", "broken.npz"),
+    "empty": (b"", "broken.npz"),
+    "single array": (NPY, "broken.npz"),
+    "truncated": (WHOLE[: len(WHOLE) // 2], "broken.npz"),
+    "flipped bit": (changed(WHOLE.index(small_arrays()["cls"].tobytes()), 4), "'cls'"),
+    "flipped bit far in": (changed(WHOLE.index(np.arange(3000, 3100).tobytes()), 4), "'long'"),
+    "hidden array": (changed(WHOLE.index(b"PK\1\2") + 33, 0xFF), "broken.npz"),  # as if a long comment followed
+    "strings": (saved(labels=np.array(["cat", "dog"])), "'labels'"),
+    "no arrays": (zipped([]), "no arrays"),
+    "other zip": (zipped([("archive/data.pkl", b"\x80\x02}q\x00.")]), "data.pkl"),
+    "bzip2": (zipped([("cls.npy", b"x" * 200)], zipfile.ZIP_BZIP2), "'cls'"),
 }
-OTHERS = {  # kind: what the error names
-    "text": "broken.npz",
-    "empty": "broken.npz",
-    "single array": "broken.npz",
-    "truncated": "broken.npz",
-    "flipped bit": "'cls'",
-    "flipped bit far in": "'long'",
-    "hidden array": "broken.npz",
-    "strings": "'labels'",
-    "twice": "'cls'",
-    "no arrays": "no arrays",
-    "other zip": "data.pkl",
-    "bzip2": "'cls'",
+CHANGED = {  # kind: the array "cls"
+    "wrong magic": b"\x93NUMPI" + NPY[6:],
+    "new version": NPY[:6] + b"\7\0" + NPY[8:],
+    "damaged header": NPY.replace(b"'descr'", b"[descr)"),
+    "negative": NPY.replace(b"(1, 1, 7)", b"(-1,-1,7)"),
+    "one petabyte": NPY.replace(b"(1, 1, 7), }", b"(%d,),}" % 2**48),
+    "too short": NPY[:-4],
 }
+DAMAGED |= {kind: (zipped([("cls.npy", data), *MEMBERS[1:]]), "'cls'") for kind, data in CHANGED.items()}
+with pytest.warns(UserWarning, match="Duplicate"):
+    DAMAGED["twice"] = (zipped([*MEMBERS, MEMBERS[0]]), "'cls'")
 
 
-def damaged_file(path, kind):
-    """Write a file with one fault."""
-    np.savez(path, **small_arrays() | {"long": np.arange(5000)})
-    data = bytearray(path.read_bytes())
-    if kind in MEMBERS:
-        rewrite(path, "cls", MEMBERS[kind])
-    elif kind == "text":
-        path.write_bytes(b"<html>Not Found</html>")
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "single array":
-        np.save(path.with_suffix(".npy"), np.zeros(3))
-        os.replace(path.with_suffix(".npy"), path)
-    elif kind == "truncated":
-        path.write_bytes(data[: len(data) // 2])
-    elif kind in ("flipped bit", "flipped bit far in"):
-        place = small_arrays()["cls"] if kind == "flipped bit" else np.arange(3000, 3100)
-        data[data.index(place.tobytes())] ^= 4
-        path.write_bytes(data)
-    elif kind == "hidden array":  # the first entry of the zip directory says that a long comment follows
-        data[data.index(b"PK\1\2") + 33] = 0xFF
-        path.write_bytes(data)
-    elif kind == "strings":
-        np.savez(path, labels=np.array(["cat", "dog"]))
-    elif kind == "twice":
-        with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as archive:
-            archive.writestr("cls.npy", archive.read("cls.npy"))
-    else:
-        members = {"other zip": ("archive/data.pkl", b"\x80\x02}q\x00."), "bzip2": ("cls.npy", b"x" * 200)}
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2 if kind == "bzip2" else zipfile.ZIP_STORED) as archive:
-            if kind in members:
-                archive.writestr(*members[kind])
-    return path
-
-
-@pytest.mark.parametrize(("kind", "message"), [*dict.fromkeys(MEMBERS, "'cls'").items(), *OTHERS.items()])
-def test_error_messages_of_damaged_files(kind, message, tmp_path):
-    path = damaged_file(tmp_path / "broken.npz", kind)
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_error_messages_of_damaged_files(kind, tmp_path):
+    path, (content, message) = tmp_path / "broken.npz", DAMAGED[kind]
+    path.write_bytes(content)
     with pytest.raises(NpzError, match=message) as caught:
         read_all(path)
     assert str(path) in str(caught.value)
@@ -263,9 +248,7 @@ def test_false_sizes_in_the_zip_directory_are_refused_before_allocation(tmp_path
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_fuzz_gives_the_right_data_or_an_error(save, tmp_path):
     arrays, path = small_arrays(), tmp_path / "a.npz"
-    buffer = io.BytesIO()
-    save(buffer, **arrays)
-    whole = buffer.getvalue()
+    whole = saved(save, **arrays)
     pick = random.Random(5)
     damaged = [whole[:length] for length in range(len(whole))]
     damaged += [whole[:p] + bytes([whole[p] ^ pick.randrange(1, 256)]) + whole[p + 1 :] for p in range(len(whole))]

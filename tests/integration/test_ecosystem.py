@@ -83,32 +83,6 @@ def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
 LORA = ["q_proj", "v_proj"]
 
 
-def test_lora_is_saved_loaded_and_merged(folder, pixel_values, tmp_path):
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(1)
-    base = AutoModelForImageClassification.from_pretrained(folder)
-    plain = logits_of(base, pixel_values)
-    config = peft.LoraConfig(r=3, target_modules=LORA, modules_to_save=["classifier"])
-    adapted = peft.get_peft_model(base, config)
-    trainable = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
-    assert len(trainable) == 2 * 2 * 3 + 2  # A and B of two projections in three layers, and the head
-    optimizer = torch.optim.SGD([parameter for parameter in adapted.parameters() if parameter.requires_grad], lr=0.5)
-    for _ in range(3):
-        adapted.train()(pixel_values=pixel_values, labels=torch.tensor([3, 0, 10])).loss.backward()
-        optimizer.step()
-    expected = logits_of(adapted, pixel_values)
-    assert not torch.allclose(expected, plain)
-    adapted.save_pretrained(tmp_path / "adapter")
-    again = peft.PeftModel.from_pretrained(
-        AutoModelForImageClassification.from_pretrained(folder), tmp_path / "adapter"
-    )
-    torch.testing.assert_close(logits_of(again, pixel_values), expected)
-    merged = again.merge_and_unload()
-    merged.save_pretrained(tmp_path / "merged")
-    merged = AutoModelForImageClassification.from_pretrained(tmp_path / "merged")
-    torch.testing.assert_close(logits_of(merged, pixel_values), expected, rtol=1e-5, atol=1e-5)
-
-
 def test_lora_by_add_adapter_of_transformers(folder, pixel_values, tmp_path):
     peft = pytest.importorskip("peft")
     model = AutoModelForImageClassification.from_pretrained(folder)
