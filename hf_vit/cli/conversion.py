@@ -140,7 +140,8 @@ def export(
     *,
     to: Annotated[Format, "format to write"],
     dialect: Annotated[
-        Literal["vit_jax", "flax", "big_vision", "big_transfer"] | None, "for jax: array names in the .npz"
+        Literal["vit_jax", "flax", "big_vision", "big_transfer"] | None,
+        "for jax: array names in the .npz (default: those of the converted file)",
     ] = None,
     original: Annotated[
         str | None,

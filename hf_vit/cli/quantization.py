@@ -63,7 +63,7 @@ def calibrate(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Calibrate a classifier, for `predict` with accurate probabilities, `--coverage` and `--reject`."""
+    """Calibrate the probabilities of a classifier, and fit thresholds for `predict --coverage` and `--reject`."""
     check_output(output, overwrite, folder)
     silence_progress_bars()
     from ..evaluation.calibration import calibrate
