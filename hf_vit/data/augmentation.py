@@ -32,6 +32,11 @@ class Box(NamedTuple):
         """Its rows and columns."""
         return range(self.top, self.top + self.height), range(self.left, self.left + self.width)
 
+    @property
+    def edges(self) -> tuple[int, int, int, int]:
+        """(left, top, right, bottom), as in `Image.crop`."""
+        return self.left, self.top, self.left + self.width, self.top + self.height
+
     def scaled(self, down: float, across: float) -> "Box":
         """Return the same crop of an image whose height and width are scaled; each side is at least one pixel."""
         sides = max(round(self.height * down), 1), max(round(self.width * across), 1)
@@ -100,20 +105,27 @@ class TrainTransform:
 
     def cut(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> Image.Image:
         """Return the crop, resized to `size`."""
-        if self.crop == "random":
-            assert self.resize is not None
-            height, width = (max(sides) for sides in zip(self.resize, self.size, strict=True))
-            whole = Box(0, 0, image.height, image.width)
-            image = crop_and_resize(image, whole, (height, width), self.antialias)
-            top, left = _random_corner((height, width), self.size, rng)
-            return image.crop((left, top, left + self.size[1], top + self.size[0]))
+        if self.crop in ("inception", "none"):
+            box = box or self.sample_box(image.height, image.width, rng)
+            return crop_and_resize(image, box, self.size, self.antialias)
+        resized, box = self.sample_window(image.height, image.width, rng)
         if self.crop == "resmall":
-            assert self.resize is not None
-            side = max(self.resize[0], *self.size)
-            size = shortest_edge_size(image.height, image.width, side, truncate=False)
-            return _resize_and_crop(image, size, Box(*_random_corner(size, self.size, rng), *self.size))
-        box = box or self.sample_box(image.height, image.width, rng)
-        return crop_and_resize(image, box, self.size, self.antialias)
+            return _resize_and_crop(image, resized, box)
+        whole = Box(0, 0, image.height, image.width)
+        return crop_and_resize(image, whole, resized, self.antialias).crop(box.edges)
+
+    def sample_window(self, height: int, width: int, rng: np.random.Generator) -> tuple[tuple[int, int], Box]:
+        """Return the (height, width) to resize an image to, and a random window of `size` in the result.
+
+        For crop "random" or "resmall".
+        """
+        assert self.resize is not None
+        if self.crop == "random":
+            resized = max(self.resize[0], self.size[0]), max(self.resize[1], self.size[1])
+        else:
+            resized = shortest_edge_size(height, width, max(self.resize[0], *self.size), truncate=False)
+        top, left = (int(rng.integers(side - window + 1)) for side, window in zip(resized, self.size, strict=True))
+        return resized, Box(top, left, *self.size)
 
 
 @dataclass(frozen=True)
@@ -136,25 +148,13 @@ class ArrayTransform(TrainTransform):
             image = cut(image, self.sample_box(height, width, rng).window)
             size, box = self.size, Box(0, 0, *self.size)
         else:
-            assert self.resize is not None
-            if self.crop == "random":
-                height, width = (max(sides) for sides in zip(self.resize, self.size, strict=True))
-            else:
-                side = max(self.resize[0], *self.size)
-                height, width = shortest_edge_size(height, width, side, truncate=False)
-            size, box = (height, width), Box(*_random_corner((height, width), self.size, rng), *self.size)
+            size, box = self.sample_window(height, width, rng)
         output = "float" if image.is_floating_point() else "truncated"
         how = Filter(AREA if self.crop == "resmall" else BILINEAR, self.antialias, output, use_pillow=False)
         pixels = resize(image, size, box.window, how)
         if self.draw_flip(rng):
             pixels = pixels.flip(-1)
         return {"image": pixels.permute(1, 2, 0).contiguous().numpy()}
-
-
-def _random_corner(size: tuple[int, int], crop: tuple[int, int], rng: np.random.Generator) -> tuple[int, int]:
-    """Draw (top, left) of a window of `crop` inside an image of `size`, uniformly."""
-    top, left = (int(rng.integers(side - window + 1)) for side, window in zip(size, crop, strict=True))
-    return top, left
 
 
 def _resize_and_crop(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
@@ -169,7 +169,7 @@ def crop_and_resize(image: Image.Image, box: Box, size: tuple[int, int], antiali
 
     PIL's `resize` always averages when it shrinks; its `transform` does not.
     """
-    image = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
+    image = image.crop(box.edges)
     height, width = size
     if antialias:
         return image.resize((width, height), Image.Resampling.BILINEAR)

@@ -86,7 +86,7 @@ class CutTransform(TrainTransform):
             if box.height * box.width > _LARGEST_CROP * self.size[0] * self.size[1]:
                 image = crop_and_resize(image, box, self.size)
             else:
-                image = image.crop((box.left, box.top, box.left + box.width, box.top + box.height))
+                image = image.crop(box.edges)
         pixels = np.asarray(image).reshape(image.height * image.width, -1)
         return {"pixels": pixels, "sizes": np.array((image.height, image.width)), **entries, **self._draw(rng)}
 

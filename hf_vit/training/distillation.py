@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional as F
 
 from ..data.labels import names_of
-from ..evaluation.predictions import model_inputs
+from ..evaluation.predictions import Batch
 from ..loading import load
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import as_pair
 from ..settings.fields import TrainingSettings
-from .objectives import Classification, Normalizer, is_correct
+from .objectives import Classification, Normalizer
 
 _LARGEST_CACHE = 2**28  # logits, 1 GiB
 
@@ -45,7 +45,7 @@ class Teacher:
             ("scores", score_function(theirs), score_function(config)),
         ):
             if own != other:
-                raise ValueError(f"the teacher {name} has {what}: {own}, but the student has {other}")
+                raise ValueError(f"the teacher {name} has {own} {what}, but the student has {other}")
         self.size = as_pair(theirs.image_size)
         # Pixels of the student's mean and deviation -> the teacher's: both are affine functions of the levels
         own = Normalizer(processor.image_mean, processor.image_std, device)
@@ -124,11 +124,11 @@ class Distillation(Classification):
             {} if keeps and 0 < num_images * num_labels <= _LARGEST_CACHE else None
         )
 
-    def __call__(self, model, batch, rng, **sizes):
-        pixel_values, targets = self.prepare(batch, rng)
-        logits = model(**{**model_inputs(batch), "pixel_values": pixel_values}, **sizes).logits
-        losses = distillation_loss(logits, self.teacher_logits(pixel_values, batch["row"]), self.temperature, self.loss)
-        return losses, is_correct(logits.detach(), targets)
+    def compute_losses(
+        self, logits: torch.Tensor, targets: torch.Tensor, pixel_values: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        teacher_logits = self.teacher_logits(pixel_values, batch["row"])
+        return distillation_loss(logits, teacher_logits, self.temperature, self.loss)
 
     def teacher_logits(self, pixel_values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the teacher's logits (batch, num_labels), computed or cached.

@@ -166,7 +166,14 @@ class Classification:
     def __call__(self, model, batch, rng, **sizes):
         pixel_values, targets = self.prepare(batch, rng)
         logits = model(**{**model_inputs(batch), "pixel_values": pixel_values}, **sizes).logits
-        return cross_entropy(logits, targets, self.loss, self.weights), is_correct(logits.detach(), targets)
+        losses = self.compute_losses(logits, targets, pixel_values, batch)
+        return losses, is_correct(logits.detach(), targets)
+
+    def compute_losses(
+        self, logits: torch.Tensor, targets: torch.Tensor, pixel_values: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """Return the loss of each sample, (batch,)."""
+        return cross_entropy(logits, targets, self.loss, self.weights)
 
 
 class MaskedPatches:
