@@ -41,8 +41,9 @@ def pytest_unconfigure():
     stop_server()
 
 
+@pytest.hookimpl(optionalhook=True)  # the environment for XLA has no pytest-xdist
 def pytest_testnodedown(node, error):
-    """Say how a process of pytest-xdist ended that died in a test: it cannot say so itself."""
+    """Print the exit status of a worker of pytest-xdist that died in a test."""
     process = getattr(node.gateway._io, "popen", None)
     if error and process is not None:
         print(f"\n{node.gateway.id} ended with status {process.wait(10)}")
