@@ -183,7 +183,11 @@ def _single_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
     def show(rows: np.ndarray) -> list[dict[str, Any]]:
         rows = rows[:_PICTURES]
         captions = [
-            {"label": names[labels[row]], "prediction": names[predicted[row]], "probability": float(probability[row])}
+            {
+                "label": names[int(labels[row])],
+                "prediction": names[int(predicted[row])],
+                "probability": float(probability[row]),
+            }
             for row in rows
         ]
         return _thumbnails(held_out, files, index[rows], captions)
