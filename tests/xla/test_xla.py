@@ -61,8 +61,11 @@ def compiled_after_step_3(counts: dict) -> int:
 
 
 def waits_of_steps(counts: dict) -> int:
-    """Values that the host waited for in those steps after which nothing is evaluated or saved: every other one."""
-    rows = counts["rows"]
+    """Values that the host waited for in those steps after which nothing is evaluated or saved: every other one.
+
+    The first step, whose batch is drawn, does not count.
+    """
+    rows = counts["rows"][2:]
     return sum(after["waited"] - before["waited"] for before, after in zip(rows[:-1:2], rows[1::2], strict=False))
 
 
