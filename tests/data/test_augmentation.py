@@ -44,12 +44,8 @@ def test_boxes_are_inside_any_image(height, width):
     rng = np.random.default_rng(0)
     for _ in range(200):
         box = sample_inception_box(height, width, rng=rng)
-        assert box.top >= 0
-        assert box.top + box.height <= height
-        assert box.left >= 0
-        assert box.left + box.width <= width
-        assert box.height > 0
-        assert box.width > 0
+        assert 0 <= box.top < box.top + box.height <= height
+        assert 0 <= box.left < box.left + box.width <= width
 
 
 def test_a_sample_depends_on_seed_epoch_and_index_alone(preprocess):
@@ -138,12 +134,6 @@ def randaugmented(goldens):
     return np.load(goldens / "training" / "randaugment.npz")
 
 
-@pytest.fixture(scope="module")
-def randaugmented_photos(shared):
-    """The same for two photographs, which are not part of the project."""
-    return np.load(shared / "goldens" / "training" / "randaugment_photos.npz")
-
-
 MOVES = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 PLAIN = ("AutoContrast", "Equalize", "Invert")
 STRONG = ("Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast", "Brightness", "Sharpness")
@@ -191,8 +181,9 @@ def test_randaugment_equals_the_original(randaugmented, name):
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *STRONG, *MOVES])
-def test_randaugment_of_photographs_equals_the_original(randaugmented_photos, name):
-    check_operation(name, randaugmented_photos)
+def test_randaugment_of_photographs_equals_the_original(shared, name):
+    """The photographs are not part of the project."""
+    check_operation(name, np.load(shared / "goldens" / "training" / "randaugment_photos.npz"))
 
 
 def test_cutout_equals_the_original(randaugmented):
@@ -219,19 +210,13 @@ def test_contrast_at_all_sizes_equals_the_original(randaugmented):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_every_operation_keeps_size_and_mode(mode):
-    image = ramp().convert(mode)
+@pytest.mark.parametrize("size", [(16, 16), (1, 1), (2, 5), (5, 2), (1, 9)])
+def test_every_operation_keeps_size_and_mode(size, mode):
+    image = ramp().resize(size).convert(mode)
     for name in NAMES:
-        for level in (0, 0.5, 1, 2):
+        for level in (0, 0.5, 1, 1.5, 2):
             result = operate(name, image, level, np.random.default_rng(1))
-            assert (result.size, result.mode) == (image.size, mode), name
-
-
-@pytest.mark.parametrize("size", [(1, 1), (2, 5), (5, 2), (1, 9)])
-def test_tiny_images_are_augmented(size):
-    for name in NAMES:
-        result = operate(name, Image.new("RGB", size, (255, 0, 9)), 1.5, np.random.default_rng(1))
-        assert result.size == size, name
+            assert (result.size, result.mode) == (size, mode), name
 
 
 @pytest.mark.parametrize("name", MOVES)

@@ -3,10 +3,8 @@
 import gzip
 import io
 import pickle
-import tarfile
 from collections import Counter
 from itertools import chain, pairwise
-from pathlib import Path
 
 import datasets
 import fsspec
@@ -30,7 +28,7 @@ from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.settings.fields import EvaluateSettings
 
 from ..processes import DIGITS, history, launch, weights
-from .test_loaders import TRANSFORM, as_png, make
+from .test_loaders import TRANSFORM, make, write_tar
 
 ROWS = 75
 
@@ -75,15 +73,6 @@ def counting(monkeypatch):
     Counting.read.clear()
     Counting.requests.clear()
     return Counting
-
-
-def write_tar(place: Path, rows: range, label="{}", image=as_png) -> None:
-    with tarfile.open(place, "w") as archive:
-        for number in rows:
-            for suffix, content in (("png", image(number)), ("cls", label.format(number % 3).encode())):
-                entry = tarfile.TarInfo(f"some/{number:05d}.{suffix}")
-                entry.size = len(content)
-                archive.addfile(entry, io.BytesIO(content))
 
 
 def numbered(number: int) -> bytes:
@@ -158,9 +147,7 @@ def test_batches_do_not_depend_on_workers_and_go_on_where_they_were(place):
     alone = list(train_loader(split, TRANSFORM, 1, BatchLayout(12, 6, 2, 1), range(20), 0))
     for start, workers in ((0, 2), (17, 0)):
         loader = train_loader(split, TRANSFORM, 1, BatchLayout(12, 6, 2, 1), range(start, 20), workers)
-        for left, right in zip(alone[start:], loader, strict=True):
-            assert left.keys() == right.keys()
-            assert all(left[name].equal(right[name]) for name in left)
+        torch.testing.assert_close(list(loader), alone[start:], rtol=0, atol=0)
 
 
 @pytest.fixture
@@ -407,6 +394,6 @@ def test_training_on_shards_is_independent_of_the_number_of_processes(tmp_path):
     launch("pretrain", processes=2, **{**settings, "steps": 22}, output_dir=tmp_path / "moved")
     launch("pretrain", **{**settings, "num_workers": 2}, resume="true", output_dir=tmp_path / "moved")
     alone, moved = (weights(tmp_path / name) for name in ("alone", "moved"))
-    assert all(torch.allclose(alone[name], moved[name], atol=1e-5) for name in alone)
+    torch.testing.assert_close(moved, alone, rtol=1e-5, atol=1e-5)
     losses = [[entry["loss"] for entry in history(tmp_path / name)] for name in ("alone", "moved")]
     assert np.allclose(losses[0], losses[1], atol=1e-4)
