@@ -75,8 +75,8 @@ ImageSize = Annotated[Size, "image size in pixels (default: the model's own)"]
 Overwrite = Annotated[bool, "replace the output"]
 SaveFor = Annotated[
     Literal["hf_vit", "transformers"] | None,
-    "format of the folder (also --for): hf_vit, or transformers (its own vit, bit and siglip_vision_model, which load "
-    "without hf_vit); hf_vit.load loads both formats, with the same outputs (default: hf_vit for convert, the "
+    "format of the folder (also --for): hf_vit, or transformers, which loads without hf_vit (model types vit, bit and "
+    "siglip_vision_model); hf_vit.load loads both formats, with the same outputs (default: hf_vit for convert, the "
     "folder's own format for push)",
 ]
 Images = Annotated[

@@ -11,8 +11,8 @@ from .arguments import Overwrite, check_output
 
 
 def demo(
-    folder: Annotated[str, "model, as in `hf-vit predict`; or a folder that --static wrote"],
-    other: Annotated[str | None, "second model, to choose from on the page"] = None,
+    model: Annotated[str, "model, as in `hf-vit predict`; or a folder that --static wrote"],
+    second_model: Annotated[str | None, "second model, to choose from on the page"] = None,
     *,
     static: Annotated[
         Path | None, "write the page to this folder and exit; `hf-vit demo FOLDER` serves it later", "FOLDER"
@@ -38,13 +38,13 @@ def demo(
     silence_progress_bars()
     from ..demo.page import serve, write_static_page
 
-    models = [folder, other] if other else [folder]
+    models = [model, second_model] if second_model else [model]
     if static is not None:
         check_output(static, overwrite, *models)
         write_static_page(models, static, examples=examples, runtime=runtime, overwrite=overwrite)
         print(f"saved in {static}; its README.md explains how to open the page and how to upload it to the Hub")
-    elif Path(folder, "page.json").is_file():
-        serve(Path(folder), host, port, open)
+    elif Path(model, "page.json").is_file():
+        serve(Path(model), host, port, open)
     else:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the folder is deleted
         with TemporaryDirectory(prefix="hf_vit_demo_") as scratch:

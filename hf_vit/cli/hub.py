@@ -77,7 +77,7 @@ def push(
 
 def verify(
     folder: Annotated[
-        Path, "a folder with a manifest.json, written by convert or training, or downloaded with `hf download`"
+        Path, "a folder with a manifest.json, written by convert, training or push, or downloaded with `hf download`"
     ],
 ) -> None:
     """Check the files of a folder against its manifest."""
@@ -87,7 +87,7 @@ def verify(
 
     manifest = folder / MANIFEST
     if not manifest.is_file():
-        raise ValueError(f"cannot verify {folder}: it has no {MANIFEST}, which push, convert and training write")
+        raise ValueError(f"cannot verify {folder}: it has no {MANIFEST}, which convert, training and push write")
     checked = check_files(manifest, thorough=True)
     if not checked:
         raise ValueError(f"{manifest} is not a manifest of hf_vit, or lists no file of this folder")

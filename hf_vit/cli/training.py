@@ -22,7 +22,8 @@ def run_script(command: str, options: list[str]) -> None:
         *,
         push: Annotated[
             str | None,
-            "push the result to the Hub at the end: the model, or for audit and evaluate the results as a data set",
+            "repository on the Hub to push the result to at the end: the model, or for audit and evaluate the results "
+            "as a data set",
             "NAME",
         ] = None,
         job: Annotated[
@@ -105,7 +106,7 @@ def recipes(action: _Action = None, name: Annotated[str | None, "name of a recip
 
 
 def launch_configs(action: _Action = None, name: Annotated[str | None, "name of a template"] = None) -> None:
-    """List the launch templates, or show one, for `accelerate launch --config_file FILE`."""
+    """List the launch templates (configuration files of Accelerate), or show one."""
     folder = Path(str(resources.files("hf_vit.scripts"))) / "accelerate"
     files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     from ..files.reading import read_text

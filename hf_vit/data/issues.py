@@ -102,7 +102,7 @@ def clean(split: "Split", settings: DataSettings, spec: str) -> "Split":
         ValueError: a table cannot be read, names an image that the data set lacks, an unknown class, or all images.
     """
     if split.is_sharded:
-        raise ValueError("exclude and relabel name single images: leave streaming off")
+        raise ValueError("exclude and relabel do not work with streaming: set streaming to false")
     positions = {name: position for position, name in enumerate(name_images(split, settings, spec))}
     if settings.relabel:
         if split.label_column is None or split.multi_label:

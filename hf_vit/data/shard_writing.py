@@ -35,7 +35,7 @@ class ShardPlan:
     source: str  # data set, as for `sources.load_split`
     config: str | None = setting(None, "configuration of a Hub data set")
     size: int | None = setting(
-        None, "shorter side in pixels to which larger images are resized; none: as they are", at_least=1
+        None, "shorter side in pixels to which larger images are resized; none: keep their size", at_least=1
     )
     quality: int = setting(95, "JPEG quality of resized images", at_least=1, at_most=100)
     images: int = setting(10_000, "number of images per shard", at_least=1)

@@ -65,21 +65,26 @@ class DataSettings:
     relabel: str | None = _data(None, "labels to set: issues.csv, or a CSV with the columns image and suggested")
     num_workers: int | Literal["auto"] = _data(
         AUTO,
-        "data workers (decoding, augmentation) per process; auto: all but one of its processors, up to 16",
+        "data workers (decoding, augmentation) per process; auto: one fewer than the process has CPUs, from 1 to 16",
         at_least=0,
     )
     image_size: int | list[int] | None = _data(None, "image size in pixels, or [height, width]; by default the model's")
     preset: str | None = _data(
         None,
-        "preprocessing preset of the evaluation; by default the model's; native: also train at native aspect ratios",
+        "preprocessing preset; by default the model's. Training applies it to evaluation images, and native also to "
+        "training images",
     )
     eval_batch_size: int = _run(64, "images per forward and process in evaluation", above=0)
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(None, "by default that of `accelerate launch`")
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(
+        None, "precision of the forward and backward pass; by default that of `accelerate launch`"
+    )
     compile: bool | Literal["auto"] = _run(
-        AUTO, "compile the model with torch.compile; auto: for training of 1,000 steps or more on a CUDA device"
+        AUTO, "compile the model with torch.compile; auto: only for training of 1,000 or more steps on a CUDA device"
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _run("default", "mode of torch.compile")
-    deterministic: bool = _run(False, "repeat a run on a GPU bit by bit; an operation that cannot is an error")
+    deterministic: bool = _run(
+        False, "make runs on a GPU bit-reproducible; an operation without a deterministic implementation is an error"
+    )
     tf32: bool = _run(False, "use TensorFloat-32 for float32 matrix products on NVIDIA GPUs")
     cudnn_benchmark: bool = _run(False, "let cuDNN choose the fastest convolution algorithm by timing, for ResNets")
     seed: int = _run(0, "random seed of weights, sample order and augmentation", at_least=0)
@@ -143,9 +148,13 @@ class TrainingSettings(DataSettings):
         0.0, "weight decay of matmul and convolution kernels; sgd adds it to the gradient (L2)", at_least=0
     )
     weight_decay_convention: Literal["torch", "jax"] = _optimizer(
-        "torch", "weight decay of adamw: torch multiplies it by the learning rate, jax does not"
+        "torch",
+        "weight decay of adamw in a step; torch: times the learning rate; jax (big_vision): times the learning rate "
+        "divided by its peak",
     )
-    max_grad_norm: float | None = _optimizer(1.0, "largest norm of all gradients; none: no clipping", above=0)
+    max_grad_norm: float | None = _optimizer(
+        1.0, "clip the global gradient norm to this value; none: no clipping", above=0
+    )
     layer_decay: float | None = _optimizer(
         None, "layer-wise decay: a layer's learning rate divided by the next layer's; by default 1", above=0, at_most=1
     )
@@ -223,7 +232,9 @@ class TrainingSettings(DataSettings):
         AUTO, "labels of an image: one (single-label) or any number (multi-label); auto: as in the data"
     )
     loss: Literal["auto", "softmax", "sigmoid"] = _loss(
-        AUTO, "softmax: cross-entropy over all classes; sigmoid: of each class; auto: sigmoid for a multi-label task"
+        AUTO,
+        "softmax: cross-entropy over all classes; sigmoid: binary cross-entropy of each class; auto: sigmoid for a "
+        "multi-label task, else softmax",
     )
     class_weights: Literal["none", "balanced"] = _loss(
         "none", "balanced: weight each class by the inverse of its frequency in the training split, 1 on average"
@@ -240,8 +251,8 @@ class TrainingSettings(DataSettings):
     save_every: int | None = _report(None, "steps between two checkpoints; by default eval_every", above=0)
     best_metric: str = _report(
         AUTO,
-        "metric that chooses the best model, such as loss or accuracy/cat; auto: accuracy, for a multi-label task "
-        "mean_average_precision, without labels loss",
+        "metric that chooses the best model, such as loss or accuracy/cat; auto: accuracy; mean_average_precision for "
+        "a multi-label task; loss without labels",
     )
     early_stopping: int | None = _report(None, "stop after this many evaluations without improvement", above=0)
     keep_checkpoints: int = _report(2, "number of newest checkpoints to keep", above=0)
@@ -250,7 +261,9 @@ class TrainingSettings(DataSettings):
     report_to: str = _report(AUTO, "tracker: tensorboard, trackio, wandb or none; auto: tensorboard if installed")
     profile: int | None = _report(None, "optimizer steps to trace into output_dir/profile, after a warm-up", above=0)
     stall_timeout: float = _report(
-        480, "seconds without progress after which the run ends and names the missing process; 0: never", at_least=0
+        480,
+        "end the run after this many seconds without progress, with an error that names the stalled process; 0: never",
+        at_least=0,
     )
 
     def mistakes(self) -> Mistakes:
@@ -283,7 +296,7 @@ class TrainingSettings(DataSettings):
         yield is_pair, f"resize is {self.resize}; crop resmall takes one number, the shorter side"
         weights, sizes = self.patch_size_weights, self.patch_sizes
         wrong = weights and (len(weights) != len(sizes) or min(weights) < 0 or not sum(weights))
-        yield wrong, f"patch_size_weights is {weights}; it must have a number from 0 for each of patch_sizes {sizes}"
+        yield wrong, f"patch_size_weights is {weights}; it must have a number >= 0 for each of patch_sizes {sizes}"
         yield self.token_drop and self.preset != "native", f"token_drop ({self.token_drop}) needs preset native"
         for name, unset in {"class_weights": "none", "label_smoothing": 0}.items():
             is_set = getattr(self, name) != unset
@@ -318,13 +331,14 @@ class FinetuneSettings(TrainingSettings):
 
     eval_split: str | None = _data(
         AUTO,
-        "split to evaluate on; auto: the validation, val, valid, dev or test split, else a tenth of each class of the "
-        "training images, which is then not trained on; none: no evaluation",
+        "split to evaluate on; auto: the validation, val, valid, dev or test split, else a tenth of the training "
+        "images of each class, which is held out from training; none: no evaluation",
     )
     folds: int | None = _data(
         None,
-        "cross-validation: train this number of models, each on all but one part of train_split, which it is evaluated "
-        "on; output_dir has a folder for each and folds.json, with mean and standard deviation of the metrics",
+        "cross-validation: split train_split into this number of folds; train one model per fold on the other folds, "
+        "and evaluate it on that fold; output_dir has a folder for each model, and folds.json with the mean and the "
+        "standard deviation of the metrics",
         at_least=2,
     )
     model: str | None = _model(
@@ -349,7 +363,7 @@ class FinetuneSettings(TrainingSettings):
         yield from super().mistakes()
         has_split = self.folds and self.eval_split not in (AUTO, None)
         yield has_split, f"folds ({self.folds}) hold out parts of train_split; eval_split is {self.eval_split}"
-        yield self.audit and self.streaming, "audit compares single images: leave streaming off"
+        yield self.audit and self.streaming, "audit does not work with streaming: set streaming to false"
         yield self.linear_probe and self.lora_rank, "linear_probe freezes the layers that lora_rank adapts: choose one"
         yield self.lora_rank and self.optimizer == "muon", "lora_rank is set, but muon does not train adapters"
 
@@ -360,14 +374,16 @@ class AuditSettings(DataSettings):
 
     model: str | None = _model(None, "model whose features are compared, as in `hf-vit predict`")
     splits: list[str] = _data(list, "splits to audit, such as train,test; by default all")
-    train: str | None = _data(None, "data set of a model's training; images of dataset that it also has are leaks")
+    train: str | None = _data(
+        None, "training data set of a model; images of --dataset that are also in it are reported as leaks"
+    )
     output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets")
     backend: Backend = _model("eager", "library that computes the forward, as in `hf-vit predict --backend`")
     overwrite: bool = _report(False, "replace issues.csv in output_dir, and ignore the cached features")
 
     def mistakes(self) -> Mistakes:
         yield from super().mistakes()
-        yield self.streaming, "an audit compares single images: leave streaming off"
+        yield self.streaming, "an audit does not work with streaming: set streaming to false"
 
 
 @dataclass
@@ -382,10 +398,10 @@ class PretrainSettings(TrainingSettings):
     head: Literal["linear", "mlp"] = _model("linear", "head; mlp has a tanh layer before the linear one")
     corruption: float = _masked(0.5, "fraction of patches to corrupt", at_least=0, at_most=1)
     mask_share: float = _masked(
-        0.8, "fraction of corrupted patches to replace by the mask token", at_least=0, at_most=1
+        0.8, "fraction of corrupted patches to replace with the mask token", at_least=0, at_most=1
     )
     random_patch_share: float = _masked(
-        0.1, "fraction of corrupted patches to replace by another patch", at_least=0, at_most=1
+        0.1, "fraction of corrupted patches to replace with another patch", at_least=0, at_most=1
     )
     target: Literal["mean_color", "downsized", "pixels"] = _masked("mean_color", "property of a patch to predict")
 
@@ -421,7 +437,9 @@ class EvaluateSettings(DataSettings):
     )
     protocol: Protocol = _protocol("accuracy", "evaluation protocol")
     split: str | None = _data(
-        None, "split to evaluate on; by default test, else what training held out; real: validation, objectnet: train"
+        None,
+        "split to evaluate on; by default test or, without one, the images held out in training; for real: validation; "
+        "for objectnet: train",
     )
     patch_size: int | list[int] | None = _model(None, "patch size: pixels, or [height, width]; by default the model's")
     backend: Backend = _model(
@@ -473,6 +491,6 @@ class EvaluateSettings(DataSettings):
         has_map = self.label_map and self.protocol not in ("accuracy", "real")
         yield has_map, f"label_map needs protocol accuracy or real; protocol is {self.protocol}"
         selects = self.protocol in ("few_shot", "linear_probe", "knn", "objectnet")
-        yield selects and self.streaming, f"protocol {self.protocol} selects single images: leave streaming off"
+        yield selects and self.streaming, f"protocol {self.protocol} does not work with streaming: set it to false"
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):
             yield not getattr(self, name), f"{name} is empty; it must have one entry or more"

@@ -112,13 +112,14 @@ def parse_settings(
 def add_options(parser: argparse.ArgumentParser, settings_class: Any) -> None:
     """Add an option for each field, with its heading, help and default; the model may also be a word by itself."""
     parser.add_argument("--recipe", help="recipe to start from: a name (see `hf-vit recipes`), a YAML file or its URL")
-    parser.add_argument("--select", nargs="+", metavar="GROUP=LEVEL", help="levels of the recipe's options")
+    select = "levels of the recipe's options, such as positions=relative for table8_small (`hf-vit recipes show NAME`)"
+    parser.add_argument("--select", nargs="+", metavar="GROUP=LEVEL", help=select)
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(settings_class):
         heading = field.metadata["group"]
         groups[heading] = groups.get(heading) or parser.add_argument_group(heading)
         if field.name == "model":
-            parser.add_argument("MODEL", nargs="?", help="the same as --model")
+            parser.add_argument("MODEL", nargs="?", help="model, as an alternative to --model")
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         about = field.metadata["about"]
         if default not in (None, [], {}):  # otherwise the text describes it
