@@ -1,6 +1,7 @@
 """Reader of PyTorch checkpoints: .safetensors, and .pth, .pt or .bin without running any code."""
 
 import argparse
+import mmap
 import zipfile
 from pathlib import Path
 from pickle import UnpicklingError
@@ -87,11 +88,14 @@ def read_shards(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_pickle(path: Path) -> Any:
-    if zipfile.is_zipfile(path):
+    is_archive = zipfile.is_zipfile(path)
+    if is_archive:
         with zipfile.ZipFile(path) as archive:
             check_archive(archive, path.stat().st_size)
             # of a file without checksums (torch.serialization.set_crc32_options), the first one is wrong already
             if (damaged := archive.testzip()) not in (None, archive.infolist()[0].filename):
                 raise ValueError(f"the checksum of {damaged} is wrong")
-    with torch.serialization.safe_globals([argparse.Namespace]):  # DINO's settings, no code
-        return torch.load(path, map_location="cpu", weights_only=True)
+    with open(path, "rb") as file, torch.serialization.safe_globals([argparse.Namespace]):  # DINO's settings, no code
+        # From a file, a length in a damaged pickle takes up to 4 GB of memory; from a map, only what the file has.
+        source: Any = path if is_archive else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return torch.load(source, map_location="cpu", weights_only=True)

@@ -27,6 +27,7 @@ _logger = logging.getLogger(__name__)
 BUCKETS = "https://storage.googleapis.com"  # the public address of gs://
 MAX_FAILURES = 3  # consecutive failures without any progress
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
+MIN_SPEED, GRACE = 1024, 60.0  # bytes per second, after so many seconds: a slow server cannot block forever
 RETRY_WAIT = 1.0  # seconds before the second try; twice as long before the third
 _STORES = ("s3", "gs", "gcs", "hf", "az", "abfs", "abfss")  # file systems of fsspec that encrypt, at public addresses
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # tried again (RFC 9110, 6585)
@@ -279,13 +280,15 @@ class _Download:
     def _append(self, response: httpx.Response, size: int | None, start: int) -> None:
         off = None if self.progress else True  # None: off if stderr is no terminal
         bar = tqdm(desc=self.file.name, total=size, initial=start, unit="B", unit_scale=True, disable=off)
-        received = 0
+        end, received = time.monotonic() + GRACE, 0
         try:
             with open(self.partial, "ab" if start else "wb") as file, bar:
                 for chunk in response.iter_raw():
                     received += len(chunk)
                     self._check_size(start + received)
                     file.write(chunk)
+                    if time.monotonic() > end + received / MIN_SPEED:
+                        raise UnavailableError(f"{self.name} downloads too slowly; run the command again to continue")
                     bar.update(len(chunk))
         except SourceError:
             raise

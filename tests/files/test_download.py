@@ -156,6 +156,17 @@ def test_many_interruptions_with_progress_between_them_succeed(server, tmp_path)
     assert len(server.requests) == 10
 
 
+def test_a_very_slow_download_ends_with_an_error(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "GRACE", 0.2)
+    monkeypatch.setattr(sources, "MIN_SPEED", 2**20)
+    server.pause_at = 100_003
+    threading.Timer(1.0, server.go_on.set).start()
+    with pytest.raises(SourceError, match="slow"):
+        fetch(server.url, tmp_path)
+    server.pause_at = None
+    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
+
+
 def test_messages_have_no_passwords_and_signatures(server, tmp_path):
     server.statuses = [404]
     with pytest.raises(SourceError) as refusal:
