@@ -28,11 +28,12 @@ def main() -> None:
     stored = HfViTModel(HfViTConfig.from_variant(arguments.variant, image_size=_SIZE)).eval()
     pixel_values = torch.rand(4, 3, _SIZE, _SIZE)
     stored(pixel_values)
-    first = seconds_of(lambda: resampling.embeddings.positions_on((_SIZE // 16, _SIZE // 16), pixel_values))
+    grid = (_SIZE // 16, _SIZE // 16)
+    first = seconds_of(lambda: resampling.embeddings.position_embeddings_for(grid, pixel_values))
     contest = {"stored": lambda: stored(pixel_values), "resampling": lambda: resampling(pixel_values)}
     turns = take_turns(contest, least=arguments.rounds, most=arguments.rounds)
     forward, ratio = statistics.median(turns["stored"]), speed_up(turns, "stored", "resampling")["pair_quartiles"][1]
-    look_up = seconds_of(lambda: resampling.embeddings.positions_on((_SIZE // 16, _SIZE // 16), pixel_values))
+    look_up = seconds_of(lambda: resampling.embeddings.position_embeddings_for(grid, pixel_values))
     print(f"{arguments.variant}, 4 images of {_SIZE} pixels: {1000 * forward:.1f} ms a forward with stored positions")
     print(f"resampled / stored: {ratio:.4f}")
     print(f"the first table {1000 * first:.2f} ms, {first / forward:.2%} of a forward")

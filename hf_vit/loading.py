@@ -109,7 +109,7 @@ def load(
         processor = with_channels(model, processor, num_channels)
     if preset is not None:
         processor = with_preset(_as_ours(processor, model.config), preset, model.config, keeps_normalization=True)
-    sync_processor_size(model, processor, name, asked=image_size is not None or preset is not None)
+    sync_processor_size(model, processor, name, is_requested=image_size is not None or preset is not None)
     if backend is not None:
         from .backends.choosing import use_backend  # imports torch's exporters
 
@@ -426,7 +426,7 @@ def save_folder(
         OSError: the folder cannot be written (no space, no permission); `output` is unchanged.
     """
     processor = copy.deepcopy(processor)
-    sync_processor_size(model, processor, output, asked=False)
+    sync_processor_size(model, processor, output, is_requested=False)
     with new_folder(output, overwrite) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from ..data.issues import Issue
 from ..files.output import new_file, write_text
 from ..files.pages import data_uri, page_color, render_page
-from ..models.image_reading import ImageReadingError, read_picture
+from ..models.image_reading import ImageReadingError, read_for_display
 
 KINDS = {
     "label_error": ("Probable label errors", "Each image with its label and the suggested class."),
@@ -86,7 +86,7 @@ def draw_sheet(issues: Sequence[Issue], files: Mapping[str, dict[str, Any]]) -> 
 
 def _thumbnail(file: dict[str, Any]) -> Image.Image:
     """Read an image as a tile, with its aspect ratio; small images are enlarged without smoothing."""
-    image = read_picture(file, _TILE)
+    image = read_for_display(file, _TILE)
     scale = _TILE / max(image.size)
     size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
     return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BOX)

@@ -177,12 +177,12 @@ def _find_duplicates(stored: Any, rows: list[int]) -> dict[int, set[int]]:
     from PIL import Image
 
     from ..auditing.duplicates import SIDE, find_near_duplicates
-    from ..models.image_reading import ImageReadingError, read_picture
+    from ..models.image_reading import ImageReadingError, read_for_display
 
     pictures: dict[int, Any] = {}
     for row in rows:
         with suppress(ImageReadingError, OSError):
-            picture = read_picture(read_named(stored.names[row]), 4 * SIDE).convert("L")
+            picture = read_for_display(read_named(stored.names[row]), 4 * SIDE).convert("L")
             pictures[row] = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
     known, vectors, start = np.array(list(pictures), np.int64), [], 0
     if len(known) < 2:

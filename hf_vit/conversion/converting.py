@@ -142,7 +142,7 @@ def convert_request(
     if follows := not shows_size and "size" in preprocessing.value:
         model.set_image_size(output_size(processor) or model.config.image_size, processor_follows=True)
         fields["image_size"] = preprocessing
-    sync_processor_size(model, processor, source, asked="image_size" in sizes or follows)
+    sync_processor_size(model, processor, source, is_requested="image_size" in sizes or follows)
     used = preprocessing.value["preset"]
     fields |= {"preset": preprocessing._replace(value=used), "labels": found_labels}
     stated = {"patch_size": request.patch_size, "image_size": image_size}
@@ -282,7 +282,7 @@ def convert_to_folder(
         weights = None if needs_memory else folder / "model.safetensors"
         model, processor = convert(source, image_size=image_size, weights=weights, **options)
         if model.device.type == "meta":
-            model.save_description(folder)
+            model.save_without_weights(folder)
         else:
             model.save_pretrained(folder)
         processor.save_pretrained(folder)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..files.output import new_file
-from ..models.image_reading import ImageReadingError, read_picture
+from ..models.image_reading import ImageReadingError, read_for_display
 
 COLUMNS, ROWS = 12, 8
 _LINE_LENGTH = 17  # characters of a name that fit above its image, even if all are wide
@@ -58,7 +58,7 @@ def draw_neighbors(query: Any, found: Sequence[tuple[Any, str, float]], path: Pa
 def _thumbnail(image: Any) -> np.ndarray | None:
     """Read an image as a small (height, width, 3) uint8; None if it cannot be read."""
     with suppress(ImageReadingError):
-        picture = read_picture(image, _THUMBNAIL)
+        picture = read_for_display(image, _THUMBNAIL)
         picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
         return np.asarray(picture)
     return None

@@ -76,7 +76,7 @@ def load_pretrained(
     if image_size is not None and is_ours:
         model.set_image_size(image_size, processor_follows=True)
     processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
-    sync_processor_size(model, processor, name, asked=image_size is not None)
+    sync_processor_size(model, processor, name, is_requested=image_size is not None)
     return model, processor, info
 
 

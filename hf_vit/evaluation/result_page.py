@@ -16,7 +16,7 @@ from ..data.splits import Split
 from ..files.output import new_file, write_text
 from ..files.pages import data_uri, page_color, render_page
 from ..files.predictions import Table
-from ..models.image_reading import ImageReadingError, read_picture
+from ..models.image_reading import ImageReadingError, read_for_display
 from .multi_label import average_precision, score_labels
 
 _FRAME = 460, 200  # width and height of the calibration's plot, in SVG units
@@ -270,7 +270,7 @@ def _thumbnails(
     for index, caption in zip(indices.tolist(), captions, strict=True):
         file = held_out.split.image(held_out.split.samples[index], index)
         with suppress(ImageReadingError):
-            image = read_picture(file, _PICTURE_SIZE)
+            image = read_for_display(file, _PICTURE_SIZE)
             image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
             content = io.BytesIO()
             image.save(content, "JPEG", quality=80)

@@ -25,11 +25,15 @@ class HfViTRelativeAttention(HfViTAttention):
         super().__init__(config)
         self.positions = RelativePositions(config)
 
-    def bias(self, query: torch.Tensor, attention_mask: torch.Tensor | None, grid: Grid | None) -> torch.Tensor | None:
+    def attention_bias(
+        self, query: torch.Tensor, attention_mask: torch.Tensor | None, grid: Grid | None
+    ) -> torch.Tensor | None:
         """Return the logits of the second attention plus the mask, (batch, heads, queries, tokens)."""
         implementation = self.config._attn_implementation
         if implementation not in _SUPPORT_BIAS:
-            raise ValueError(f"relative positions do not work with {implementation} attention; use 'sdpa' or 'eager'")
+            raise ValueError(
+                f"relative positions do not work with attn_implementation={implementation!r}; use 'sdpa' or 'eager'"
+            )
         assert grid is not None
         bias = _relative_logits(query * self.scaling, self.positions(grid)[: query.shape[2]])
         if attention_mask is None:
@@ -82,7 +86,7 @@ class HfViTAxialAttention(HfViTAttention):
         """
         if attention_mask is not None:
             raise ValueError(
-                "axial attention does not support attention_mask, because it covers whole rows and columns; omit it"
+                "axial attention covers whole rows and columns, so attention_mask is not supported; omit attention_mask"
             )
         assert grid is not None
         lines = hidden_states.unflatten(1, grid)  # (batch, rows, columns, hidden_size)

@@ -56,8 +56,9 @@ class AxialAttention(nn.Module):
         lines = feature_map.transpose(2, 3) if self.along_columns else feature_map  # (batch, channels, lines, length)
         if lines.shape[3] > self.span:
             raise ValueError(
-                f"the feature map has {feature_map.shape[2]} x {feature_map.shape[3]} pixels, but axial attention is "
-                f"for at most {self.span} in a line; use smaller images, or build the model with a larger image_size"
+                f"the feature map has {feature_map.shape[2]} x {feature_map.shape[3]} pixels, but axial attention "
+                f"supports at most {self.span} per {'column' if self.along_columns else 'row'}; use smaller images, or "
+                "build the model with a larger image_size"
             )
         qkv = self.norm_qkv(self.qkv(lines)).unflatten(1, (NUM_HEADS, -1))
         query, key, value = qkv.split(self.sizes, dim=2)  # (batch, heads, head_dim, lines, length)
@@ -81,7 +82,7 @@ class AxialAttention(nn.Module):
 
 
 def replace_convolutions(resnet: ResNetStem, image_size: Size, options: ResNetOptions) -> None:
-    """Replace every 3x3 convolution and its norm by attention along columns and then rows.
+    """Replace every 3x3 convolution and its norm with attention along columns, then along rows.
 
     Average pooling replaces the stride of a convolution, as in axial-deeplab.
 

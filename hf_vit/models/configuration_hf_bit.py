@@ -69,7 +69,7 @@ class HfBiTConfig(HfVisionConfig):
         image_size: size of the images at evaluation, an int or (height, width) in pixels; other sizes work too.
         group_norm_eps: epsilon of every GroupNorm.
         weight_standardization_eps: epsilon of the weight standardization.
-        weight_standardization_form: add this epsilon to the "variance" or to the "std".
+        weight_standardization_form: what this epsilon is added to, the "variance" or the "std".
         padding: padding of the convolutions: "fixed" (3 pixels around the image, 1 around every 3x3 convolution) or
             "same" (as in TensorFlow, where it depends on the size).
         pool_padding: padding of the max-pool after the root: "zero", or "lowest" (minus infinity).
@@ -78,9 +78,10 @@ class HfBiTConfig(HfVisionConfig):
         label_thresholds: for multi-label classification, the lowest score at which each class is predicted, chosen on
             held-out images; None: 0.5.
         temperature: temperature fitted by `hf_vit.calibrate`, by which the head's weights are already divided.
-        coverage_thresholds: for each coverage, such as "0.95", the lowest probability of a class in the prediction set.
-        rejection_thresholds: for each class, the lowest logit at which a prediction of it is accepted. Images below it
-            are rejected: they show none of the classes.
+        coverage_thresholds: coverage, such as "0.95" -> the lowest probability at which a class is in the prediction
+            set (conformal prediction).
+        rejection_thresholds: for each class, the lowest logit at which a prediction of this class is accepted. Images
+            with a lower logit are rejected, because they probably show none of the classes.
 
     Raises:
         ValueError: fields contradict each other, or an argument is unknown.

@@ -310,14 +310,14 @@ class _ConfigReader(PreTrainedConfig):
 
 
 def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
-    """Read the config.json of a folder, or of a name on the Hub.
+    """Read the config.json of a folder or a Hub repository.
 
     Args:
         where: arguments of `from_pretrained` that locate the file, such as `revision`.
 
     Raises:
-        ValueError: the file is damaged, too large or nested too deeply, or has the wrong type of `model_type` or
-            `architectures`.
+        ValueError: the file is damaged, too large or nested too deeply, or its `model_type` or `architectures` has the
+            wrong type.
         OSError: the file does not exist or cannot be read.
     """
     check_model_path(name, where.get("subfolder"))
@@ -325,9 +325,11 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
         settings, _ = _ConfigReader.get_config_dict(name, **where)
         model_type, architectures = settings.get("model_type"), settings.get("architectures")
     if not isinstance(model_type, str | None):
-        raise ValueError(f"the config.json of {name} has the model_type {reprlib.repr(model_type)}; expected text")
+        raise ValueError(f"the config.json of {name} has the model_type {reprlib.repr(model_type)}; expected a string")
     if not isinstance(architectures or [], list) or not all(isinstance(entry, str) for entry in architectures or []):
-        raise ValueError(f"the config.json of {name} has architectures {reprlib.repr(architectures)}; expected names")
+        raise ValueError(
+            f"the config.json of {name} has architectures {reprlib.repr(architectures)}; expected a list of class names"
+        )
     return settings
 
 
@@ -349,9 +351,9 @@ def convert_type_errors(what: str) -> Iterator[None]:
 
 
 def check_attention(name: Any) -> None:
-    """Raise ValueError if a config.json selects an attention implementation that it must not, see above."""
+    """Raise ValueError if the attention implementation in a config.json is not in `ATTENTION_IMPLEMENTATIONS`."""
     if name is not None and name not in ATTENTION_IMPLEMENTATIONS:
         raise ValueError(
             f"the config.json has attn_implementation {reprlib.repr(name)} (expected one of "
-            f"{', '.join(ATTENTION_IMPLEMENTATIONS)}); pass another one as an argument of from_pretrained"
+            f"{', '.join(ATTENTION_IMPLEMENTATIONS)}); to use any other, pass attn_implementation= to from_pretrained"
         )

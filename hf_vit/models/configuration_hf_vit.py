@@ -25,7 +25,7 @@ from .configuration_hf_vision import (
 )
 
 # The released models (Table 1 of arXiv 2010.11929 and of 2106.10270; vit_jax/configs/models.py).
-_WIDTHS = {
+_SIZES = {
     #      layers, hidden, MLP, heads
     "Ti": (12, 192, 768, 3),
     "S": (12, 384, 1536, 6),
@@ -36,7 +36,7 @@ _WIDTHS = {
 # The two ResNet-50 stems of the hybrids (section 3.1): all four stages, with stride 32; or the units of stage 4 moved
 # to stage 3, with stride 16 and four times as many tokens.
 STAGE_4, EXTENDED_STAGE_3 = (3, 4, 6, 3), (3, 4, 9)
-# name: (width, patch size on the stem's feature map, stem depths or None for no stem)
+# name: (key of _SIZES, patch size on the stem's feature map, stem depths or None for no stem)
 VARIANTS = {
     "Ti/16": ("Ti", 16, None),
     "S/32": ("S", 32, None),
@@ -75,7 +75,7 @@ class HfViTConfig(HfVisionConfig):
         hidden_dropout_prob: dropout after the position embeddings, each MLP layer and each attention block.
         attention_probs_dropout_prob: dropout of the attention probabilities.
         drop_path_rate: stochastic depth rate of the last layer; the rate grows linearly from 0 at the first layer.
-        initializer_range: standard deviation of new position embeddings, and of the mask token of masked patch
+        initializer_range: standard deviation for initializing position embeddings, and the mask token for masked patch
             prediction.
         layer_norm_eps: epsilon of every LayerNorm.
         image_size, patch_size: an int or (height, width), in pixels.
@@ -94,8 +94,9 @@ class HfViTConfig(HfVisionConfig):
         position_embedding_type: "learned" (one vector per token, the paper's 1-D), "learned2d" (one vector of
             hidden_size / 2 for each row and each column), "relative" (1-D relative positions in every attention),
             "sincos2d" (fixed, as in MoCo v3) or "none".
-        position_embedding_placement: where learned position embeddings are added: at the "input" of the encoder; at
-            the input of "every_layer", with one table per layer; or of "every_layer_shared", with one table for all.
+        position_embedding_placement: where learned position embeddings are added: "input" (before the first layer),
+            "every_layer" (before every layer, one table per layer) or "every_layer_shared" (before every layer, one
+            table for all).
         attention_axes: "all": attention over all tokens. "axial": attention over the token's row in one layer and over
             its column in the next; two layers are one block of the paper's Axial-ViT. "axial" needs an even number of
             layers and no class token.
@@ -110,9 +111,10 @@ class HfViTConfig(HfVisionConfig):
         label_thresholds: for multi-label classification, the lowest score at which each class is predicted, chosen on
             held-out images; None: 0.5.
         temperature: temperature fitted by `hf_vit.calibrate`, by which the head's weights are already divided.
-        coverage_thresholds: for each coverage, such as "0.95", the lowest probability of a class in the prediction set.
-        rejection_thresholds: for each class, the lowest logit at which a prediction of it is accepted. Images below it
-            are rejected: they show none of the classes.
+        coverage_thresholds: coverage, such as "0.95" -> the lowest probability at which a class is in the prediction
+            set (conformal prediction).
+        rejection_thresholds: for each class, the lowest logit at which a prediction of this class is accepted. Images
+            with a lower logit are rejected, because they probably show none of the classes.
         patch_target: target of masked patch prediction: "mean_color" (3 bits per channel), "downsized" (the same for
             each cell of a 4 x 4 grid) or "pixels".
 
@@ -187,9 +189,9 @@ class HfViTConfig(HfVisionConfig):
             ValueError: `name` is unknown.
         """
         check_choice("variant", name, VARIANTS)
-        width, patch_size, stem_depths = VARIANTS[name]
-        sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
-        fields: dict[str, Any] = {**dict(zip(sizes, _WIDTHS[width], strict=True)), "patch_size": patch_size}
+        size, patch_size, stem_depths = VARIANTS[name]
+        names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+        fields: dict[str, Any] = {**dict(zip(names, _SIZES[size], strict=True)), "patch_size": patch_size}
         if name.endswith("-gap-norep"):
             fields["pooling"] = "mean"
         if stem_depths is None:
@@ -206,7 +208,7 @@ class HfViTConfig(HfVisionConfig):
 
     @property
     def output_attentions(self) -> bool:
-        """Return attentions by default. Unlike in transformers, this works with every attention implementation."""
+        """True if forward passes return attentions by default; works with every attention implementation."""
         return bool(self._output_attentions)
 
     @output_attentions.setter
@@ -266,7 +268,7 @@ class HfViTConfig(HfVisionConfig):
         """(rows, columns) of the stored position embeddings."""
         return self.grid_size if self.position_grid is None else as_pair(self.position_grid)
 
-    def patches_of(self, patch_size: Size | None) -> tuple[int, int]:
+    def resolve_patch_size(self, patch_size: Size | None) -> tuple[int, int]:
         """Return the patch size of a forward pass as (height, width).
 
         Args:
@@ -280,7 +282,7 @@ class HfViTConfig(HfVisionConfig):
         check_size("patch_size", patch_size)
         if not self.is_flexible and as_pair(patch_size) != as_pair(self.patch_size):
             raise ValueError(
-                f"patch_size is {patch_size}, but the model's is {self.patch_size} and not flexible; "
+                f"patch_size is {patch_size}, but the model is not flexible and has patch_size {self.patch_size}; "
                 "call make_flexible() or set_patch_size() first"
             )
         height, width = as_pair(patch_size)
@@ -291,12 +293,12 @@ class HfViTConfig(HfVisionConfig):
 
         Args:
             height, width: in pixels.
-            patch_size: as in `patches_of`.
+            patch_size: as in `resolve_patch_size`.
 
         Raises:
             ValueError: the image size is not a multiple of the patch size; the message names the nearest valid sizes.
         """
-        grid, patches = [], self.patches_of(patch_size)
+        grid, patches = [], self.resolve_patch_size(patch_size)
         for name, pixels, patch in zip(("height", "width"), (height, width), patches, strict=True):
             map_pixels = -(-pixels // self.stride)  # rounded up, because the stem pads as 'SAME'
             if map_pixels < patch or map_pixels % patch:
@@ -360,8 +362,8 @@ class HfViTHybridConfig(HfViTConfig):
         stem_width: channels of the root convolution, a multiple of 32 (the number of groups of its GroupNorm).
         group_norm_eps: epsilon of every GroupNorm in the stem.
         weight_standardization_eps: epsilon of the weight standardization.
-        weight_standardization_form: add this epsilon to the "std", as in the original, or to the "variance", as in timm
-            and transformers.
+        weight_standardization_form: what this epsilon is added to: the "std", as in the original, or the "variance", as
+            in timm and transformers.
     """
 
     model_type = "hf_vit_hybrid"

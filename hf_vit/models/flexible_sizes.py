@@ -1,4 +1,4 @@
-"""Changes of the patch size (FlexiViT) and the image size, and batches of images of different sizes (NaFlex)."""
+"""Changes to the patch size (FlexiViT) and the image size, and batches of images of different sizes (NaFlex)."""
 
 from copy import copy
 from typing import Any
@@ -132,7 +132,7 @@ class FlexibleSizes(HfVisionPreTrainedModel):
             projection.weight = nn.Parameter(resize_patch_kernel(kernel, patch_size), kernel.requires_grad)
             projection.kernel_size = projection.stride = patch_size
         if isinstance(table := embeddings.position_embeddings, nn.Parameter):
-            resized = embeddings.positions_on(grid, table)
+            resized = embeddings.position_embeddings_for(grid, table)
             embeddings.position_embeddings = nn.Parameter(resized, table.requires_grad)
         for module in self.modules():
             if isinstance(module, PositionTables):
@@ -167,8 +167,8 @@ def embed_mixed_sizes(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Embed images of different sizes, given as patches, and compute the position embeddings of each image.
 
-    The patches are joined to one row, so that the patch embedding is called once, whatever the image sizes. With
-    sharded weights, every process must call it equally often.
+    The patches are joined into one row, so that the patch embedding is called once, whatever the image sizes. With
+    sharded weights, every process must call the patch embedding the same number of times.
 
     Args:
         embeddings: an `HfViTEmbeddings`.
@@ -189,8 +189,11 @@ def embed_mixed_sizes(
             f"{config.num_channels} channels have {height * width * config.num_channels}"
         )
     grids = [(rows, columns) for rows, columns in torch.as_tensor(spatial_shapes).tolist()]
-    if max(rows * columns for rows, columns in grids) > length:
-        raise ValueError(f"spatial_shapes needs more patches than pixel_values has, {length}: {grids}")
+    largest = max(rows * columns for rows, columns in grids)
+    if largest > length:
+        raise ValueError(
+            f"an image in spatial_shapes has {largest} patches, but pixel_values has {length} per image: {grids}"
+        )
     dtype = embeddings.patch_embeddings.projection.weight.dtype
     pixel_values = pixel_values.to(dtype)
     if embeddings.stem is None:
@@ -203,7 +206,7 @@ def embed_mixed_sizes(
         return patches, None
     tables = {}
     for grid in set(grids):
-        table = embeddings.positions_on(grid, patches)[0]  # (tokens, hidden_size)
+        table = embeddings.position_embeddings_for(grid, patches)[0]  # (tokens, hidden_size)
         tables[grid] = F.pad(table, (0, 0, 0, config.num_prefix_tokens + length - table.shape[0]))
     return patches, torch.stack([tables[grid] for grid in grids])
 
@@ -211,7 +214,7 @@ def embed_mixed_sizes(
 def _apply_stem(
     stem: Any, pixel_values: torch.Tensor, grids: list[Grid], patch_size: tuple[int, int], stride: int
 ) -> torch.Tensor:
-    """Compute the stem's feature maps, with the patches of each image joined to one row.
+    """Compute the stem's feature maps, with the patches of each image joined into one row.
 
     The stem needs whole images. Images of the same size are processed together.
 

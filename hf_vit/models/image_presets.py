@@ -18,7 +18,7 @@ MAX_PATCHES = 2**20  # patches per image
 MAX_OUTPUT_VALUES = 2**28  # values per image, including padding
 
 # Resize of each preset. `crop_pct`, in presets that crop: crop size / shorter side of the resized image, with one value
-# for crops below 384 pixels and one for larger crops.
+# for crops below 384 pixels and one for crops of 384 pixels or more.
 PRESETS: dict[str, dict[str, Any]] = {
     # vit_jax: tf.image.resize(image, size), then (x - 127.5) / 127.5
     "vit_jax": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
@@ -72,7 +72,7 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
     """Return the settings with changes applied; a change to None is ignored.
 
     A new preset changes all settings that it determines, and keeps the image size. With a preset that crops, a `size`
-    of height and width is the size of the crop, and determines the size of the resize, unless `crop_size` is given.
+    with height and width is the crop size, and the resize follows from it, unless `crop_size` is given.
 
     Raises:
         ValueError: a value is invalid.

@@ -82,7 +82,7 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
             | "big_vision" | area, shorter side 8/7 of the center crop | rounded down |
             | "lit" | bilinear without antialiasing, stretched to `size` | rounded down |
             | "bit" | bilinear without antialiasing, stretched to `size` | not rounded |
-            | "timm" | Pillow's bicubic, shorter side crop / 0.9 (crop from 384 pixels on), then center crop | rounded |
+            | "timm" | Pillow's bicubic, shorter side 10/9 of the center crop (equal from 384 pixels on) | rounded |
             | "transformers" | Pillow's bilinear, stretched to `size` | rounded |
             | "native" | Pillow's bilinear, aspect ratio kept, cut into patches | rounded |
 
@@ -91,8 +91,9 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         crop_size: size of the center crop, by default `size`; smaller images get a black border.
         crop_pct: crop size / shorter side of the resized image, instead of the preset's value. It determines `size` and
             is not stored.
-        do_resize, do_center_crop, do_rescale, do_normalize, do_convert_rgb: switches of the steps. Without
-            `do_rescale`, floating-point images keep their values. Without `do_convert_rgb`, images keep their channels.
+        do_resize, do_center_crop, do_rescale, do_normalize, do_convert_rgb: whether to apply each step.
+            Without `do_rescale`, floating-point images keep their values. Without `do_convert_rgb`, images keep their
+            channels.
         resample: 2 (bilinear), 3 (bicubic) or another number of `PIL.Image.Resampling`, or "area" (TensorFlow's).
         antialias: widen the filter when the image shrinks.
         resize_output: levels after the resize: "float", "truncated" (to uint8, as in TensorFlow) or "rounded" (to
@@ -155,7 +156,9 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         call = {name: kwargs.pop(name, None) for name in _CALL_KEYS}
         settings = SimpleNamespace(**override_settings(self.settings(), kwargs), **call)
         if settings.backend == "pillow" and settings.device is not None and torch.device(settings.device).type != "cpu":
-            raise ValueError(f'cannot compute on {settings.device} with backend="pillow" (expected the CPU)')
+            raise ValueError(
+                f'cannot compute on {settings.device} with backend="pillow", which runs on the CPU; use backend="torch"'
+            )
         return settings
 
     @classmethod
@@ -272,18 +275,18 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
 # Synchronization of the image sizes of a model and its image processor, which can be one of another library.
 
 
-def sync_processor_size(model: Any, processor: Any, name: str | os.PathLike, asked: bool) -> None:
+def sync_processor_size(model: Any, processor: Any, name: str | os.PathLike, is_requested: bool) -> None:
     """Set an image processor to the model's image size.
 
     Args:
         model: a model with `config.image_size`.
         processor: an image processor of any class.
         name: folder or name on the Hub, for the warning.
-        asked: the user chose the image size or the preset. Otherwise, a change of the size is a warning, and a
-            processor whose images have different sizes is not changed.
+        is_requested: the user chose the image size or the preset. Otherwise, a warning is logged if the size changes,
+            and a processor whose images have different sizes is not changed.
     """
     own, wanted = output_size(processor), as_pair(model.config.image_size)
-    if not asked and own != wanted:
+    if not is_requested and own != wanted:
         if getattr(processor, "preset", None) == "native" or (own is None and not processor.do_resize):
             return
         found = "images of different sizes" if own is None else f"{own[0]} x {own[1]}"
@@ -444,8 +447,8 @@ def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> tor
     return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
 
 
-# Collation of processed images to batches. The names and the order of the values in a patch are those of transformers'
-# `Siglip2ImageProcessor`.
+# Collation of processed images into batches. The names and the order of the values in a patch are those of
+# transformers' `Siglip2ImageProcessor`.
 
 
 def _collate_images(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
@@ -466,7 +469,8 @@ def _collate_patches(images: Iterator[torch.Tensor], length: int, settings: Simp
     longest = max(map(len, patches), default=0)
     if longest > settings.max_num_patches:
         raise ValueError(
-            f"an image has {longest} patches (expected at most max_num_patches, {settings.max_num_patches})"
+            f"an image has {longest} patches, but max_num_patches is {settings.max_num_patches}; increase it, or set "
+            "do_resize=True"
         )
     padded_length = longest if settings.padding == "longest" else settings.max_num_patches
     features = {

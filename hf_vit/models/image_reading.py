@@ -55,8 +55,8 @@ _NPY = b"\x93NUMPY"  # first bytes of an .npy file
 _MAX_PIXELS = 2**27  # limit on the size in the header; the largest photographs have about 100 million pixels
 _MAX_NESTING = 16  # depth of nested lists of images
 _MAX_DOWNLOAD_BYTES = 2**26  # per image
-_DOWNLOAD_SECONDS = 60.0  # timeout of the whole download
-_SILENCE_SECONDS = 15.0  # timeout without a response or a byte
+_DOWNLOAD_TIMEOUT = 60.0  # of the whole download, in seconds
+_READ_TIMEOUT = 15.0  # connect and read timeout, in seconds
 _EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
 _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 _CHANNEL_COUNTS = (1, 2, 3, 4)  # possible lengths of an array's channel axis, in addition to `num_channels`
@@ -185,8 +185,10 @@ def load_image(
         return upright
 
 
-def read_picture(image: Any, side: int, name: str = "the image") -> Image.Image:
-    """Read an image file for display, in RGB; of an array, the first three channels, or the first channel as gray.
+def read_for_display(image: Any, side: int, name: str = "the image") -> Image.Image:
+    """Read an image file for display, in RGB.
+
+    Of an .npy array with at least three channels, the first three are shown; otherwise, the first is shown as gray.
 
     Args:
         image, name: as in `read_image`.
@@ -300,8 +302,8 @@ def _download(url: str) -> bytes:
         ValueError: the image is too large, the download takes too long, or the URL is not allowed.
         httpx.RequestError: the host cannot be reached.
     """
-    end, body = time.monotonic() + _DOWNLOAD_SECONDS, io.BytesIO()
-    with open_url(url, _SILENCE_SECONDS, {"Accept-Encoding": "identity"}) as response:
+    end, body = time.monotonic() + _DOWNLOAD_TIMEOUT, io.BytesIO()
+    with open_url(url, _READ_TIMEOUT, {"Accept-Encoding": "identity"}) as response:
         if response.status_code != 200:
             raise ValueError(f"the server returned HTTP {response.status_code} {response.reason_phrase}")
         for chunk in response.iter_raw():
@@ -310,7 +312,7 @@ def _download(url: str) -> bytes:
                 raise ValueError(f"it has {limit}; set HF_VIT_ALLOW=large to download more")
             body.write(chunk)
             if time.monotonic() > end:
-                raise ValueError(f"the download takes more than {_DOWNLOAD_SECONDS:g} seconds")
+                raise ValueError(f"the download did not finish within {_DOWNLOAD_TIMEOUT:g} seconds")
     return body.getvalue()
 
 
@@ -353,7 +355,7 @@ def _read_tiff_pages(image: Any, num_channels: int, name: str) -> list[np.ndarra
     """Return the pixels of each page, (height, width), of a TIFF with several pages; an empty list for other images.
 
     Raises:
-        ImageReadingError: the pages are not one per channel, `num_channels`.
+        ImageReadingError: the number of pages is not `num_channels`, or a page has several channels.
     """
     with _open(image, name) as file:
         if file.format != "TIFF" or (count := getattr(file, "n_frames", 1)) == 1:
@@ -430,13 +432,13 @@ def _to_levels(tensor: torch.Tensor, keep_float: bool) -> torch.Tensor:
         return tensor.float() / 257
     if not tensor.is_floating_point():
         tensor = tensor.long()  # PyTorch has few operations for uint32 and uint64
-        _check_range(tensor, 255, "integer images are in [0, 255] (or uint16)")
+        _check_range(tensor, 255, "expected integers in [0, 255], or the dtype uint16")
         return tensor.to(torch.uint8)
     if keep_float or tensor.element_size() == 1:  # PyTorch cannot compute with float8
         tensor = tensor.float()
     if keep_float:
         return tensor
-    _check_range(tensor, 1, "floating-point images are in [0, 1] (divide by 255, or pass uint8)")
+    _check_range(tensor, 1, "expected floating-point values in [0, 1]; divide by 255, or pass uint8")
     return (tensor.float() * 65535).round() / 257  # 16 bits, so that k / 255 becomes exactly k
 
 

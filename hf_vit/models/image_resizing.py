@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 AREA = "area"  # TensorFlow's area resize, which differs from Pillow's box filter
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR.value, Image.Resampling.BICUBIC.value
-_PILLOW_BITS = 32 - 8 - 2  # fractional bits of a weight in Pillow: int32 minus 8 bits of a level, overflow and sign
+_PILLOW_BITS = 32 - 8 - 2  # fractional bits of a weight in Pillow: 8 bits are for the level, 2 for overflow and sign
 
 _BLOCK = 128  # number of rows of a large image to process at a time, so that they stay in the CPU's cache
 
@@ -43,36 +43,36 @@ class Filter(NamedTuple):
     use_pillow: bool
 
 
-def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, how: Filter) -> torch.Tensor:
+def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, resize_filter: Filter) -> torch.Tensor:
     """Resize images to `size` and return the part inside `window`.
 
     Args:
         levels: (..., channels, old height, old width), uint8 or float32.
         size: (height, width) of the whole resized image.
         window: rows and columns of the resized image to compute.
-        how: the filter.
+        resize_filter: the filter and the rounding.
 
     Returns:
         (..., channels, rows, columns) of the window, float32 or uint8.
     """
-    if how.output == "rounded":
+    if resize_filter.output == "rounded":
         levels = levels.round().to(torch.uint8) if levels.is_floating_point() else levels
-        resize_rounded = _resize_with_pillow if how.use_pillow else _resize_like_pillow
-        return resize_rounded(levels, size, window, how.resample)
-    if how.resample == AREA:
+        resize_rounded = _resize_with_pillow if resize_filter.use_pillow else _resize_like_pillow
+        return resize_rounded(levels, size, window, resize_filter.resample)
+    if resize_filter.resample == AREA:
         resized = _resize_area(levels, size, window)
-    elif how.antialias:
-        resized = _resize_antialiased(levels, size, window, how.resample)
+    elif resize_filter.antialias:
+        resized = _resize_antialiased(levels, size, window, resize_filter.resample)
     else:
         resized = _resize_bilinear(levels, size, window)
-    return resized if how.output == "float" else resized.to(torch.uint8)
+    return resized if resize_filter.output == "float" else resized.to(torch.uint8)
 
 
 def shortest_edge_size(height: int, width: int, side: int, truncate: bool) -> tuple[int, int]:
     """Return (height, width) of an image after a resize of its shorter side to `side`.
 
-    The longer side is truncated, as in torchvision's `Resize`; or computed from a float32 ratio and rounded half to
-    even, as in big_vision's `resize_small`.
+    With `truncate`, the longer side is rounded down, as in torchvision's `Resize`. Otherwise, it is computed from a
+    float32 ratio and rounded half to even, as in big_vision's `resize_small`.
     """
     short = min(height, width)
     if truncate:
@@ -123,7 +123,10 @@ def cut(levels: torch.Tensor, window: Window) -> torch.Tensor:
 
 
 def pad_to(levels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Pad images to (..., channels, height, width) with a black border; if its width is odd, the end gets one more."""
+    """Center images (..., channels, old height, old width) on a black (..., channels, height, width).
+
+    If the number of added rows or columns is odd, the bottom or right border gets the extra one.
+    """
     rows, columns = height - levels.shape[-2], width - levels.shape[-1]
     if rows == 0 and columns == 0:
         return levels
@@ -136,7 +139,7 @@ def pad_to(levels: torch.Tensor, height: int, width: int) -> torch.Tensor:
 def _resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
     """Resize like TensorFlow's bilinear resize without antialiasing: float32, not rounded.
 
-    Blends left with right, then top with bottom. This is TensorFlow's order, on which a later truncation depends.
+    Left is blended with right, then top with bottom. This is TensorFlow's order, on which a later truncation depends.
     """
     rows, values = _to_rows(levels)
     used, above, below, down = _bilinear_rows(levels.shape[-2], size[0], window[0], levels.device)
@@ -157,7 +160,7 @@ def _resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) ->
 
 
 def _resize_antialiased(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
-    """Resize like TensorFlow's resize with antialiasing: float32, not rounded; levels are equal to 0.001."""
+    """Resize like TensorFlow's resize with antialiasing: float32, not rounded; levels agree within 0.001."""
     rows, values = _to_rows(levels)
     across = _filter_taps(resample, levels.shape[-1], size[1], window[1], values, levels.device)
     down = _filter_taps(resample, levels.shape[-2], size[0], window[0], 1, levels.device)

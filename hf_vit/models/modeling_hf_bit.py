@@ -1,6 +1,6 @@
 """BiT ResNets: encoder, classifier and backbone on top of `ResNetStem`.
 
-Feature maps are (batch, channels, rows, columns). `pretrained` has loading, saving and initialization.
+Feature maps are (batch, channels, rows, columns). Loading, saving and initialization are in pretrained.py.
 """
 
 from typing import Any, Unpack
@@ -62,11 +62,12 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
         """
         if self.config.spatial_mixing == "axial_attention" and as_pair(image_size) != as_pair(self.config.image_size):
             raise ValueError(
-                f"cannot set image_size {image_size}: this model's axial attention is for {self.config.image_size}"
+                f"cannot set image_size {image_size}: the axial attention was built for {self.config.image_size}; "
+                "build a new model for another size"
             )
         super()._apply_image_size(image_size)
 
-    def _images(self, pixel_values: torch.Tensor) -> torch.Tensor:
+    def _prepare_images(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Check the images and convert them to the weights' dtype."""
         self.check_images(pixel_values)
         return pixel_values.to(self.dtype)
@@ -98,7 +99,7 @@ class HfBiTModel(HfBiTPreTrainedModel):
             `pooler_output`: (batch, hidden_size), the mean of `last_hidden_state` over rows and columns.
             `hidden_states`: (batch, channels, rows, columns), the input of the first stage and the output of each.
         """
-        feature_map = self.resnet(self._images(pixel_values))
+        feature_map = self.resnet(self._prepare_images(pixel_values))
         self.warn_about_image_size(pixel_values, kwargs.get("interpolate_pos_encoding"))  # pyright: ignore - the same argument as in HfViTModel
         if self.norm is not None:
             feature_map = relu(self.norm(feature_map))
@@ -161,7 +162,7 @@ class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
         Returns:
             `feature_maps`: (batch, channels, rows, columns) for each name in `out_features`.
         """
-        feature_map = self.resnet.root(self._images(pixel_values))
+        feature_map = self.resnet.root(self._prepare_images(pixel_values))
         maps = [feature_map]
         for stage in self.resnet.stages:
             maps.append(feature_map := stage(feature_map))

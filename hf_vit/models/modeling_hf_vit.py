@@ -3,9 +3,9 @@
 "An Image is Worth 16x16 Words" (arXiv 2010.11929). The computation is that of google-research/vision_transformer,
 vit_jax/models_vit.py; parameters have the names of transformers' ViT.
 
-The token sequence is the class token, if there is one, and then the patches in raster order. Other files have the
-position embeddings (position_embeddings.py), relative and axial attention (attention_variants.py), other patch sizes
-and batches of mixed image sizes (flexible_sizes.py), and the ResNet stem (resnet_stem.py).
+The token sequence is the class token, if there is one, and then the patches in raster order. The position embeddings
+are in position_embeddings.py, relative and axial attention in attention_variants.py, other patch sizes and batches of
+mixed image sizes in flexible_sizes.py, and the ResNet stem in resnet_stem.py.
 """
 
 from collections.abc import Collection
@@ -111,7 +111,7 @@ class HfViTEmbeddings(nn.Module):
                 the preset "native".
             grid: (rows, columns) of patches; None: computed from `pixel_values`. Unused with `spatial_shapes`.
             spatial_shapes: (batch, 2), rows and columns of patches of each image.
-            patch_size: patch size for this forward pass of a flexible model; see `HfViTConfig.patches_of`.
+            patch_size: patch size for this forward pass of a flexible model; see `HfViTConfig.resolve_patch_size`.
             bool_masked_pos: (batch, patches), True for patches that are replaced by the mask token.
 
         Returns:
@@ -121,9 +121,9 @@ class HfViTEmbeddings(nn.Module):
             height, width = pixel_values.shape[-2:]
             grid = grid or self.config.grid_of(height, width, patch_size)
             patches = self.embed_patches(pixel_values, patch_size)
-            positions = self.positions_on(grid, patches)
+            positions = self.position_embeddings_for(grid, patches)
         else:
-            patch_size = self.config.patches_of(patch_size)
+            patch_size = self.config.resolve_patch_size(patch_size)
             patches, positions = embed_mixed_sizes(self, pixel_values, spatial_shapes, patch_size)
         if bool_masked_pos is not None:
             patches = self.mask(patches, bool_masked_pos)
@@ -134,10 +134,10 @@ class HfViTEmbeddings(nn.Module):
         feature_map = pixel_values.to(self.patch_embeddings.projection.weight.dtype)
         if self.stem is not None:
             feature_map = self.stem(feature_map)
-        return self.patch_embeddings(feature_map, self.config.patches_of(patch_size))
+        return self.patch_embeddings(feature_map, self.config.resolve_patch_size(patch_size))
 
     def mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor) -> torch.Tensor:
-        """Replace masked patch embeddings by the mask token.
+        """Replace masked patch embeddings with the mask token.
 
         Args:
             patches: (batch, patches, hidden_size)
@@ -163,7 +163,7 @@ class HfViTEmbeddings(nn.Module):
             tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
         return self.dropout(tokens if positions is None else tokens + positions)
 
-    def positions_on(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
+    def position_embeddings_for(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
         """Return the position embeddings for a grid of patches, resampled if it differs from the stored grid.
 
         Args:
@@ -266,7 +266,7 @@ class HfViTAttention(nn.Module):
         query = self.split_heads(self.q_proj(hidden_states[:, :num_queries]))
         key = self.split_heads(self.k_proj(hidden_states))
         value = self.split_heads(self.v_proj(hidden_states))
-        bias = self.bias(query, attention_mask, grid)
+        bias = self.attention_bias(query, attention_mask, grid)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         name = "eager" if kwargs.get("output_attentions") else self.config._attn_implementation or "eager"
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
@@ -277,7 +277,9 @@ class HfViTAttention(nn.Module):
         """(batch, tokens, hidden_size) -> (batch, heads, tokens, head_dim)"""
         return states.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
 
-    def bias(self, query: torch.Tensor, attention_mask: torch.Tensor | None, grid: Grid | None) -> torch.Tensor | None:
+    def attention_bias(
+        self, query: torch.Tensor, attention_mask: torch.Tensor | None, grid: Grid | None
+    ) -> torch.Tensor | None:
         """Return the mask or bias of the attention logits; subclasses add relative positions."""
         return attention_mask
 
@@ -508,7 +510,7 @@ class HfViTPreTrainedModel(FlexibleSizes, HfVisionPreTrainedModel):
         """
         self.check_images(pixel_values)
         height, width = pixel_values.shape[-2:]
-        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - is public; tensors there
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - it is public; tensors there
             height, width = int(height), int(width)
         return self.config.grid_of(height, width, patch_size)
 
@@ -556,7 +558,7 @@ class HfViTEncoder(HfViTPreTrainedModel):
         if attention_mask is not None:
             if kwargs["output_attentions"] or self.config._attn_implementation in ("eager", "sdpa"):
                 attention_mask = attention_mask[:, None, None, :].bool()
-            else:  # in the kernel's own format; transformers reads the mask's values, which waits for the device
+            else:  # in the kernel's own format; transformers reads the mask's values, a synchronization
                 attention_mask = create_bidirectional_mask(
                     config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
                 )
@@ -633,7 +635,7 @@ class HfViTModel(HfViTEncoder):
             patch_size: patch size for this forward pass of a flexible model, an int or (height, width); None: that of
                 the configuration.
             only_pooled: compute only `pooler_output`. With class-token pooling, `last_hidden_state` then has only the
-                class token.
+                class token, unless there is an attention mask, or hidden states or attentions are returned.
 
         Returns:
             `last_hidden_state`: (batch, tokens, hidden_size) after the final LayerNorm (before it, with

@@ -48,7 +48,8 @@ def sample_corruption(
     Args:
         batch, patches: number of images, and of patches per image.
         share: fraction of the patches to select.
-        mask_share, random_share: fractions of the selected patches to replace by the mask token, and by another patch.
+        mask_share, random_share: fractions of the selected patches to replace with the mask token, and with another
+            patch.
         device, generator: as in `torch.rand`.
 
     Raises:
@@ -56,7 +57,7 @@ def sample_corruption(
     """
     count = round(patches * share)
     if count < 1:
-        raise ValueError(f"share {share} of {patches} patches rounds to zero patches")
+        raise ValueError(f"corruption {share} of {patches} patches rounds to zero patches; use a larger fraction")
     order = torch.rand(batch, patches, device=device, generator=generator).argsort(dim=1)
     selected = order < count
     kind = torch.rand(batch, patches, device=device, generator=generator)
@@ -152,7 +153,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
         elif corruption is None:
             corruption = sample_corruption(*patches.shape[:2], device=pixel_values.device)
         patches = self.corrupt(patches, corruption)
-        tokens = embeddings.add_positions(patches, embeddings.positions_on(grid, patches))
+        tokens = embeddings.add_positions(patches, embeddings.position_embeddings_for(grid, patches))
         hidden_states, _ = self.vit.encode(tokens, grid, attention_mask, **kwargs)
         hidden_states = self.vit.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
         logits = self.predictor(hidden_states)

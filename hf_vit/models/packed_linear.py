@@ -1,7 +1,8 @@
 """Frozen copies of models, made by `optimize_for_inference`, and their linear layers with packed weights.
 
 On x86 CPUs, torch multiplies float32 matrices with MKL, which does not use AVX-512 on every CPU. oneDNN, which torch
-includes too, uses it, and is faster with weights in its own packed layout (benchmarks/RESULTS.md, "Packed weights").
+also includes, uses AVX-512, and is faster with weights in its own packed layout (benchmarks/RESULTS.md, "Packed
+weights").
 The packed layers use the operators that torch.compile uses for frozen models. Without them, the layers use `F.linear`.
 """
 
@@ -24,7 +25,7 @@ _OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
 # Methods that raise FrozenModelError in a frozen model.
 _FORBIDDEN = (
     "state_dict load_state_dict save_pretrained push_to_hub requires_grad_ set_image_size set_patch_size "
-    "make_flexible make_fixed optimize_for_inference __deepcopy__ __reduce_ex__".split()
+    "set_num_channels make_flexible make_fixed optimize_for_inference __deepcopy__ __reduce_ex__".split()
 )
 
 
@@ -43,7 +44,7 @@ def _raise_frozen_error(*args: Any, **kwargs: Any) -> Any:
 
 
 def _check_inference(inputs: torch.Tensor) -> None:
-    is_recorded = torch.jit.is_tracing() or torch.compiler.is_exporting()  # pyright: ignore[reportPrivateImportUsage] - is public
+    is_recorded = torch.jit.is_tracing() or torch.compiler.is_exporting()  # pyright: ignore[reportPrivateImportUsage] - it is public
     if is_recorded or (torch.is_grad_enabled() and inputs.requires_grad):
         raise FrozenModelError
 
@@ -107,7 +108,8 @@ class FrozenLinear(nn.Module):
         _check_inference(tokens)
         if not self.is_packed:
             return F.linear(tokens, self._weight, self.bias)
-        tokens, (activation, approximate) = tokens.to(self._dtype), self.activation  # autocast may have changed it
+        tokens = tokens.to(self._dtype)  # autocast may have changed the dtype
+        activation, approximate = self.activation
         if torch.compiler.is_compiling():
             return torch.ops.hf_vit.packed_linear(tokens, self._weight, self.bias, activation, approximate)
         return torch.ops.mkldnn._linear_pointwise(tokens, self._weight, self.bias, activation, [], approximate)
@@ -168,7 +170,8 @@ def freeze(model: _Module, rows: int) -> _Module:
         rows: typical number of input rows of the linear layers (batch * tokens).
     """
     layers = {id(module): layer for module in model.modules() if (layer := _frozen_layer(module, rows)) is not None}
-    frozen = copy.deepcopy(model, dict[int, Any](layers)).requires_grad_(False).eval()  # uses `layers` as copies
+    copies = dict[int, Any](layers)  # deepcopy's memo: it takes the frozen layers instead of copying the originals
+    frozen = copy.deepcopy(model, copies).requires_grad_(False).eval()
     for module in frozen.modules():
         approximate, fc1 = _APPROXIMATIONS.get(getattr(module, "hidden_act", "")), getattr(module, "fc1", None)
         if approximate is not None and isinstance(fc1, FrozenLinear) and fc1.is_packed:

@@ -25,7 +25,7 @@ def sincos2d(grid: Grid, hidden_size: int, temperature: float = 10_000.0) -> tor
 
     Args:
         grid: (rows, columns)
-        temperature: largest wavelength / 2 pi.
+        temperature: the largest wavelength divided by 2 pi.
 
     Returns:
         (1, rows * columns, hidden_size): sines and cosines of the column, then of the row; float64, on the CPU.
@@ -105,7 +105,7 @@ def _check_length(position_embeddings: torch.Tensor, tokens: int) -> None:
     if position_embeddings.ndim != 3 or position_embeddings.shape[1] != tokens:
         raise ValueError(
             f"cannot resample position embeddings of shape {tuple(position_embeddings.shape)} (expected {tokens} "
-            "tokens); under DeepSpeed ZeRO-3, where parameters are empty, use hf_vit.load(name, image_size) instead"
+            "tokens); under DeepSpeed ZeRO-3, where parameters are empty, use hf_vit.load(name, image_size=...) instead"
         )
 
 

@@ -1,4 +1,4 @@
-"""Base class of all models: loading without random weights, saving, initialization, changes of the image size."""
+"""Base class of all models: loading and saving, initialization, and changes to the image size and channels."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ HEAD_KEYS = r"^classifier\."  # pattern of a classification head's parameters
 # Limit on parameters that a config.json describes but the weight files do not have, such as a new head. An ImageNet-21k
 # head of ViT-g/14 has 31 million parameters.
 _MAX_NEW_PARAMETERS = 2**27
-_ADAPTED = ("image_size", "patch_size", "num_channels")  # for changes of these fields, `from_pretrained` adapts weights
+_ADAPTED = ("image_size", "patch_size", "num_channels")  # `from_pretrained` adapts the weights if these fields change
 # Standard deviation of a standard normal distribution truncated at -2 and 2 (jax.nn.initializers.variance_scaling).
 _TRUNCATED_STD = 0.87962566103423978
 
@@ -83,7 +83,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         config: Any = None,
         **kwargs: Any,
     ) -> _Model:
-        """Load a model without randomly initialized weights.
+        """Load a model; a missing weight is an error, where transformers would initialize it randomly.
 
         The arguments are those of transformers, and:
 
@@ -92,16 +92,19 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         * `num_channels=` adapts the first convolution, see `set_num_channels`.
         * `verify=True` hashes all files again, see `hf_vit.models.utils.check_files`.
 
-        A head that is missing, or has a different number of labels, is reinitialized to zeros, with a warning. For the
-        models of other libraries, use `hf_vit.load` or `hf-vit convert`.
+        There are two exceptions, both with a warning: A head that is missing, or has a different number of labels, is
+        reinitialized to zeros. A missing mask token is initialized, in `HfViTForMaskedPatchPrediction` randomly.
+
+        For the models of other libraries, use `hf_vit.load` or `hf-vit convert`.
 
         Returns:
             The model, in evaluation mode; with `output_loading_info=True`, a tuple of the model and the missing,
             unexpected and mismatched keys.
 
         Raises:
-            ValueError: an argument is unknown; a parameter outside the head is missing, unexpected or has the wrong
-                shape; a file is damaged or does not match the manifest; or the model is one of another library.
+            ValueError: an argument is unknown; a parameter is missing, unexpected or has the wrong shape, apart from
+                these exceptions; a file is damaged or does not match the manifest; or the model is one of another
+                library.
         """
         name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config
         verify, warns_of_int8 = kwargs.pop("verify", False), kwargs.pop("_warns_about_int8", True)
@@ -173,8 +176,8 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         """Load the weights with transformers.
 
         Raises:
-            ValueError: a weight file is outside the folder, or the config.json describes a much larger model than the
-                weight files have.
+            ValueError: a weight file is outside the folder, or the config.json describes a model with many more
+                parameters than the weight files can contain.
             OSError: a weight file cannot be read.
         """
         folder, files = model.config.name_or_path, [Path(file) for file in checkpoint_files or []]
@@ -229,7 +232,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         super().save_pretrained(save_directory, *args, **kwargs)
         self._save_record(save_directory)
 
-    def save_description(self, save_directory: str | os.PathLike) -> None:
+    def save_without_weights(self, save_directory: str | os.PathLike) -> None:
         """Write the files of `save_pretrained` except the weights."""
         self.config.architectures = [type(self).__name__]
         self.config.dtype = self.dtype
@@ -251,7 +254,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
 
         Args:
             image_size: an int or (height, width) in pixels.
-            processor_follows: the caller changes the image processor too, so the warning about it is not needed.
+            processor_follows: the caller also changes the image processor, so there is no warning about it.
 
         Raises:
             ValueError: the size is not valid for this model.
@@ -325,11 +328,12 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
             self._has_warned_about_image_size = True
             logger.warning(
                 f"The images have {size[0]} x {size[1]} pixels, but the model's image_size is {own[0]} x {own[1]}. "
-                "Use hf_vit.load(..., image_size=...), or pass interpolate_pos_encoding=True."
+                "To adapt the model, use hf_vit.load(..., image_size=...); to suppress this warning, pass "
+                "interpolate_pos_encoding=True."
             )
 
     def optimize_for_inference(self: _Model, batch_size: int = 1) -> _Model:
-        """Return a frozen copy of the model, which is faster on some CPUs; its outputs are equal to rounding.
+        """Return a frozen copy of the model, which is faster on some CPUs; the outputs are equal up to rounding.
 
         The linear layers of the copy have packed weights, and a ResNet's convolutions have standardized weights (see
         `hf_vit.models.packed_linear`). The copy is for inference only, on the device and in the dtype of the model.
@@ -373,7 +377,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
 
 def is_tracing() -> bool:
     """Return whether torch traces the model, for torch.compile, torch.export or torch.jit.trace."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - it is public
 
 
 def lecun_normal_(weight: torch.Tensor) -> None:

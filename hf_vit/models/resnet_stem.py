@@ -248,7 +248,7 @@ class ResNetStem(nn.Module):
         hidden = self.convolution(pixel_values)
         hidden = hidden if self.norm is None else relu(self.norm(hidden))
         # ONNX Runtime 1.31 ignores padding with zeros before a max-pool
-        is_exported = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - is public
+        is_exported = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - it is public
         zero = 1e-30 if is_exported else 0.0
         value = zero if self.options.pool_padding == "zero" else float("-inf")
         if self.options.padding == "fixed":  # equal to 'SAME' for odd sizes, shifted by one pixel for even sizes

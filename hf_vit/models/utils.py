@@ -147,7 +147,7 @@ def parse_json(text: str, name: str) -> Any:
         nested = [value for value in level if isinstance(value, dict | list)]
         level = [one for value in nested for one in (value.values() if isinstance(value, dict) else value)]
     if any(isinstance(value, dict | list) for value in level):
-        raise ValueError(f"cannot read {name}: it is nested more than {MAX_DEPTH} deep")
+        raise ValueError(f"cannot read {name}: it is nested more than {MAX_DEPTH} levels deep")
     return content
 
 
@@ -175,7 +175,7 @@ def check_model_path(name: str | os.PathLike, subfolder: str | None = None) -> N
 
 @contextmanager
 def explain_missing_folder(name: str | os.PathLike) -> Iterator[None]:
-    """Add to the error of a failed download that there is no local folder of this name.
+    """If a download fails, raise an error that also says that there is no local folder of this name.
 
     Raises:
         OSError: the download failed.
@@ -301,9 +301,9 @@ class ManifestCleanupMixin:
 def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     """Check the files next to a manifest against it; files may be missing.
 
-    Small files are hashed at every load. Larger files are hashed at the first load, and again if their size, date or
-    inode has changed, because hashing takes longer than loading. Their state is recorded in Hugging Face's assets
-    cache.
+    Small files are hashed at every load. Larger files are hashed at the first load, and again if their size,
+    modification time or inode has changed, because hashing takes longer than loading. Their state is recorded in
+    Hugging Face's assets cache.
 
     Args:
         manifest: path of the manifest.
@@ -339,9 +339,9 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         is_hashed = hashed.get(name) == state and not thorough
         if status.st_size != expected["size"] or not (is_hashed or sha256_of(file) == expected["sha256"]):
             raise ValueError(
-                f"{file} has {status.st_size} bytes or a wrong sha256 (expected {expected['size']} bytes and "
-                f"{expected['sha256'][:16]}..., as in {MANIFEST}); download it again with force_download=True, or "
-                f"delete {MANIFEST} if you changed the file yourself"
+                f"{file} does not match {MANIFEST}: it has {status.st_size} bytes (expected {expected['size']} bytes "
+                f"with sha256 {expected['sha256'][:16]}...); download it again with force_download=True, or delete "
+                f"{MANIFEST} if you changed the file yourself"
             )
         if status.st_size > _SMALL:
             hashed[name] = state
@@ -369,7 +369,7 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[A
 
     Args:
         url: the URL.
-        timeout: seconds without a response or a byte.
+        timeout: connect and read timeout, in seconds.
         headers: HTTP headers.
 
     Yields:

@@ -89,7 +89,7 @@ def test_similarity_is_the_mean_over_the_layers(kind, placement):
     model = tiny(position_embedding_type=kind, position_embedding_placement=placement)
     found = analysis.position_similarity(model, image_size=(12, 24))
     embeddings = model.vit.embeddings
-    tables = embeddings.positions_on((3, 4), torch.zeros(1))
+    tables = embeddings.position_embeddings_for((3, 4), torch.zeros(1))
     if placement != "input":
         assert tables is None
         tables = model.vit.layer_position_embeddings((3, 4))

@@ -16,7 +16,7 @@ from hf_vit.data.loaders import channel_statistics
 from hf_vit.data.splits import open_named
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import HfViTHybridConfig
-from hf_vit.models.image_reading import ImageReadingError, read_image, read_picture
+from hf_vit.models.image_reading import ImageReadingError, read_for_display, read_image
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTHybridForImageClassification
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
@@ -114,9 +114,9 @@ def test_files_of_any_number_of_channels(levels, tmp_path):
 def test_pictures_of_arrays_show_three_channels(levels, tmp_path):
     np.save(tmp_path / "six.npy", levels)
     np.save(tmp_path / "two.npy", levels[..., :2].transpose(2, 0, 1))
-    np.testing.assert_array_equal(np.asarray(read_picture(str(tmp_path / "six.npy"), 8)), levels[..., :3])
+    np.testing.assert_array_equal(np.asarray(read_for_display(str(tmp_path / "six.npy"), 8)), levels[..., :3])
     first = np.repeat(levels[..., :1], 3, axis=2)
-    np.testing.assert_array_equal(np.asarray(read_picture(str(tmp_path / "two.npy"), 8)), first)
+    np.testing.assert_array_equal(np.asarray(read_for_display(str(tmp_path / "two.npy"), 8)), first)
 
 
 def test_files_that_do_not_fit_are_refused(levels, tmp_path):

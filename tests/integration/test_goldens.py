@@ -72,7 +72,7 @@ def forward(model, run: dict, pixel_values: torch.Tensor) -> None:
     rows, columns = np.multiply(run["token_grid"], run["patch_size"])
     hidden_states = embeddings.patch_embeddings(feature_map[:, :, :rows, :columns])
     hidden_states = torch.cat([embeddings.cls_token.expand(len(hidden_states), -1, -1), hidden_states], dim=1)
-    hidden_states = hidden_states + embeddings.positions_on(tuple(run["token_grid"]), hidden_states)
+    hidden_states = hidden_states + embeddings.position_embeddings_for(tuple(run["token_grid"]), hidden_states)
     for layer in encoder.layers:
         hidden_states = layer(hidden_states)
     model.classifier(encoder.pooler(encoder.layernorm(hidden_states)))

@@ -135,6 +135,7 @@ def calls_that_need_the_weights(frozen, folder):
     yield lambda: frozen.push_to_hub("name")
     yield lambda: frozen.set_image_size((40, 36))
     yield lambda: frozen.set_patch_size((5, 6))
+    yield lambda: frozen.set_num_channels(1)
     yield lambda: frozen.vit.make_flexible()
     yield frozen.double
     yield lambda: frozen.to(torch.bfloat16)

@@ -122,7 +122,7 @@ def test_a_slow_body_is_refused(serve, monkeypatch):
             handler.wfile.write(b"x")
             time.sleep(0.05)
 
-    monkeypatch.setattr(image_reading, "_DOWNLOAD_SECONDS", 0.3)
+    monkeypatch.setattr(image_reading, "_DOWNLOAD_TIMEOUT", 0.3)
     start = time.monotonic()
     with pytest.raises(ImageReadingError, match=r"0\.3"):
         read_image(f"{serve(trickles).url}/picture.png")
