@@ -96,9 +96,10 @@ def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.
     encoder, config = encoders[0], encoders[0].config
     grid = config.grid_of(*as_pair(config.image_size if image_size is None else image_size))
     tables = encoder.layer_position_embeddings  # None if they are added at the input
-    positions = (
-        encoder.embeddings.position_embeddings_for(grid, next(model.parameters())) if tables is None else tables(grid)
-    )
+    if tables is None:
+        positions = encoder.embeddings.position_embeddings_for(grid, next(model.parameters()))
+    else:
+        positions = tables(grid)
     patches = positions[:, config.num_prefix_tokens :].double()
     directions = nn.functional.normalize(patches, dim=2)
     return check_finite(model, (directions @ directions.mT).mean(dim=0).cpu().numpy()).reshape(*grid, *grid)

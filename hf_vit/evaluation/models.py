@@ -37,7 +37,7 @@ def load_encoder(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[
     """
     name = str(local_model(str(settings.model)))
     model, processor, info = load_pretrained(AutoModel, name, settings.image_size)
-    refuse_random_weights(info, name)
+    check_no_random_weights(info, name)
     return _prepare(settings, accelerator, model, processor)
 
 
@@ -48,7 +48,7 @@ def _prepare(settings: EvaluateSettings, accelerator: Accelerator, model: Any, p
         ValueError: the model has no patches, or they do not divide its image size.
     """
     if settings.patch_size is not None:
-        refuse_other_models(model, settings.patch_size)
+        check_supports_patch_sizes(model, settings.patch_size)
         model.set_patch_size(settings.patch_size, settings.image_size)
         model.config.grid_of(*as_pair(model.config.image_size))
     processor = with_preset(processor, settings.preset, model.config)
@@ -88,14 +88,15 @@ def read_config(name: str) -> Any:
     return config
 
 
-def refuse_random_weights(info: dict[str, Any], name: str) -> None:
+def check_no_random_weights(info: dict[str, Any], name: str) -> None:
     """Raise ValueError if weights other than the head's are missing or have another shape."""
     wrong = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]) if "classifier" not in str(key)]
     if wrong:
         raise ValueError(f"{name} has weights that are missing or have another shape: {', '.join(wrong)}")
 
 
-def refuse_other_models(model: Any, patch_sizes: Any) -> None:
+def check_supports_patch_sizes(model: Any, patch_sizes: Any) -> None:
+    """Raise ValueError if a model does not support other patch sizes."""
     if not isinstance(model.config, HfViTConfig):
         raise ValueError(
             f"cannot set the patch size of {type(model).__name__} to {patch_sizes}: expected an hf_vit ViT"

@@ -46,7 +46,7 @@ def prepare(
 ) -> tuple[nn.Module, Any]:
     """Compile, shard and wrap the model for the settings and the launcher, and build its optimizer.
 
-    If `settings.compile` is "auto", it is replaced by true or false. The learning rate schedule and the random number
+    If `settings.compile` is "auto", it is replaced with true or false. The learning rate schedule and the random number
     generators are not prepared by accelerate, because they are functions of the step.
     """
     if settings.compile == AUTO:

@@ -129,7 +129,7 @@ class Checkpoints:
             self.wait()
         damaged = {}
         for path in reversed(self.paths()):
-            problem = damage(path)
+            problem = find_damage(path)
             if problem is None:
                 return path, damaged
             damaged[path] = problem
@@ -246,8 +246,8 @@ def read_state(path: Path) -> dict[str, Any]:
     return json.loads((path / "state.json").read_text(encoding="utf-8"))
 
 
-def damage(path: Path) -> str | None:
-    """Describe the damage of a checkpoint; None for an intact one."""
+def find_damage(path: Path) -> str | None:
+    """Return a description of the damage of a checkpoint; None for an intact one."""
     try:
         sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
         read = {"state.json", *(file.name for file in path.glob("*.safetensors"))}
@@ -387,7 +387,7 @@ def resume(trainer: "Trainer") -> None:
         )
         return
     saved = read_state(path)
-    _refuse_differences(saved, trainer)
+    _check_same_run(saved, trainer)
     restore(path, *_stateful_objects(trainer))
     if scaler is not None and saved["scaler"]:
         scaler.load_state_dict(saved["scaler"])
@@ -431,7 +431,7 @@ def saved_per_device(checkpoints: Checkpoints) -> int | None:
     return None
 
 
-def _refuse_differences(saved: dict[str, Any], trainer: "Trainer") -> None:
+def _check_same_run(saved: dict[str, Any], trainer: "Trainer") -> None:
     """Raise ValueError if anything that affects the result differs from the checkpoint."""
     before, now = (_relevant_state(state, trainer) for state in (saved, _state_of(trainer)))
     differences = [
@@ -459,8 +459,8 @@ def _refuse_differences(saved: dict[str, Any], trainer: "Trainer") -> None:
 def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]:
     """Return the parts of state.json that affect the weights, except the number of steps.
 
-    With dropout, mixing or random masks, the weights depend on the micro-batches, so on their size. With shards, they
-    then also depend on the number of processes, which take turns image by image.
+    With dropout, mixing or random masks, the weights depend on the micro-batches, so on their size. With shards, whose
+    images are assigned to processes one by one, they then also depend on the number of processes.
     """
     settings, config = trainer.settings, trainer.config
     values = (
@@ -520,7 +520,10 @@ def _delete_earlier_run(output: Path, overwrite: bool) -> None:
     """Delete an earlier run if `overwrite` is set; a link as the output folder or `checkpoints` is kept."""
     found = [entry for entry in output.iterdir() if entry.name not in (LOCK, MARK)]
     if found and not overwrite:
-        raise SettingsError(f"{output} is not empty: continue it with --resume, or delete it with --overwrite")
+        raise SettingsError(
+            f"{output} is not empty: continue its run with --resume, delete its run with --overwrite, or choose "
+            "another --output-dir"
+        )
     if found:
         check_overwritable(output.resolve(), _RUN_FILES, linked="checkpoints")
     checkpoints = output / "checkpoints"

@@ -41,11 +41,14 @@ class Teacher:
         theirs = self.model.config
         self.order = torch.tensor(_match_classes(names_of(config), names_of(theirs), name), device=device)
         for what, own, other in (
-            ("channels", theirs.num_channels, config.num_channels),
-            ("scores", score_function(theirs), score_function(config)),
+            ("number of channels", theirs.num_channels, config.num_channels),
+            ("score function", score_function(theirs), score_function(config)),
         ):
             if own != other:
-                raise ValueError(f"the teacher {name} has {own} {what}, but the student has {other}")
+                raise ValueError(
+                    f"the {what} of the teacher {name} is {own}, but the student's is {other}; choose a teacher "
+                    "with the same task and number of channels"
+                )
         self.size = as_pair(theirs.image_size)
         # Pixels of the student's mean and deviation -> the teacher's: both are affine functions of the levels
         own = Normalizer(processor.image_mean, processor.image_std, device)
@@ -104,7 +107,7 @@ class Distillation(Classification):
     """Divergence of the student's probabilities from the teacher's, on the same mixed crops.
 
     Args:
-        num_images: number of training images, which decides whether the teacher's logits are cached; 0: no cache.
+        num_images: number of training images; the teacher's logits are cached if they fit into 1 GiB. 0: no cache.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from transformers import (
 
 from ..data.loaders import channel_statistics
 from ..data.splits import Split
-from ..evaluation.models import load_pretrained, read_config, refuse_other_models, refuse_random_weights
+from ..evaluation.models import check_no_random_weights, check_supports_patch_sizes, load_pretrained, read_config
 from ..loading import local_model, with_channels, with_preset
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import HfVisionConfig
@@ -50,7 +50,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
         setattr(config, field, rate)
     model, processor, info = load_pretrained(AutoModelForImageClassification, name, settings.image_size, config=config)
     model.config.name_or_path = model.name_or_path = str(settings.model)
-    refuse_random_weights(info, name)
+    check_no_random_weights(info, name)
     if settings.num_channels is not None:
         processor = with_channels(model, processor, settings.num_channels)
     _replace_head(model, split, settings.keep_pre_logits)
@@ -81,7 +81,7 @@ def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str,
 
 
 def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = False) -> None:
-    """Replace the head by a linear layer of zeros, and remove the pre-logits layer unless `keep_pre_logits` is set."""
+    """Replace the head with a linear layer of zeros; remove the pre-logits layer unless `keep_pre_logits` is set."""
     classifier: Any = model.classifier
     features = classifier.in_features
     pooler = None if keep_pre_logits else getattr(getattr(model, "vit", None), "pooler", None)
@@ -175,12 +175,12 @@ def prepare_patch_sizes(model: Any, patch_sizes: Sequence[int]) -> None:
     """Prepare a model for several patch sizes, as FlexiViT does (`make_flexible`).
 
     Raises:
-        ValueError: the model has no patches, or a size does not divide its image size.
+        ValueError: the model does not support other patch sizes, or a size does not divide its image size.
     """
     if not patch_sizes:
         return
     config, plain = model.config, model.get_base_model() if hasattr(model, "get_base_model") else model
-    refuse_other_models(plain, list(patch_sizes))
+    check_supports_patch_sizes(plain, list(patch_sizes))
     if not config.is_flexible:
         plain.make_flexible()
         config.position_interpolation = "bilinear"

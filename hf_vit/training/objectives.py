@@ -215,7 +215,7 @@ class MaskedPatches:
     ) -> dict[str, float]:
         """Return loss and accuracy on a split; the corruption of an image depends on its index alone.
 
-        "histogram_entropy" is the loss of a constant prediction, the frequencies of the colors.
+        "histogram_entropy" is the loss of a model that always predicts the frequencies of the colors.
         """
         config: Any = getattr(model, "module", model).config
         counts = torch.zeros(LEVELS**config.num_channels, dtype=torch.long, device=accelerator.device)

@@ -40,7 +40,7 @@ def split_for_muon(model: nn.Module, groups: Iterable[_State]) -> tuple[list[_St
     """Split groups into those for Muon (weights of the linear layers in the encoder's blocks) and the others.
 
     Raises:
-        ValueError: there is nothing for Muon to train.
+        ValueError: no weight matrix of a hidden layer is trained.
     """
     kernels = kernel_names(model)
     inside = [(name, parameter) for name, parameter in model.named_parameters() if re.search(_LAYER_NUMBER, name)]
@@ -59,8 +59,8 @@ def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
     """Freeze parameters; return their names.
 
     Args:
-        patterns: "encoder" (all but the head), "embeddings", "first N layers" (with the embeddings; of a ResNet its
-            stem and stages), or regular expressions to search in the names.
+        patterns: "encoder" (all but the head), "embeddings", "first N layers" (with the embeddings; for a ResNet,
+            its root convolution and first N stages), or regular expressions to search in the names.
 
     Raises:
         ValueError: a pattern matches no parameter, the model has fewer layers, or no parameter is left to train.
@@ -150,10 +150,10 @@ def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = 
         )
     if settings.optimizer == "adamw":
         if compact:
-            return CompactAdamW(groups, settings.learning_rate, betas, settings.adam_epsilon)
+            return Bfloat16MomentumAdamW(groups, settings.learning_rate, betas, settings.adam_epsilon)
         return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_epsilon, fused=fused)
     if compact:
-        return CompactSGD(groups, settings.learning_rate, settings.momentum)
+        return Bfloat16MomentumSGD(groups, settings.learning_rate, settings.momentum)
     return torch.optim.SGD(groups, settings.learning_rate, settings.momentum, fused=fused)
 
 
@@ -228,7 +228,7 @@ def _decayed(settings: TrainingSettings, step: int, num_steps: int) -> float:
     return final + (rate - final) * share
 
 
-class _CompactOptimizer(torch.optim.Optimizer):
+class _Bfloat16MomentumOptimizer(torch.optim.Optimizer):
     """Optimizer with its first moment in bfloat16, as in optax with `accumulator_dtype` or `mu_dtype`.
 
     As in optax, the decay is rounded too (0.9 becomes 0.8984375), the arithmetic is in float32, and the step uses the
@@ -295,7 +295,7 @@ def _to_bfloat16(number: float) -> float:
     return torch.tensor(number, dtype=torch.bfloat16).item()
 
 
-class CompactSGD(_CompactOptimizer):
+class Bfloat16MomentumSGD(_Bfloat16MomentumOptimizer):
     """SGD with bfloat16 momentum, as in the original's fine-tuning (`optax.sgd(accumulator_dtype="bfloat16")`)."""
 
     moment = "momentum_buffer"
@@ -311,7 +311,7 @@ class CompactSGD(_CompactOptimizer):
         torch._foreach_sub_(parameters, moments, alpha=group["lr"])
 
 
-class CompactAdamW(_CompactOptimizer):
+class Bfloat16MomentumAdamW(_Bfloat16MomentumOptimizer):
     """AdamW with bfloat16 first moment, as in big_vision's pre-training (`scale_by_adam(mu_dtype="bfloat16")`).
 
     Only the decay is rounded: the weight of a new gradient (1 - beta1) and the bias correction use the exact beta1.

@@ -124,12 +124,12 @@ def plan(
             setattr(run, name, value)
 
     batch_size = next((size for limit, size in _BATCHES if images < limit), _LARGEST_BATCH)
-    choose("batch_size", batch_size, f"{images:,} images")
+    choose("batch_size", batch_size, f"for a training set of {images:,} images")
     rate = min(_RATE * run.batch_size / _RATE_BATCH, _LARGEST_RATE)
-    choose("learning_rate", rate, f"{_RATE:g} for {_RATE_BATCH} images, in proportion to the batch")
+    choose("learning_rate", rate, f"{_RATE:g} per {_RATE_BATCH} images of the batch, at most {_LARGEST_RATE:g}")
     if "steps" not in given:
         steps = min(max(round(_EPOCHS * images / run.batch_size), _STEPS[0]), _STEPS[1])
-        reason = f"{_EPOCHS} epochs, but {_STEPS[0]} to {_STEPS[1]:,} steps"
+        reason = f"about {_EPOCHS} epochs, limited to {_STEPS[0]} to {_STEPS[1]:,} steps"
         choose("epochs", round(steps * run.batch_size / images, 2), reason)
     if data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1) and not split.multi_label:
         choose("class_sampling", "balanced", f"{_span(data['smallest_class'], data['largest_class'])} images per class")
@@ -144,11 +144,9 @@ def plan(
     is_long = result.seconds > minutes * 60
     fits = f"the largest that can finish in {minutes:g} minutes on {describe_device(accelerator.device)}"
     choose("model", network, "the smallest" if is_long else fits)
-    choose("image_size", size, f"chosen by the time and the median shorter side of the images, {shorter_side} pixels")
+    choose("image_size", size, f"for the time limit and the images' median shorter side, {shorter_side} pixels")
     if is_long:
-        result.notes.append(
-            f"the run takes longer than {minutes:g} minutes; fewer --epochs or --linear-probe would shorten it"
-        )
+        result.notes.append(f"the run takes longer than {minutes:g} minutes; reduce --epochs, or set --linear-probe")
     if data["exact_duplicates"]:
         result.notes.append("hf-vit audit lists the duplicates and leaks, and near-duplicates")
     if data["long"] > 0.5:

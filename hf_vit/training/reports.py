@@ -49,7 +49,7 @@ def write_run_reports(trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
 
 
 def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the details about a run for its model card."""
+    """Return the data of a run's model card: command, data set, settings, metrics, device and versions."""
     settings = trainer.settings
     return {
         **({"command": trainer.command} if trainer.command else {}),

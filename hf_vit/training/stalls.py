@@ -105,7 +105,8 @@ class Watcher(threading.Thread):
                     self.check_processes()
             except (RuntimeError, OSError):  # torch's store raises RuntimeError
                 if self._is_stalled:
-                    self._end("the store of the process group does not answer: its process or machine has stopped")
+                    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+                    self._end(f"the TCP store at {address} does not respond: its process or machine has stopped")
 
     @property
     def _is_stalled(self) -> bool:

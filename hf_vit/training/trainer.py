@@ -362,7 +362,7 @@ class Trainer:
 
     @property
     def has_plateaued(self) -> bool:
-        """Return whether the last `early_stopping` evaluations were no better than an earlier one."""
+        """True if the last `early_stopping` evaluations were no better than an earlier one."""
         patience = self.settings.early_stopping
         return patience is not None and self.state.no_better >= patience
 
@@ -420,7 +420,10 @@ class Trainer:
         )
 
     def _check_norm(self, step: int, norm: torch.Tensor) -> None:
-        """Stop if the norm is not finite; it is the same on all processes. With fp16, the scaler skips such a step."""
+        """Raise TrainingStopped if the gradient norm is not finite; it is the same on all processes.
+
+        With fp16, the gradient scaler skips such a step instead.
+        """
         if self.accelerator.scaler is None:
             self._check_finite(step, "the gradient norm", float(norm))
 
@@ -447,7 +450,8 @@ class Trainer:
                 return layout
             if per_device == 1:
                 raise TrainingStopped(
-                    "not even one image per forward fits into memory; use a smaller model or image size"
+                    "not even one image per forward fits into memory; use a smaller model or image size, or set "
+                    "--gradient-checkpointing"
                 )
             accelerator.print(f"{per_device} images per forward do not fit into memory; trying {per_device // 2}.")
             per_device //= 2

@@ -178,12 +178,13 @@ class Runner:
         saved["finetune"] = {name: saved["finetune"][name] for name in current["finetune"]}
         if changed := [name for name in current if saved.get(name) != current[name]]:
             raise ValueError(
-                f"{file} was made with a different {' and '.join(changed)}: set another --output-dir or --overwrite"
+                f"{file} was made with other settings or data (its made_with differs in {', '.join(changed)}): choose "
+                "another --output-dir, or replace it with --overwrite"
             )
         return result
 
     def report(self, tasks: list[Task], results: dict[str, dict[str, Any]], paper: dict) -> dict[str, Any]:
-        """Write vtab.json, vtab.md and vtab.png of the finished tasks."""
+        """Write vtab.json, vtab.md and vtab.png for the finished tasks; return the summary."""
         accuracies = {task.name: results[task.name]["accuracy"] for task in tasks if task.name in results}
         drawn = [name for name in accuracies if results[name]["examples"] == "drawn"]
         summary = {**summarize(tasks, accuracies), "drawn_examples": drawn}
@@ -246,11 +247,11 @@ def write_figure(tasks: list[Task], summary: dict[str, Any], path: Path):
     for group, mean in summary["groups"].items():
         numbers = [number for number, task in enumerate(shown) if task.group == group]
         ends = [numbers[0] - 0.45, numbers[-1] + 0.45]
-        axes.plot(ends, [100 * mean] * 2, "--", color=_COLORS[group], label=f"{group}: {100 * mean:.1f} %")
+        axes.plot(ends, [100 * mean] * 2, "--", color=_COLORS[group], label=f"{group}: {100 * mean:.1f}%")
     axes.set_xticks(range(len(shown)), [task.name for task in shown], rotation=60, ha="right")
     axes.set_ylim(0, 110)
     axes.set_ylabel("accuracy (%)")
-    axes.set_title(f"VTAB-1k: {100 * summary['mean']:.1f} % over {summary['tasks_done']} tasks")
+    axes.set_title(f"VTAB-1k: {100 * summary['mean']:.1f}% over {summary['tasks_done']} tasks")
     axes.legend(loc="lower left", fontsize=8)
     with new_file(path, overwrite=True) as file:
         figure.savefig(file, dpi=120)

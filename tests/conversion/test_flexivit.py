@@ -35,9 +35,8 @@ def largest_gap(run: dict, model, expected, dtype: torch.dtype, suffix: str = ""
     embeddings = model.base_model.embeddings
     kernel = embeddings.patch_embeddings.projection.weight
     stages["patch_kernel"] = resize_patch_kernel(kernel, tuple(run["patch_size"])).permute(2, 3, 1, 0)
-    stages["pos_embedding"] = embeddings.position_embeddings_for(tuple(run["grid"]), kernel)[
-        :, model.config.num_prefix_tokens :
-    ]
+    position_embeddings = embeddings.position_embeddings_for(tuple(run["grid"]), kernel)
+    stages["pos_embedding"] = position_embeddings[:, model.config.num_prefix_tokens :]
     if not model.config.use_cls_token:
         stages["with_posemb"] = stages["embedded"]
     names = [name for name in expected.files if name.endswith(suffix) and name.removesuffix(suffix) in stages]

@@ -16,8 +16,16 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from hf_vit.files.owned_files import write_marker
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import checkpoint
-from hf_vit.training.checkpoint import Checkpoints, damage, locked_output, quarantine, read_state, restore, run_tensors
-from hf_vit.training.optimization import CompactAdamW, CompactSGD
+from hf_vit.training.checkpoint import (
+    Checkpoints,
+    find_damage,
+    locked_output,
+    quarantine,
+    read_state,
+    restore,
+    run_tensors,
+)
+from hf_vit.training.optimization import Bfloat16MomentumAdamW, Bfloat16MomentumSGD
 
 
 def save(store: Checkpoints, step: int):
@@ -67,7 +75,7 @@ def test_damaged_checkpoint_is_skipped(tmp_path, harm):
     newest, damaged = store.newest()
     assert newest == first
     assert list(damaged) == [second]
-    assert damage(first) is None
+    assert find_damage(first) is None
 
 
 def test_damaged_checkpoints_of_one_step_are_all_kept(tmp_path):
@@ -153,9 +161,9 @@ def step(model, optimizer, count: int):
 
 KINDS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9, fused=True),
-    "compact_sgd": lambda parameters: CompactSGD(parameters, 0.1, 0.9),
+    "compact_sgd": lambda parameters: Bfloat16MomentumSGD(parameters, 0.1, 0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.1, fused=True),
-    "compact_adamw": lambda parameters: CompactAdamW(parameters, 0.1, weight_decay=0.1),
+    "compact_adamw": lambda parameters: Bfloat16MomentumAdamW(parameters, 0.1, weight_decay=0.1),
 }
 
 
