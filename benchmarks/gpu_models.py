@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.analysis.compute import FLOPS_PER_MULTIPLY_ADD, count_compute
 from hf_vit.data.augmentation import TrainTransform, sample_generator
-from hf_vit.data.device_augmentation import CutTransform, DeviceAugmentation
+from hf_vit.data.device_augmentation import CropTransform, DeviceAugmentation
 from hf_vit.data.loaders import collate_fn, count_processors
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
@@ -362,13 +362,13 @@ def images(message: dict, report: Report) -> dict:
     jpegs = make_jpegs(min(count, 32), *((24, 32) if toy else (375, 500)))
     pictures = [Image.open(io.BytesIO(jpegs[number % len(jpegs)])).convert("RGB") for number in range(count)]
     options: dict[str, Any] = {"size": (size, size), "randaugment_layers": 2, "randaugment_magnitude": 10}
-    on_cpu, cut = TrainTransform(**options), CutTransform(**options)
+    on_cpu, crop = TrainTransform(**options), CropTransform(**options)
     on_device = DeviceAugmentation(on_cpu, device)
 
     def augment(transform: TrainTransform) -> list[dict]:
         return [transform.sample(picture, sample_generator(0, 0, row)) for row, picture in enumerate(pictures)]
 
-    batch = collate_fn(augment(cut))
+    batch = collate_fn(augment(crop))
     pinned = {name: value.pin_memory() for name, value in batch.items()} if device.type == "cuda" else batch
     normalizer, processor = Normalizer([0.5] * 3, [0.5] * 3, device), HfViTImageProcessor(size=size)
     there = [torch.from_numpy(np.array(picture)).permute(2, 0, 1).to(device) for picture in pictures]
@@ -376,7 +376,7 @@ def images(message: dict, report: Report) -> dict:
     steps: dict[str, tuple[Callable[[], Any], int]] = {
         f"decode with PIL, {count_processors()} threads": (lambda: list(pool.map(_decode, jpegs)), len(jpegs)),
         "crop, flip, RandAugment, one thread": (lambda: augment(on_cpu), count),
-        "cut for the device, one thread": (lambda: augment(cut), count),
+        "cut for the device, one thread": (lambda: augment(crop), count),
         "resize, flip, RandAugment, normalize on the device": (lambda: normalizer(on_device(pinned)["image"]), count),
         "the image processor, tensors on the device": (lambda: processor(there, return_tensors="pt"), count),
     }

@@ -7,7 +7,7 @@ prefetcher) and hf_vit read them from there. hf_vit also reads tar files made by
 contestants decode, take a random resized crop and flip. "averaging" antialiases when a crop shrinks (`--antialias`), as
 timm always does; the default does not, like the original, and is slower. "reduced" adds `--reduced_decoding`, which
 matters for photographs of 1000 pixels or more. "RandAugment" applies two operations of strength 10. "on a device" is
-the part of the data workers with `--augment-on device`: they decode and cut.
+the part of the data workers with `--augment-on device`: they decode and crop.
 
 All run in one process without workers, in turns of one batch. The time is processor time, so that other load on the
 machine matters little. Bytes are those that the process read, from the disk or from the page cache.
@@ -119,7 +119,7 @@ def contestants(options: argparse.Namespace, folder: Path) -> dict[str, Iterator
 def _ours(options: argparse.Namespace, place: Path, streaming: bool, on_device: bool = False, **changes: Any):
     """Yield the labels of endless batches."""
     from hf_vit.data.augmentation import TrainTransform
-    from hf_vit.data.device_augmentation import CutTransform
+    from hf_vit.data.device_augmentation import CropTransform
     from hf_vit.data.loaders import train_loader
     from hf_vit.data.samplers import BatchLayout
     from hf_vit.data.sources import load_split
@@ -128,7 +128,7 @@ def _ours(options: argparse.Namespace, place: Path, streaming: bool, on_device: 
     split = open_split(load_split(str(place), "train", streaming=streaming))
     shares = BatchLayout(options.batch_size, options.batch_size)
     size = (options.size, options.size)
-    transform = (CutTransform if on_device else TrainTransform)(size, crop_area=(0.08, 1.0), **changes)
+    transform = (CropTransform if on_device else TrainTransform)(size, crop_area=(0.08, 1.0), **changes)
     for batch in train_loader(split, transform, 0, shares, range(_STEPS), options.workers):
         yield batch["label"]
 

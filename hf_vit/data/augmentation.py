@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from ..models.image_reading import load_image, read_image, to_mode
-from ..models.image_resizing import AREA, BILINEAR, Filter, Window, cut, resize, shortest_edge_size
+from ..models.image_resizing import AREA, BILINEAR, Filter, Window, crop_to, resize, shortest_edge_size
 from .randaugment import randaugment
 
 _ATTEMPTS = 100  # tries of TensorFlow's sampler before it takes the whole image
@@ -74,7 +74,7 @@ class TrainTransform:
 
     def __call__(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> np.ndarray:
         """Augment an image; `box` is a crop that `sample_box` has already drawn."""
-        image = self.cut(to_mode(image, self.mode, self.background), rng, box)
+        image = self.resized_crop(to_mode(image, self.mode, self.background), rng, box)
         if self.draw_flip(rng):
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.randaugment_layers:
@@ -103,8 +103,8 @@ class TrainTransform:
             return sample_inception_box(height, width, self.crop_area, rng=rng)
         return Box(0, 0, height, width)
 
-    def cut(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> Image.Image:
-        """Return the crop, resized to `size`."""
+    def resized_crop(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> Image.Image:
+        """Return a crop of an image, resized to `size`."""
         if self.crop in ("inception", "none"):
             box = box or self.sample_box(image.height, image.width, rng)
             return crop_and_resize(image, box, self.size, self.antialias)
@@ -145,13 +145,13 @@ class ArrayTransform(TrainTransform):
         """Return the "image" (height, width, channels) of a training sample."""
         height, width = image.shape[-2:]
         if self.crop in ("inception", "none"):
-            image = cut(image, self.sample_box(height, width, rng).window)
+            image = crop_to(image, self.sample_box(height, width, rng).window)
             size, box = self.size, Box(0, 0, *self.size)
         else:
             size, box = self.sample_window(height, width, rng)
         output = "float" if image.is_floating_point() else "truncated"
-        how = Filter(AREA if self.crop == "resmall" else BILINEAR, self.antialias, output, use_pillow=False)
-        pixels = resize(image, size, box.window, how)
+        resize_filter = Filter(AREA if self.crop == "resmall" else BILINEAR, self.antialias, output, use_pillow=False)
+        pixels = resize(image, size, box.window, resize_filter)
         if self.draw_flip(rng):
             pixels = pixels.flip(-1)
         return {"image": pixels.permute(1, 2, 0).contiguous().numpy()}

@@ -1,6 +1,6 @@
 """Augmentation whose pixels are computed on the device, from the same random numbers as `augmentation`'s.
 
-A data worker decodes an image, draws what is random, and cuts the crop at its full resolution (`CutTransform`). The
+A data worker decodes an image, draws what is random, and crops at full resolution (`CropTransform`). The
 device resizes, flips and applies RandAugment, a batch at a time (`DeviceAugmentation`). The crops of a batch have
 different sizes, so they are concatenated in "pixels", without padding; "first" and "sizes" say where each is. With
 `decodes_on_device`, "pixels" has the bytes of JPEG files instead, and the device decodes them too.
@@ -51,10 +51,10 @@ class Jpeg(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CutTransform(TrainTransform):
+class CropTransform(TrainTransform):
     """The worker's part of the augmentation: random numbers and the crop, for `DeviceAugmentation`.
 
-    Crops that are antialiased, cut after a resize, or much larger than the result are resized here.
+    Crops that are antialiased, taken after a resize, or much larger than the result are resized here.
 
     Args:
         decodes_on_device: leave the decoding of upright RGB JPEGs to the device.
@@ -80,7 +80,7 @@ class CutTransform(TrainTransform):
         entries = {"jpeg": np.zeros(3, dtype=np.int64)} if self.decodes_on_device else {}
         image = to_mode(image, self.mode, self.background)
         if self.antialias or self.crop in ("random", "resmall"):
-            image = self.cut(image, rng, *drawn)
+            image = self.resized_crop(image, rng, *drawn)
         else:
             (box,) = drawn or (self.sample_box(image.height, image.width, rng),)
             if box.height * box.width > _LARGEST_CROP * self.size[0] * self.size[1]:
@@ -115,7 +115,7 @@ def _read_jpeg(image: dict[str, Any]) -> Jpeg | None:
 
 
 class DeviceAugmentation:
-    """The device's part of the augmentation: turns a batch of `CutTransform` into one of `TrainTransform`.
+    """The device's part of the augmentation: turns a batch of `CropTransform` into one of `TrainTransform`.
 
     Nothing is read back from the device, except that torchvision's JPEG decoder on CUDA waits for its images.
 

@@ -17,7 +17,7 @@ from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
 
 from .image_presets import MAX_OUTPUT_PIXELS, PRESETS, default_settings, override_settings, scale_and_offset
 from .image_reading import ImageReadingError, count_images, list_images, name_image, read_image
-from .image_resizing import KERNELS, Filter, center_window, cut, fit_grid, pad_to, resize, shortest_edge_size
+from .image_resizing import KERNELS, Filter, center_window, crop_to, fit_grid, pad_to, resize, shortest_edge_size
 from .utils import (
     LOCATION_ARGUMENTS,
     ManifestCleanupMixin,
@@ -398,7 +398,7 @@ def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.T
             raise ImageReadingError(f"cannot resize an image to {what}: {limit}")
         levels = resize(levels, size, window, _choose_filter(levels, size, settings))
     else:
-        levels = cut(levels, window)
+        levels = crop_to(levels, window)
     return pad_to(levels, **settings.crop_size) if settings.do_center_crop else levels
 
 

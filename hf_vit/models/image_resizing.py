@@ -116,7 +116,7 @@ def center_window(size: tuple[int, int], crop_size: tuple[int, int], round_half:
     return ranges[0], ranges[1]
 
 
-def cut(levels: torch.Tensor, window: Window) -> torch.Tensor:
+def crop_to(levels: torch.Tensor, window: Window) -> torch.Tensor:
     """Return the part of images (..., channels, height, width) inside a window."""
     rows, columns = window
     return levels[..., rows.start : rows.stop, columns.start : columns.stop]

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..data.augmentation import ArrayTransform, TrainTransform
-from ..data.device_augmentation import CutTransform
+from ..data.device_augmentation import CropTransform
 from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import distinguish, names_of
 from ..data.loaders import load_batches, train_loader
@@ -144,7 +144,7 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
         common["decodes_on_device"] = settings.decode_on == "device"
     elif settings.decode_on == "device":
         raise SettingsError("decode_on is device, but images are augmented on the CPU: set augment_on to device")
-    return (CutTransform if on_device else TrainTransform)(
+    return (CropTransform if on_device else TrainTransform)(
         **common,
         randaugment_layers=settings.randaugment_layers,
         randaugment_magnitude=settings.randaugment_magnitude,

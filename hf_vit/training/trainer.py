@@ -20,7 +20,7 @@ from accelerate.utils.memory import release_memory, should_reduce_batch_size
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from ..data.device_augmentation import CutTransform, DeviceAugmentation
+from ..data.device_augmentation import CropTransform, DeviceAugmentation
 from ..data.labels import distinguish, names_of
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
@@ -105,8 +105,9 @@ class Trainer:
         device = accelerator.device
         self.objective = build_objective(settings, processor, model.config, split, device)
         self.transform = train_transform(settings, processor, model.config, augments_on_device(settings, device))
-        cuts = isinstance(self.transform, CutTransform)
-        self.augmentation = DeviceAugmentation(self.transform, device) if cuts else None
+        self.augmentation = None
+        if isinstance(self.transform, CropTransform):
+            self.augmentation = DeviceAugmentation(self.transform, device)
         prepare_for_training(model, settings)
         self.layout = self._choose_layout(model)
         accelerator.gradient_accumulation_steps = self.layout.accumulation

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hf_vit.data import device_augmentation
 from hf_vit.data.augmentation import Box, TrainTransform, sample_generator
-from hf_vit.data.device_augmentation import CutTransform, DeviceAugmentation
+from hf_vit.data.device_augmentation import CropTransform, DeviceAugmentation
 from hf_vit.data.loaders import collate_fn, train_loader
 from hf_vit.data.randaugment import MOVES, NAMES, Operation, apply
 from hf_vit.data.samplers import BatchLayout
@@ -41,11 +41,11 @@ def both(pictures: list[Image.Image], **options) -> tuple[torch.Tensor, torch.Te
     """The images of the path on the CPU, and those of the path on the device."""
     plain = TrainTransform(SIZE, **options)
     expected = np.stack([plain(image, sample_generator(5, 1, n)) for n, image in enumerate(pictures)])
-    return torch.from_numpy(expected), DeviceAugmentation(plain, CPU)(cut(pictures, **options))["image"]
+    return torch.from_numpy(expected), DeviceAugmentation(plain, CPU)(cropped(pictures, **options))["image"]
 
 
-def cut(pictures: list[Image.Image], **options) -> dict[str, torch.Tensor]:
-    transform = CutTransform(SIZE, **options)
+def cropped(pictures: list[Image.Image], **options) -> dict[str, torch.Tensor]:
+    transform = CropTransform(SIZE, **options)
     return collate_fn([transform.sample(image, sample_generator(5, 1, n)) for n, image in enumerate(pictures)])
 
 
@@ -74,13 +74,13 @@ def test_without_float64_levels_differ_by_at_most_one():
     pictures = [picture(*size) for size in SIZES]
     augmentation = DeviceAugmentation(TrainTransform(SIZE), CPU)
     augmentation.has_float64 = False
-    difference = (augmentation(cut(pictures))["image"].int() - both(pictures)[0]).abs()
+    difference = (augmentation(cropped(pictures))["image"].int() - both(pictures)[0]).abs()
     assert difference.max() <= 1
     assert (difference > 0).float().mean() < 0.02
 
 
 def test_large_crops_do_not_travel_at_their_full_resolution():
-    batch = cut([picture(400, 500)] * 4, crop="none")
+    batch = cropped([picture(400, 500)] * 4, crop="none")
     assert len(batch["pixels"]) == 4 * SIZE[0] * SIZE[1]
 
 
@@ -136,7 +136,7 @@ def test_cutout_equals_the_original(goldens):
 def test_crop_and_resize_equals_the_original(goldens, name):
     preprocess = np.load(goldens / "preprocess.npz")
     top, left, height, width, size = preprocess[name].tolist()
-    transform = CutTransform((size, size), flip=False)
+    transform = CropTransform((size, size), flip=False)
     image, rng = Image.fromarray(preprocess[name.split("/")[0]]), np.random.default_rng(0)
     batch = collate_fn([transform.sample(image, rng, Box(top, left, height, width))])
     expected = np.rint((preprocess[f"{name}/bv_train"] + 1) * 127.5).astype(int)
@@ -147,7 +147,7 @@ def test_crop_and_resize_equals_the_original(goldens, name):
 
 def test_nothing_is_read_from_the_device():
     """A tensor on "meta" has no values: a read raises an error."""
-    batch = cut([picture(*size) for size in SIZES], randaugment_layers=4, randaugment_magnitude=9)
+    batch = cropped([picture(*size) for size in SIZES], randaugment_layers=4, randaugment_magnitude=9)
     options = {"randaugment_layers": 4, "randaugment_magnitude": 9}
     image = DeviceAugmentation(TrainTransform(SIZE, **options), torch.device("meta"))(batch)["image"]
     assert (image.shape, image.dtype, image.device.type) == ((len(SIZES), *SIZE, 3), torch.uint8, "meta")
@@ -169,7 +169,7 @@ def test_parts_of_several_workers_are_joined(shards, workers):
     options = {"size": (12, 10), "mode": "L", "randaugment_layers": 1, "randaugment_magnitude": 9}
     plain, for_device = (
         list(train_loader(split, transform(**options), 3, BatchLayout(60, 60), range(4), number))
-        for transform, number in ((TrainTransform, 0), (CutTransform, workers))
+        for transform, number in ((TrainTransform, 0), (CropTransform, workers))
     )
     augmentation = DeviceAugmentation(TrainTransform(**options), CPU)
     torch.testing.assert_close([augmentation(batch) for batch in for_device], plain, rtol=0, atol=0)
@@ -222,7 +222,7 @@ def test_jpegs_decoded_on_the_device_equal_those_of_the_workers():
     files = [jpeg(31, 47), jpeg(200, 300, quality=97, subsampling=0), jpeg(9, 7), jpeg(64, 33, exif=turned)]
     files += [jpeg(50, 40, "L"), png.getvalue(), jpeg(400, 500, progressive=True), jpeg(41, 60, "CMYK"), jpeg(20, 36)]
     options = {"size": SIZE, "randaugment_layers": 2, "randaugment_magnitude": 12}
-    transforms = TrainTransform(**options), CutTransform(**options, decodes_on_device=True)
+    transforms = TrainTransform(**options), CropTransform(**options, decodes_on_device=True)
     plain, encoded = (
         collate_fn(
             [

@@ -12,7 +12,7 @@ from hf_vit.models.image_resizing import (
     BILINEAR,
     Filter,
     center_window,
-    cut,
+    crop_to,
     pad_to,
     resize,
     shortest_edge_size,
@@ -76,7 +76,7 @@ def test_layout_batch_and_window_change_nothing(name, old, channels):
     expected = resize(levels, size, whole(size), FILTERS[name])
     assert expected.shape == (channels, *size)
     part = resize(levels, size, window, FILTERS[name])
-    torch.testing.assert_close(part, cut(expected, window), atol=0, rtol=0)
+    torch.testing.assert_close(part, crop_to(expected, window), atol=0, rtol=0)
     other = resize(channels_last(levels), size, whole(size), FILTERS[name])
     torch.testing.assert_close(other, expected, atol=0, rtol=0)
     batch = resize(torch.stack([levels.flip(1), levels]), size, whole(size), FILTERS[name])
