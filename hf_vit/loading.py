@@ -57,7 +57,7 @@ def load(
     Args:
         name: a folder of `save_pretrained`, or a name on the Hub. Anything else that `hf_vit.conversion.convert` reads
             is converted in memory: `google/vit-base-patch16-224`, `timm/...`, an .npz, ... A released file,
-            `augreg:Ti/16` or `gs://...`, is converted once into the cache. An adapter of PEFT is merged into the base
+            `augreg:Ti/16` or `gs://...`, is converted once into the cache. A PEFT adapter is merged into the base
             model that it names.
         image_size: of the model and the processor, an int or (height, width) in pixels; None: the stored one.
         preset: resizing and cropping of the processor, a preset of `HfViTImageProcessor`; None: the stored one. Mean
@@ -120,7 +120,7 @@ def load(
 def local_model(name: str | os.PathLike) -> str | os.PathLike:
     """Return a model that the Auto classes load: any checkpoint that is not of hf_vit is converted once into the cache.
 
-    The folder is `hf_vit/converted/...` in the assets cache of Hugging Face. Models of hf_vit, adapters of PEFT, and
+    The folder is `hf_vit/converted/...` in the assets cache of Hugging Face. Models of hf_vit, PEFT adapters, and
     models of transformers that `hf_vit.conversion.convert` does not read are returned unchanged.
 
     Raises:
@@ -174,7 +174,9 @@ def _load_or_convert(name: str | os.PathLike, settings: Mapping[str, Any], model
         return _convert(name, settings)
     saved = saved_class(stored)
     if saved not in _CLASSES:
-        raise ValueError(f"cannot load {name}: it holds {saved or 'nothing'}, which is not a model of hf_vit")
+        raise ValueError(
+            f"cannot load {name}: its config.json names {saved or 'no class'} (expected a class of hf_vit)"
+        )
     return (model_class or _CLASSES[saved]).from_pretrained(name, _warns_about_int8=False, **settings), None
 
 
@@ -212,7 +214,7 @@ def find_adapter(name: str | os.PathLike, **where: Any) -> str | None:
 
 
 def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """Load the base model that an adapter of PEFT names, with the adapter merged into its weights.
+    """Load the base model that a PEFT adapter names, with the adapter merged into its weights.
 
     A head that the adapter stores replaces that of the base; if it has other classes, they are called LABEL_0 and so
     on, since an adapter has no class names.
@@ -227,7 +229,7 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     about = read_json_object(adapter)
     base, made_for = about.get("base_model_name_or_path"), about.get("auto_mapping")
     if not base or not isinstance(base, str):
-        raise ValueError(f"{name} is an adapter of PEFT that names no base model in its {os.path.basename(adapter)}")
+        raise ValueError(f"{name} is a PEFT adapter without base_model_name_or_path in its {os.path.basename(adapter)}")
     from .conversion.programs import require  # imports torch's exporters
 
     require("peft", extra="lora")
@@ -238,7 +240,7 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     try:
         model, base_processor = _load_or_convert(base, settings, model_class)
     except OSError as error:
-        raise OSError(f"cannot load the base model of {name}, an adapter of PEFT: {error}") from error
+        raise OSError(f"cannot load the base model of the PEFT adapter {name}: {error}") from error
     try:
         weights = peft.load_peft_weights(str(name), device="cpu", **where)
         head = next((weight for key, weight in weights.items() if key.endswith(".classifier.weight")), None)
@@ -250,9 +252,11 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
             adapted = peft.PeftModel.from_pretrained(model, str(name), **where)
         different = weights.keys() ^ peft.get_peft_model_state_dict(adapted).keys()
     except Exception as error:
-        raise ValueError(f"cannot load {name}, an adapter of PEFT for {base}: {error!s:.300}") from error
+        raise ValueError(f"cannot load {name}, a PEFT adapter for {base}: {error!s:.300}") from error
     if different:
-        raise ValueError(f"{name}, an adapter of PEFT, does not fit {base}: {', '.join(sorted(different)[:3])}")
+        raise ValueError(
+            f"the PEFT adapter {name} does not fit {base}; only one of them has {', '.join(sorted(different)[:3])}"
+        )
     trusted = settings.get("trust_remote_code", False)
     processor = load_processor(name, trusted, **where) or base_processor or load_processor(base, trusted)
     return adapted.merge_and_unload(), processor or _make_processor(base, model.config, {})

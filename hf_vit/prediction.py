@@ -62,7 +62,7 @@ def predict(
         batch by batch while the result is iterated.
 
     Raises:
-        ValueError: an image cannot be read (the message names it), or the model is no classifier.
+        ValueError: an image cannot be read (the message names it), or the model is not a classifier.
 
     Example:
         >>> import hf_vit

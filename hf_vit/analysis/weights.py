@@ -90,7 +90,9 @@ def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.
     kind = encoders[0].config.position_embedding_type if encoders else "none"
     if kind in ("none", "relative"):
         absent = (
-            "no position embeddings" if kind == "none" else "relative position embeddings, which no patch has alone"
+            "no position embeddings"
+            if kind == "none"
+            else "relative position embeddings, which belong to pairs of patches"
         )
         raise UnsupportedModel(f"{type(model).__name__} has {absent}")
     encoder, config = encoders[0], encoders[0].config

@@ -51,8 +51,8 @@ class Int8Model(ProgramModel):
             raise ValueError(f"the model is {model.dtype} on {model.device} (expected float32 on cpu); {_OTHERWISE}")
         if (found := identity_of(model)) != record["model"]:
             raise ValueError(
-                f"{folder} holds the int8 program of another model (identity {found[:16]}..., expected "
-                f"{record['model'][:16]}...): the weights or config.json were changed; quantize it again, or "
+                f"{folder} holds an int8 program of other weights or settings (sha256 {found[:16]}..., expected "
+                f"{record['model'][:16]}...): the weights or config.json were changed; quantize the model again, or "
                 f"{_OTHERWISE}"
             )
         try:

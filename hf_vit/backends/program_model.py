@@ -117,8 +117,8 @@ class ProgramModel(nn.Module):
         """
         if self.is_classifier:
             raise ValueError(
-                f"{type(self).__name__} of a classifier computes logits only; make one of the classifier's base_model, "
-                'or load it with backend="torch"'
+                f"{type(self).__name__} of a classifier computes only logits; for features, make a program of the "
+                'classifier\'s base_model, or load the classifier with backend="torch"'
             )
         return self
 
@@ -208,7 +208,7 @@ class ONNXRuntimeModel(ProgramModel):
 def _outputs_of(model: Any, dtypes: Sequence[torch.dtype]) -> tuple[type[ModelOutput], list[str]]:
     """Return the class and the names of a model's outputs, by computing one image."""
     if not isinstance(model, PROGRAM_MODELS):
-        raise ValueError(f"{type(model).__name__} has no program (expected an encoder or a classifier of hf_vit)")
+        raise ValueError(f"cannot compile {type(model).__name__} (expected an encoder or a classifier of hf_vit)")
     if model.dtype not in dtypes or model.device.type != "cpu":
         expected = " or ".join(map(str, dtypes))
         raise ValueError(f"the model is {model.dtype} on {model.device} (expected {expected} on cpu)")

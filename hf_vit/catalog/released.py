@@ -120,7 +120,7 @@ def layers_missing_in(copy: str) -> list[str]:
 
 
 def released_with(fingerprint: str) -> str | None:
-    """Return the address of the released file with these numbers; None if the catalog does not have the fingerprint."""
+    """Return the address of the released file with these weights; None if the catalog does not have the fingerprint."""
     paths = [path for path, known in released_facts()["fingerprints"].items() if known == fingerprint]
     return f"gs://{paths[0]}.npz" if paths else None
 

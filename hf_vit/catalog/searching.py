@@ -52,7 +52,7 @@ def search(
             "oxford_iiit_pet" or "resisc45". None means all; with an index and no `resolution`, it means models without
             fine-tuning.
         resolution: image size of fine-tuning, in pixels.
-        index: path or address of index.csv, which lists AugReg's 51,509 fine-tuned files. Without it, the built-in list
+        index: path or URL of index.csv, which lists AugReg's 51,509 fine-tuned files. Without it, the built-in list
             (recommended AugReg files and the other buckets) is searched.
         limit: maximum number of results.
 
@@ -116,7 +116,7 @@ def files_of(family: str) -> list[Found]:
 
 
 def _read_index(index: str | os.PathLike) -> list[dict[str, Any]]:
-    """Return the rows of AugReg's index.csv, given as a path or as an address (downloaded once).
+    """Return the rows of AugReg's index.csv, given as a path or as a URL (downloaded once).
 
     Raises:
         ValueError: it lacks a column, or has an invalid row; the message names the line.
@@ -126,10 +126,10 @@ def _read_index(index: str | os.PathLike) -> list[dict[str, Any]]:
     try:
         for row in reader:
             if not all(_FILE.fullmatch(row[column]) for column in _FILES):
-                raise ValueError(f"its file name is {shorten(row['filename'])}")
+                raise ValueError(f"{shorten(row['filename'])} is not the name of an AugReg file")
             numbers = {column: float(row[column]) for column in _NUMBERS}
             if not all(map(math.isfinite, numbers.values())):
-                raise ValueError(f"its numbers are {numbers}")
+                raise ValueError(f"a number is not finite: {numbers}")
             texts = {column: row[column] for column in ("name", "ds", "adapt_ds", *_FILES)}
             rows.append({**texts, **numbers})
     except (csv.Error, KeyError, TypeError, ValueError) as error:
@@ -146,7 +146,7 @@ def best_augreg(variant: str, index: str | os.PathLike | None = None) -> str:
 
     Args:
         variant: architecture, "B/16" or "B_16".
-        index: path or address of AugReg's index.csv. Default: the built-in list, then the published index for an
+        index: path or URL of AugReg's index.csv. Default: the built-in list, then the published index for an
             architecture that is not in the list.
 
     Raises:
@@ -251,7 +251,7 @@ def _describe(entry: Released) -> str:
         )
     path = bare_name(entry.location).removeprefix("gs://")
     if copies := copies_of(entry.location):
-        lines.append(f"  the same numbers: {', '.join(copies)}")
+        lines.append(f"  copies with the same weights: {', '.join(copies)}")
     if (fingerprint := released_facts()["fingerprints"].get(path)) is not None:
         lines.append(f"  fingerprint: {fingerprint}")
     if entry.variant == "B/8" and entry.family == "augreg":

@@ -88,7 +88,7 @@ def unsupported_sizes(settings: dict[str, Any]) -> str | None:
     if not settings["do_resize"]:
         return "do_resize=False leaves images of any size"
     if any(crop[axis] > size.get(axis, short) for axis in crop):
-        return f"a crop to {crop} of images resized to {size} pads"
+        return f"crop_size {crop} is larger than the resized image, {size}, so the crop is padded"
     return f"size={size} without a crop gives images of any size" if not crop and short is not None else None
 
 

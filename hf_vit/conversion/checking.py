@@ -63,10 +63,10 @@ def describe_skipped(record: dict[str, Any]) -> list[str]:
     """
     lines = []
     if copy := record.get("copy"):
-        lost = f"; it lacks the {', '.join(copy['without'])} of the original" if copy["without"] else ""
-        lines.append(f"taken from a copy of the same numbers, {copy['name']}{lost}")
+        lost = f"; the copy lacks the original's {', '.join(copy['without'])}" if copy["without"] else ""
+        lines.append(f"read from {copy['name']}, a copy with the same weights{lost}")
     if record["left_out"]:
-        lines.append("the head of the checkpoint is all zero and was dropped: this is an encoder without a head")
+        lines.append("the head of the checkpoint is all zeros and was dropped: the result is an encoder without a head")
     if record["beside"]:
         names = [f"{name} ({_OTHER_PARTS[name]})" if name in _OTHER_PARTS else name for name in record["beside"]]
         lines.append(f"not converted, other parts of the file: {', '.join(names)}")

@@ -95,11 +95,11 @@ def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
         if refusals:
             lost = ", ".join(layers_missing_in(source))
             reasons = "; ".join(map(str, refusals))
-            logger.warning(f"{reasons}; took {source}{f', which lacks the {lost}' if lost else ''}")
+            logger.warning(f"{reasons}; using {source} instead{f', which lacks the {lost}' if lost else ''}")
         return Fetched(location, fetched.path, fetched.sha256, source if source in copies else None)
     if len(refusals) == 1:
         raise refusals[0]
-    raise SourceError(f"{'; '.join(map(str, refusals))}; HF_VIT_SOURCES lists mirrors of your own")
+    raise SourceError(f"{'; '.join(map(str, refusals))}; HF_VIT_SOURCES can name your own mirrors, separated by commas")
 
 
 def _fetch_from(source: str, where: Mapping[str, Any]) -> Fetched:

@@ -116,7 +116,7 @@ def convert_request(
     """Convert; return model, image processor, and all inferred fields (also preset and labels) with their reasons."""
     if not isinstance(source, str | Path):
         what = type(source).__name__
-        raise ConversionError(f"source is a {what} (expected a path, an address, or a name on the Hub); give its file")
+        raise ConversionError(f"source is a {what} (expected a path, a URL, or a name on the Hub)")
     fetched = fetch_any(address_of(str(source)), where)
     with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
         if fetched.copy is not None:

@@ -89,7 +89,7 @@ def export_deployment(
 def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None) -> HfViTImageProcessor:
     """Return the processor for images of `size`; raise ConversionError if the script does not support it."""
     if isinstance(size, str):
-        raise ConversionError(f"the size of a deployment folder is {size!r} (expected pixels); state N or HxW")
+        raise ConversionError(f"the size of a deployment folder is {size!r} (expected pixels: N or HxW)")
     if size is not None:
         height, width = as_pair(size)
         processor = copy.deepcopy(processor)

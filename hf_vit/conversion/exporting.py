@@ -111,8 +111,8 @@ def export(
     width = getattr(model.config, "projection_dim", None)
     if to == "jax" and width is not None:
         logger.warning(
-            f"The projection to {width} numbers is written as the head, which converts back to a classifier of {width} "
-            "classes; give original=ORIGINAL to keep a projection."
+            f"The projection to {width} features is written as the head, so the file converts back to a classifier of "
+            f"{width} classes; pass original=ORIGINAL to keep a projection."
         )
     writer, dialect = find_writer(model, to, dialect)
     return writer.write(model, Path(path), Writing(dialect, processor, overwrite, images))
@@ -127,7 +127,7 @@ def export_jax(
 ) -> None:
     """Write a model as an .npz that the original code loads.
 
-    A model converted from an .npz is restored bit by bit in its own dialect: name, shape and values of every array of
+    A model converted from an .npz is restored bit for bit in its own dialect: name, shape and values of every array of
     the model. Other properties of the file are not restored: a prefix of all names, arrays of other parts, stacking of
     blocks, and dtypes (the model is float32 after `convert`). With `original`, these are restored too; without further
     training, the result then equals the original array by array. A projection is written as the head.
@@ -225,7 +225,7 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
     Args:
         model: the model.
         path: the .npz to write.
-        original: path or address of the checkpoint that the model was converted from.
+        original: path or URL of the checkpoint that the model was converted from.
 
     Raises:
         ConversionError: the model was not converted from `original`, or `original` holds another architecture.
@@ -240,7 +240,7 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
         file = checkpoint.path.name
         source, naming = recognize(checkpoint, Request(grid))
         if not isinstance(source, JaxSource) or not isinstance(model, source.models):
-            raise ConversionError(f"{file} is no checkpoint of the original JAX code with a {type(model).__name__}")
+            raise ConversionError(f"{file} is not an original JAX checkpoint of a {type(model).__name__}")
         record, sha256 = record_of(model), fetched.sha256 or sha256_at(checkpoint.path)
         if record.get("sha256", sha256) != sha256:
             origin = f"{record['file']} (sha256 {record['sha256']})"

@@ -225,15 +225,13 @@ def _prepare(
 def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
     if isinstance(config, HfBiTConfig):
         if config.padding == "same":
-            raise ConversionError(
-                "cannot export a dynamic size: 'SAME' padding depends on the image size; state a size"
-            )
+            raise ConversionError("cannot export a dynamic size: 'SAME' padding depends on the image size; pass a size")
         limits = {"min": config.stride + 1, "max": _MAX_PATCHES * config.stride}  # at least two rows and columns
         return {2: Dim("height", **limits), 3: Dim("width", **limits)}
     rows, columns = (patch * config.stride for patch in as_pair(config.patch_size))
     if config.position_embedding_type == "sincos2d":
         raise ConversionError(
-            "cannot export a dynamic size: sine-cosine positions are computed outside the program; state a size"
+            "cannot export a dynamic size: sine-cosine positions are computed outside the program; pass a size"
         )
     return {
         2: rows * Dim("rows", min=2, max=_MAX_PATCHES),

@@ -52,7 +52,7 @@ def recognize(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]
         if (naming := source.naming(checkpoint, request)) is not None:
             return source, naming
     if what is None and any(re.search("embeddings[./]patch_embeddings", name) for name in checkpoint.shapes):
-        what = "the names of transformers (give the folder that also holds its config.json)"
+        what = "transformers' names of parameters (pass the folder that also contains config.json)"
     what = what or _find(_TEXTS, checkpoint.shapes)
     what = what or f"an unknown architecture (arrays such as {', '.join(sorted(checkpoint.shapes)[:3])})"
     raise ConversionError(f"{checkpoint.path.name} holds {what}; hf_vit converts ViT, its hybrids and BiT")

@@ -290,7 +290,7 @@ class TorchSource(RuleSource):
             if width not in _HEADS and width % 64:
                 raise ConversionError(
                     f"cannot infer the number of attention heads of {file}: its width is {width} "
-                    "(expected a multiple of 64); state num_attention_heads"
+                    "(expected a multiple of 64); set num_attention_heads"
                 )
             reason = f"heads of 64 channels: {width} / 64"
             if width in _HEADS:
@@ -454,7 +454,7 @@ def image_size_of(
         expected = f"{grid[0]} x {grid[1]}, the position_grid" if grid else "a square"
         raise ConversionError(
             f"{file} has position embeddings for {num_patches} patches (expected {expected}); "
-            "state their grid as position_grid=(rows, columns)"
+            "pass their grid as position_grid=(rows, columns)"
         )
     reason = f"{known} {rows} x {columns} patches of {by(pixels)} pixels"
     reason += ", if the grid is square" if num_patches is not None and grid is None else ""

@@ -113,7 +113,9 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> list[int]:
         stage, unit = int(match[1]) - first, int(match[2]) - first
         depths[stage] = max(depths.get(stage, 0), unit + 1)
     if max(depths, default=0) >= MAX_STAGES:
-        raise ConversionError(f"an array is of stage {max(depths) + first} of a ResNet (expected at most {MAX_STAGES})")
+        raise ConversionError(
+            f"an array belongs to ResNet stage {max(depths) + first} (expected at most {MAX_STAGES} stages)"
+        )
     return [depths.get(stage, 1) for stage in range(max(depths, default=-1) + 1)]
 
 

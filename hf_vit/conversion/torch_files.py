@@ -44,7 +44,10 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     try:
         contents: Any = load_file(path) if is_safetensors else _read_pickle(path)
     except UnpicklingError as error:
-        raise ConversionError(f"{path.name} holds more than arrays, and hf_vit runs no code of a checkpoint") from error
+        raise ConversionError(
+            f"{path.name} contains pickled objects other than tensors, which could run code and are not loaded; save "
+            "only the state_dict"
+        ) from error
     except (FileNotFoundError, PermissionError, MemoryError):
         raise
     except Exception as error:  # damaged files raise anything: SafetensorError, RuntimeError, EOFError, KeyError, ...
@@ -61,7 +64,7 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
         is_dense = array.layout is torch.strided and not (array.is_nested or array.is_quantized or array.is_meta)
         if not is_dense or (array.is_floating_point() and array.element_size() < 2):
             kind = f"a tensor of {array.dtype} in {array.layout}"
-            raise ConversionError(f"{path.name} has {name}, {kind} (expected a dense one of float16 or more)")
+            raise ConversionError(f"{path.name} has {name}, {kind} (expected a dense one of at least 16 bits)")
     declared, size = sum(array.nbytes for array in arrays.values()), path.stat().st_size
     if declared > (most := most_bytes(size)) and not allowed("large"):  # expanded tensors, of which a copy is larger
         raise ConversionError(
@@ -81,7 +84,7 @@ def read_shards(path: Path) -> dict[str, torch.Tensor]:
     try:
         files = sorted({Path(file) for file in read_json_object(path)["weight_map"].values()})
     except Exception as error:
-        raise ConversionError(f"cannot read {path}: it is no index of weights ({error!r:.200})") from error
+        raise ConversionError(f"cannot read {path}: it is not an index of weights ({error!r:.200})") from error
     if any(file.name != str(file) for file in files):
         raise ConversionError(f"cannot read {path}: it names a file in another folder")
     return {name: array for file in files for name, array in read_arrays(path.parent / file)[0].items()}

@@ -100,7 +100,7 @@ def state_classes(split: "Split", num_labels: int | None, names_file: str | None
         numbers = [names.index(name) for name in split.label_names or []]
         return replace(split, numbers=numbers, label_names=names, num_labels=len(names))
     if split.num_labels > count:
-        raise ValueError(f"the data have {split.num_labels} classes, more than the {count} stated")
+        raise ValueError(f"the data has {split.num_labels} classes, but num_labels or label_names has {count}")
     return replace(split, label_names=names or split.label_names, num_labels=count)
 
 

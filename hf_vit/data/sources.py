@@ -166,7 +166,7 @@ def _expand(address: str) -> list[str]:
     while found and (match := re.search(r"\{(\d+)\.\.(\d+)\}", found[0])):
         first, last = match.groups()
         if len(found) * (int(last) - int(first) + 1) > MAX_ARRAYS:
-            raise ValueError(f"{redact_secrets(address)} means more than {MAX_ARRAYS:,} shards")
+            raise ValueError(f"{redact_secrets(address)} expands to more than {MAX_ARRAYS:,} shards")
         numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         found = [rest.replace(match.group(), number, 1) for rest in found for number in numbers]
     return found
@@ -216,13 +216,13 @@ def _require_on_hub(name: str) -> None:
         if not cached.is_dir():
             raise ValueError(f"there is no folder {name} here, and the Hub cannot be reached{hint}") from None
         return
-    # `datasets` would open any address, and any file of this machine, that the metadata of a data set name.
+    # `datasets` would open any address, and any file of this machine, that the metadata of a data set names.
     configs = [(info.card_data or {}).get("configs")]
     if any(file.rfilename == REPOYAML_FILENAME for file in info.siblings or ()):
         metadata = read_yaml(api.hf_hub_download(name, REPOYAML_FILENAME, repo_type="dataset"))
         configs.append(metadata.get("configs") if isinstance(metadata, dict) else None)
     if outside := re.search(r'"(?:/|~|\.\.|[^"]*(?:://|/\.\.))[^"]*', json.dumps(configs, default=str)):
-        raise ValueError(f"its metadata name the file {shorten(outside[0][1:])}, which is not in the data set")
+        raise ValueError(f"its metadata names the file {shorten(outside[0][1:])}, which is not in the data set")
 
 
 def _files_by_split(files: Sequence[str]) -> dict[str, list[str]]:
@@ -343,9 +343,9 @@ def find_column(
         return name
     found = [column for column, feature in features.items() if fits(feature)]
     if len(found) != 1:
-        raise ValueError(
-            f"{len(found) or 'no'} columns of type {what}; choose with {option}; the columns are {_listing(features)}"
-        )
+        several = f"{len(found)} columns of type {what}, choose one with {option}"
+        count = several if found else f"there is no column of type {what}"
+        raise ValueError(f"{count}; the columns are {_listing(features)}")
     return found[0]
 
 

@@ -105,7 +105,7 @@ class Split:
         lists = _read_column(self.samples, self.label_column).to_pylist()
         return Counter((-1,) if numbers is None else tuple(map(self._renumber, numbers)) for numbers in lists)
 
-    def class_numbers(self, purpose: str = "it") -> np.ndarray:
+    def class_numbers(self, purpose: str = "the command") -> np.ndarray:
         """Return the class number of each image, (images,); -1 for no label.
 
         Args:
@@ -117,7 +117,7 @@ class Split:
         if self.multi_label or self.label_column is None or self.is_sharded:
             kind = "images with several labels" if self.multi_label else "images without labels"
             kind = "shards" if self.is_sharded else kind
-            raise ValueError(f"{purpose}, which counts images per class: this does not work with {kind}")
+            raise ValueError(f"{purpose}, which needs the class of each image: this does not work with {kind}")
         labels = _read_column(self.samples, self.label_column).fill_null(-1).to_pylist()
         return np.array([self._renumber(label) for label in labels], np.int64)
 
@@ -274,7 +274,7 @@ def split_into_folds(split: Split, folds: int) -> list[tuple[Split, Split]]:
         ValueError: the images are in shards, or a class has fewer images than there are folds.
     """
     if split.is_sharded:
-        raise ValueError(f"folds is {folds}, which selects single images: this does not work with shards")
+        raise ValueError(f"folds is {folds}, but cross-validation does not work with shards; use a folder of images")
     classes, drawn = _draw_by_class(split)
     if (fewest := np.unique(classes, return_counts=True)[1].min()) < folds:
         raise ValueError(f"folds is {folds}, but a class has {fewest} images (expected one for each fold)")

@@ -53,7 +53,7 @@ def _latest_of(location: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         step = read_text(fetch(location, folder).path, max_bytes=100).strip()
     if not step.isdecimal():
-        raise SourceError(f"{location} holds {shorten(step)} (expected the number of a step)")
+        raise SourceError(f"{location} holds {shorten(step)} (expected a step number)")
     return f"{location.removesuffix(_LATEST)}-{step}/"
 
 

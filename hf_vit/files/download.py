@@ -151,7 +151,9 @@ def filesystem_of(address: str) -> tuple[Any, str]:
 
     scheme = address.split(":", 1)[0]
     if "::" in address:  # fsspec would open each part of it
-        raise UnsafeURLError(f"{redact_secrets(address)} is a chain of file systems (expected https://... alone)")
+        raise UnsafeURLError(
+            f"{redact_secrets(address)} contains ::, which chains file systems (expected https://... alone)"
+        )
     if scheme in _STORES or (allowed("private") and "http" not in address.lower()):
         return fsspec.core.url_to_fs(address)
     check_url(address)
@@ -246,7 +248,7 @@ class _Download:
                     sent = response.headers.get("Content-Range", "")
                     if _version(response) != record.get("etag") or not sent.startswith(f"bytes {start}-"):
                         self.partial.unlink(missing_ok=True)
-                        raise _InterruptedError("the server sent another part than the missing one")
+                        raise _InterruptedError("the server did not send the requested byte range")
                 self._append(response, record["size"], start)
         except UnsafeURLError as error:
             raise SourceError(str(error)) from error
@@ -265,7 +267,7 @@ class _Download:
             return self._check_size(_content_length(response) or 0)
         if status == 416:
             self.partial.unlink()
-            raise _InterruptedError("the part received earlier does not match")
+            raise _InterruptedError("the partial download does not match the file on the server")
         if status in TRANSIENT_STATUS:
             raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
         meaning = {401: "is refused", 403: "is refused, or does not exist", 404: "does not exist"}.get(status, "fails")

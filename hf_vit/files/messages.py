@@ -128,7 +128,7 @@ def with_dashes(text: str) -> str:
 
 
 def describe_unknown(argument: str, known: Iterable[str]) -> str:
-    """Describe an argument of a command that is no option of the `known` ones, or one too many."""
+    """Describe an argument of a command that is not one of the `known` options, or is one too many."""
     if not argument.startswith("-"):
         return f"there is one argument too many: {argument}"
     is_file = os.path.lexists(argument)

@@ -67,7 +67,7 @@ class MsgpackReader:
                 self._values[name] = array
         except Exception as error:  # msgpack, NumPy and Python raise nearly anything for damaged bytes
             reason = str(error) or type(error).__name__
-            raise MsgpackError(f"{path} is damaged, or no tree of arrays in msgpack: {reason}") from error
+            raise MsgpackError(f"{path} is damaged, or is not a tree of arrays in msgpack: {reason}") from error
         if not self.arrays:
             raise MsgpackError(f"{path} holds no arrays")
 

@@ -50,7 +50,7 @@ def check_overwritable(folder: str | os.PathLike, known: tuple[str, ...] = (), l
         linked: name of a folder in it that may be a symbolic link to one elsewhere.
 
     Raises:
-        FileExistsError: it is no folder, or holds a foreign or changed file; nothing was changed.
+        FileExistsError: it is not a folder, or holds a foreign or changed file; nothing was changed.
     """
     folder = Path(folder)
     if folder.is_symlink() or not folder.is_dir():

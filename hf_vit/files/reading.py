@@ -55,7 +55,7 @@ class _PlainLoader(yaml.SafeLoader):
             raise yaml.YAMLError(f"it has more than {MAX_NODES:,} values")
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise yaml.YAMLError(f"it is nested more than {MAX_DEPTH} deep")
+            raise yaml.YAMLError(f"it is nested more than {MAX_DEPTH} levels deep")
         node = super().compose_node(parent, index)
         self.depth -= 1
         if isinstance(node, yaml.ScalarNode) and ":" in node.value and node.tag.endswith((":int", ":float")):

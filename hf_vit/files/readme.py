@@ -8,8 +8,8 @@ from pathlib import Path
 BEGIN = "<!-- hf_vit: from here on rendered by `hf-vit card`; write above or below, it stays -->"
 END = "<!-- hf_vit: end -->"
 _TEXT = """\
-This folder holds a model of `hf_vit`. Run `import hf_vit` before you load it: without that, transformers does not know
-the type `{model_type}`, and reports that the checkpoint or transformers is out of date.
+This folder holds a model of `hf_vit`. Run `import hf_vit` before you load it: otherwise transformers reports that the
+type `{model_type}` is unknown and that the checkpoint or transformers is out of date.
 
 ```python
 import hf_vit
@@ -20,8 +20,8 @@ processor = AutoImageProcessor.from_pretrained("FOLDER")
 ```
 
 `model, processor = hf_vit.load("FOLDER")` loads both. `hf-vit push FOLDER NAME --code` pushes the model with its code,
-so that it also loads without hf_vit, by `trust_remote_code=True`. `hf-vit card FOLDER --write` replaces this text by a
-model card.
+so that it also loads without hf_vit, with `trust_remote_code=True`. `hf-vit card FOLDER --write` replaces this text
+with a model card.
 """
 
 

@@ -54,5 +54,5 @@ def _unsourced_numbers(part: str) -> list[str]:
         if line.startswith("|") and not cells[-1]:
             problems.append(f"the result {cells[2]} ({cells[0]} {cells[1]}) has no source")
         elif not line.startswith("|") and _NUMBER.search(line):
-            problems.append(f"a percentage is outside the tables of results: {line.strip()}")
+            problems.append(f"a percentage is not in a table of results: {line.strip()}")
     return problems

@@ -99,7 +99,7 @@ def eval_results_file(texts: Mapping[str, str], name: str, task_of: Callable[[st
     """Return the text of `.eval_results/hf_vit.yaml` for the Hub; None without a result on one of its benchmarks.
 
     Args:
-        task_of: function of a data set's name that returns its task, or None if it is no benchmark.
+        task_of: function of a data set's name that returns its task, or None if it is not a benchmark.
     """
     entries = [
         EvalResultEntry(

@@ -420,7 +420,7 @@ def _size_problems(texts: dict[str, str]) -> list[str]:
         return []
     return [
         f"the model's image size is {taken}, but its image processor returns {made} (height, width); load both with "
-        "hf_vit.load and save them again"
+        "hf_vit.load(..., image_size=...) and save them again"
     ]
 
 

@@ -82,7 +82,7 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _describe(kind: Any) -> str:
-    """Describe a type that is no union."""
+    """Describe a type that is not a union."""
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(typing.get_args(kind))
     if typing.get_origin(kind) is dict:

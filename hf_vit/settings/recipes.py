@@ -26,7 +26,7 @@ from .reader import SettingsError, build, convert, merge
 
 _Settings = TypeVar("_Settings")
 
-_STRUCTURE = {  # keys of a recipe that are no settings
+_STRUCTURE = {  # keys of a recipe that are not settings
     "base": str,
     "options": dict[str, dict[str, dict[str, Any]]],
     "select": dict[str, str],

@@ -52,7 +52,7 @@ RESNETS = {
     "BiT R152x2": {"depths": [3, 8, 36, 3], "embedding_size": 128, "num_labels": 1000},
     "BiT R101x3": {"depths": [3, 4, 23, 3], "embedding_size": 192, "num_labels": 397},
 }
-ASKS = {"FlexiViT-B": "its stored sizes are FlexiViT's .*; state patch_size=16"}
+ASKS = {"FlexiViT-B": "patch_size=16"}
 REFUSED = {
     "MLP-Mixer B/16": "an MLP-Mixer",
     "UViM stage I": "UViM's first stage",

@@ -67,8 +67,7 @@ def test_columns_are_found_by_type():
 
 def test_two_candidates_need_a_choice_and_the_error_lists_the_columns():
     coarse = (datasets.ClassLabel(names=["a", "b"]), [n % 2 for n in range(13)])
-    message = r"2 columns of type class label; choose with --label-column; .* img \(Image\), fine_label \(ClassLabel\)"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"--label-column.*fine_label"):
         open_split(make(coarse_label=coarse))
     assert open_split(make(coarse_label=coarse), label_column="coarse_label").num_labels == 2
     with pytest.raises(ValueError, match="'image'"):

@@ -104,7 +104,7 @@ class JaxSource(RuleSource):
             yield self.head[1], kernel.new_full(kernel.shape[-1:], dropped["bias"])
 
     def original(self, model: Model) -> str | None:
-        """Return the address of the released file whose numbers a model still has; None if there is none.
+        """Return the address of the released file whose weights a model still has; None if there is none.
 
         A copy in another format has other definitions (GELU, epsilons), but is the same file in this one.
         """
@@ -274,8 +274,8 @@ def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[str, bool, dict[str
     depths = {shape[0] for name, shape in shapes.items() if name.startswith(_STACKED) and shape}
     if len(depths) > 1 or max(depths, default=0) > MAX_LAYERS:  # before names are made for each
         raise ConversionError(
-            f"{checkpoint.path.name} has {', '.join(f'{depth:,}' for depth in sorted(depths))} stacked blocks; "
-            f"at most {MAX_LAYERS:,}, and one number of blocks, are read"
+            f"{checkpoint.path.name} has arrays of {', '.join(f'{depth:,}' for depth in sorted(depths))} stacked "
+            f"blocks (expected the same number in all arrays, at most {MAX_LAYERS:,})"
         )
     arrays = {}
     for name in shapes:
@@ -362,7 +362,7 @@ def _flexible_fields(
     """Infer the configuration fields that make a model flexible; return an empty dictionary for any other model.
 
     Only the name of a released file shows that a model is flexible. Another file with FlexiViT's sizes may also be a
-    ViT-B/32 for 224 pixels, so the caller must state the patch size.
+    ViT-B/32 for 224 pixels, so the caller must pass the patch size.
 
     Args:
         fields: inferred fields, with the kernel's size as the patch size.
@@ -382,7 +382,7 @@ def _flexible_fields(
         if patch_size is None:
             raise ConversionError(
                 f"cannot infer the patch size of {checkpoint.path.name}: its stored sizes are FlexiViT's ({by(kernel)} "
-                f"kernel, {by(grid)} positions); state patch_size=16 (any from 8 to 48) for a FlexiViT at "
+                f"kernel, {by(grid)} positions); pass patch_size=16 (any from 8 to 48) for a FlexiViT at "
                 f"{_FLEXIVIT_IMAGE_SIZE} pixels, patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
             )
     known_patch, image_size = sizes or (patch_size, _FLEXIVIT_IMAGE_SIZE)

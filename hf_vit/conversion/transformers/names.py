@@ -194,7 +194,7 @@ def describe_cost(settings: Mapping[str, Any]) -> str:
         return ""
     cost = own["preprocessing"]
     if not cost:
-        return "how far its preprocessing for transformers is from the exact one was not measured"
+        return "the difference between its preprocessing for transformers and the exact one was not measured"
     text = (
         f"its preprocessing for transformers differs from the exact one by {cost['mean_levels']:.2f} of 255 levels on "
         f"average and {cost['max_levels']:.0f} at most, on {cost['images']} image{'s' * (cost['images'] != 1)}"

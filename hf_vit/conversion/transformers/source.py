@@ -169,7 +169,7 @@ class Transformers(Source):
         is_square = isinstance(config.patch_size, int) and config.grid_size[0] == config.grid_size[1]
         target, grid = config.patch_target, by(config.grid_size)
         features = {
-            "ViT behind a ResNet": isinstance(config, HfViTHybridConfig),
+            "hybrid of ResNet and ViT": isinstance(config, HfViTHybridConfig),
             f"pooling {config.pooling!r}, or ViT without a class token": not has_token,
             f"position embeddings of type {positions}": positions in ("sincos2d", "none"),
             "pre-logits layer in front of a classifier": not is_bare and config.representation_size is not None,
