@@ -189,15 +189,15 @@ def test_a_run_ends_with_the_same_weights(tmp_path, shards):
     """And one that begins on the CPU goes on on the device; as does one that reads shards with two workers."""
     expected = train(tmp_path / "cpu", augment_on="cpu")
     found = train(tmp_path / "device", augment_on="device")
-    assert all(found[name].equal(expected[name]) for name in expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
     train(tmp_path / "moved", augment_on="cpu", steps=3, schedule="constant")
     moved = train(tmp_path / "moved", augment_on="device", schedule="constant", resume="true")
     expected = train(tmp_path / "straight", augment_on="cpu", schedule="constant")
-    assert all(moved[name].equal(expected[name]) for name in expected)
+    torch.testing.assert_close(moved, expected, rtol=0, atol=0)
     where = {"dataset": shards, "streaming": "true", "eval_split": "none"}
     expected = train(tmp_path / "shards", augment_on="cpu", **where)
     found = train(tmp_path / "shards_device", augment_on="device", num_workers=2, **where)
-    assert all(found[name].equal(expected[name]) for name in expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_native_aspect_ratios_are_refused(tmp_path):

@@ -49,11 +49,11 @@ def make(count: int = 13, **columns) -> datasets.Dataset:
     return datasets.Dataset.from_dict(values, features=datasets.Features(features))
 
 
-def write_tar(file: Path, rows: range, label="{}", image=as_png) -> None:
+def write_tar(file: Path, rows: range, label="{}", image=as_png, classes=3) -> None:
     """Write a shard of images and their class numbers."""
     with tarfile.open(file, "w") as archive:
         for number in rows:
-            for suffix, content in (("png", image(number)), ("cls", label.format(number % 3).encode())):
+            for suffix, content in (("png", image(number)), ("cls", label.format(number % classes).encode())):
                 entry = tarfile.TarInfo(f"some/{number:05d}.{suffix}")
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))

@@ -425,13 +425,6 @@ def test_what_accelerate_would_silently_ignore_is_refused(monkeypatch, variables
         devices.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
 
 
-def test_print_config_shows_the_resolved_settings(capsys):
-    assert pretrain(["--dataset", "digits", "--steps", "3", "--learning_rate", "1e-3", "--print_config"]) == {}
-    shown = capsys.readouterr().out
-    assert "learning_rate: 0.001" in shown
-    assert "steps: 3" in shown
-
-
 def test_a_class_name_that_the_terminal_lacks_is_printed_with_escapes(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
     monkeypatch.setattr(sys, "stdout", terminal)

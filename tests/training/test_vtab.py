@@ -18,6 +18,7 @@ from hf_vit.settings.recipes import read_recipe
 from hf_vit.training import vtab
 from hf_vit.training.vtab import summarize, write_table
 
+from ..data.test_loaders import write_tar
 from ..paths import ROOT
 from ..photographs import draw_picture
 from ..processes import arguments
@@ -203,32 +204,21 @@ def test_one_thousand_examples_are_drawn(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_hub_has_all_tasks_by_name(hub, client, tmp_path):
     """The data set has the CLIP benchmark's form: shards with an image and `cls`, in a folder for each split."""
-    code = """
-        import io, json, tarfile
-        import numpy as np
+    for split, count in (("train", 1003), ("test", 40)):
+        (tmp_path / split).mkdir()
+        write_tar(tmp_path / split / "0.tar", range(count), classes=32)
+    code = f"""
+        import json
         from huggingface_hub import HfApi
-        from PIL import Image
         from hf_vit.evaluation.vtab_data import Task, open_task
 
-        HfApi().create_repo("alice/wds_vtab-dsprites_label_x_position", repo_type="dataset")
-        for split, count in (("train", 1003), ("test", 40)):
-            file = io.BytesIO()
-            with tarfile.open(fileobj=file, mode="w") as tar:
-                for number in range(count):
-                    image = io.BytesIO()
-                    Image.fromarray(np.full((4, 5, 3), number % 251, np.uint8)).save(image, "png")
-                    for suffix, content in (("png", image.getvalue()), ("cls", str(number % 32).encode())):
-                        entry = tarfile.TarInfo(f"{number:06}.{suffix}")
-                        entry.size = len(content)
-                        tar.addfile(entry, io.BytesIO(content))
-            HfApi().upload_file(
-                path_or_fileobj=file.getvalue(), path_in_repo=f"{split}/0.tar", repo_type="dataset",
-                repo_id="alice/wds_vtab-dsprites_label_x_position",
-            )
-        task = Task("dSpr-Loc", "structured", 16, "dsprites_loc", "alice/wds_vtab-dsprites_label_x_position", "none",
-                    hub_columns={"cls": "label_x_position"}, splits={"train": "elsewhere"}, target="dsprites_location")
+        name = "alice/wds_vtab-dsprites_label_x_position"
+        HfApi().create_repo(name, repo_type="dataset")
+        HfApi().upload_folder(repo_id=name, repo_type="dataset", folder_path={str(tmp_path)!r})
+        task = Task("dSpr-Loc", "structured", 16, "dsprites_loc", name, "none", target="dsprites_location",
+                    hub_columns={{"cls": "label_x_position"}}, splits={{"train": "elsewhere"}})
         data = open_task(task, "hub")
-        labels = sorted({data.test.label(row) for row in data.test.samples})
+        labels = sorted({{data.test.label(row) for row in data.test.samples}})
         print(json.dumps([len(data.train), len(data.validation), len(data.test), labels]))
     """
     assert json.loads(client(code).splitlines()[-1]) == [800, 200, 40, list(range(16))]
