@@ -193,13 +193,13 @@ def test_an_adapter_that_cannot_be_loaded(folder, tmp_path, monkeypatch):
 
     for wrong in (None, ["a"], {}):
         rewrite(base_model_name_or_path=wrong, auto_mapping=["a"])
-        with pytest.raises(ValueError, match="base model"):
+        with pytest.raises(ValueError, match="base_model_name_or_path"):
             hf_vit.load(tmp_path)
     rewrite(base_model_name_or_path=str(tmp_path / "gone"))
     with pytest.raises(OSError, match="gone"):
         hf_vit.load(tmp_path)
     rewrite(target_modules=["fc1"])
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match="adapter"):
         hf_vit.load(tmp_path)
     rewrite()
     monkeypatch.setitem(sys.modules, "peft", None)
