@@ -108,7 +108,7 @@ def _check_launch(settings: DataSettings, accelerator: Accelerator) -> None:
         raise SettingsError("mixed precision fp16 needs a GPU (the device is a CPU): use bf16 or no")
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not is_sharded(accelerator):
         raise SettingsError(
-            f"the launch asks for FSDP, which Accelerate does not have on {device} with {processes} processes: use "
+            f"the launch asks for FSDP, which Accelerate does not support on {device} (processes: {processes}): use "
             "another launch template (hf-vit launch-configs)"
         )
 

@@ -93,5 +93,5 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, int | float):
         return "-" if value is None else str(value)
     if "accuracy" in name or name.endswith("spread"):
-        return f"{100 * value:.2f} %"
+        return f"{100 * value:.2f}%"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

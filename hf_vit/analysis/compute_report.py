@@ -10,7 +10,7 @@ from .training_runs import UTILIZATION, accelerator_days, published, training_ex
 _NOTE_2 = f"""\
 exaFLOPs: compute of pre-training, computed here.
 days here: TPUv3-core-days, computed here for {UTILIZATION:.0%} of the peak, the mean of the paper's three ViTs (32, 43
-and 39 %).
+and 39%).
 Other columns: as printed in the paper."""
 _NOTE_6 = """\
 computed: torch's count, for 3 forwards per image, 2 operations per multiply-add and 303 M images per epoch.

@@ -246,7 +246,7 @@ def _describe(entry: Released) -> str:
     for result in facts.get("results", ()):
         of = f" of {result['of']}" if "of" in result else ""
         lines.append(
-            f"  {data_set_name(result['dataset'])} {result['metric']}{of}: {result['value']} % "
+            f"  {data_set_name(result['dataset'])} {result['metric']}{of}: {result['value']}% "
             f"({result['source']['name']}, {result['table']})"
         )
     path = bare_name(entry.location).removeprefix("gs://")

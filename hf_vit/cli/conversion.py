@@ -150,9 +150,9 @@ def export(
     ] = None,
     size: Annotated[
         Any,
-        "for onnx, openvino, torch-export and aot-inductor: image size of the program in pixels; dynamic: any size "
-        "that the patches divide; any (onnx only): the program takes uint8 images of any size and resizes them itself "
-        "(default: the model's own)",
+        "for onnx, openvino, torch-export and aot-inductor: image size of the program in pixels; dynamic: any "
+        "multiple of the patch size; any (onnx only): the program takes uint8 images of any size and resizes them "
+        "itself (default: the model's own)",
         {
             "type": lambda text: text if text in ("dynamic", "any") else parse_size(text),
             "metavar": "N|HxW|dynamic|any",

@@ -76,7 +76,7 @@ def plan(
     ] = None,
     *,
     minutes: Annotated[float, "time limit of the run on this machine, in minutes"] = 30,
-    image_size: Annotated[int | None, "image size to use, in pixels (default: proposed, too)", "PIXELS"] = None,
+    image_size: Annotated[int | None, "image size to use, in pixels (default: chosen by the plan)", "PIXELS"] = None,
     eval_split: Annotated[str, "split to evaluate on, as in finetune", "SPLIT"] = "auto",
 ) -> None:
     """Propose settings for fine-tuning and explain each; `hf-vit finetune --recipe auto` uses them."""

@@ -120,7 +120,7 @@ def _fetch_from(source: str, where: Mapping[str, Any]) -> Fetched:
             return Fetched(source, folder)
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UnavailableError(f"there is no file {source}; as a name on the Hub: {reason}") from error
+        raise UnavailableError(f"there is no file {source}, and it cannot be loaded from the Hub: {reason}") from error
     return fetch(source)
 
 

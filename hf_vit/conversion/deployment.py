@@ -89,7 +89,7 @@ def export_deployment(
 def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None) -> HfViTImageProcessor:
     """Return the processor for images of `size`; raise ConversionError if the script does not support it."""
     if isinstance(size, str):
-        raise ConversionError(f"the size of a deployment folder is {size!r} (expected pixels: N or HxW)")
+        raise ConversionError(f"size is {size!r}, but a deployment folder needs a fixed image size (N or HxW)")
     if size is not None:
         height, width = as_pair(size)
         processor = copy.deepcopy(processor)
@@ -112,7 +112,7 @@ def _unsupported(settings: dict[str, Any]) -> str | None:
             f"num_channels={settings['num_channels']}, do_convert_rgb={settings['do_convert_rgb']} (expected 3, True)"
         )
     if settings["reduced_decoding"]:
-        return "reduced_decoding reads JPEGs at a part of their size"
+        return "reduced_decoding decodes JPEGs at a fraction of their size"
     if settings["antialias"] and not (is_area or output == "rounded"):
         return f'resize_output={output!r} with antialias (expected "rounded")'
     return unsupported_sizes(settings)

@@ -70,7 +70,8 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     declared, size = sum(array.nbytes for array in arrays.values()), path.stat().st_size
     if declared > (most := most_bytes(size)) and not allowed("large"):  # expanded tensors, of which a copy is larger
         raise ConversionError(
-            f"{path.name} declares {declared:,} bytes of tensors in {size:,}; at most {most:,} {HOW_TO_ALLOW}"
+            f"{path.name} declares {declared:,} bytes of tensors for {size:,} bytes on disk; "
+            f"at most {most:,} {HOW_TO_ALLOW}"
         )
     return arrays, container
 

@@ -116,7 +116,7 @@ def clean(split: "Split", settings: DataSettings, spec: str) -> "Split":
                 continue
             if name not in classes:
                 raise ValueError(
-                    f"{settings.relabel} gives {image} the label {shorten(name)}, which is no class of the data "
+                    f"{settings.relabel} gives {image} the label {shorten(name)}, which is not a class of the data "
                     f"({join_names(classes, 20)}){did_you_mean(name, classes)}"
                 )
             labels[positions[image]] = classes.index(name)

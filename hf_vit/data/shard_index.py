@@ -211,7 +211,9 @@ def _join(files: Sequence[str], stamps: list, parts: list[dict]) -> pa.Table:
     """Join the parts of all shards into one index, with a common numbering of class names."""
     first = next((part for part in parts if len(part["rows"])), None)
     if first is None:
-        raise ValueError(f"there is no image in {files[0]}" + (f" and {len(files) - 1} more" if files[1:] else ""))
+        raise ValueError(
+            f"there are no images in {files[0]}" + (f" and {len(files) - 1} more files" if files[1:] else "")
+        )
     for file, part in zip(files, parts, strict=True):
         if len(part["rows"]) and part["kind"] != first["kind"]:
             raise ValueError(f"{file} has labels of type {part['kind']} (expected {first['kind']}, as before)")

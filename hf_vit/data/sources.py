@@ -136,7 +136,7 @@ def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
         raise ValueError("shards have no slices; name a whole split")
     shards = [str(file) for file in {str(key): names for key, names in files.items()}.get(split, [])]
     if not shards:
-        raise ValueError(f"there is {', '.join(map(str, files)) or 'nothing'}")
+        raise ValueError(f"the splits are {', '.join(map(str, files)) or 'none'}")
     kinds = {file.rpartition(".")[2] for file in shards}
     if kinds not in ({"tar"}, {"parquet"}):
         raise ValueError(

@@ -270,7 +270,8 @@ class _Download:
             raise _InterruptedError("the partial download does not match the file on the server")
         if status in TRANSIENT_STATUS:
             raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
-        meaning = {401: "is refused", 403: "is refused, or does not exist", 404: "does not exist"}.get(status, "fails")
+        meanings = {401: "needs authorization", 403: "is not accessible, or does not exist", 404: "does not exist"}
+        meaning = meanings.get(status, "cannot be downloaded")
         raise UnavailableError(f"{self.name} {meaning}: the server answers {status} {response.reason_phrase}")
 
     def _check_size(self, size: int) -> None:

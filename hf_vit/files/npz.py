@@ -56,7 +56,9 @@ def check_archive(archive: zipfile.ZipFile, size: int) -> None:
         raise ValueError(f"its arrays overlap in its {size:,} bytes")
     declared, most = sum(member.file_size for member in members), most_bytes(size)
     if declared > most and not allowed("large"):
-        raise ValueError(f"it declares {declared:,} bytes of arrays in {size:,}; at most {most:,} {HOW_TO_ALLOW}")
+        raise ValueError(
+            f"it declares {declared:,} bytes of arrays for {size:,} bytes on disk; at most {most:,} {HOW_TO_ALLOW}"
+        )
     if any(member.comment for member in members):  # a damaged length, which hides the members behind it
         raise ValueError("its zip directory is damaged")
 

@@ -108,7 +108,9 @@ class TensorStoreReader:
         size = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
         declared, most = sum(array.nbytes for array in self.arrays.values()), most_bytes(size)
         if declared > most and not allowed("large"):  # before any chunk is read
-            raise ValueError(f"it declares {declared:,} bytes of arrays in {size:,}; at most {most:,} {HOW_TO_ALLOW}")
+            raise ValueError(
+                f"it declares {declared:,} bytes of arrays for {size:,} bytes on disk; at most {most:,} {HOW_TO_ALLOW}"
+            )
 
     def _stored_arrays(self, tensorstore: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield (stored name, name of its metadata file, key-value store) for every array."""

@@ -170,7 +170,7 @@ def _circumstances(training: Mapping[str, Any]) -> str:
 
 def _value(metric: str, value: float) -> str:
     if metric.endswith("accuracy"):
-        return f"{100 * value:.2f} %"
+        return f"{100 * value:.2f}%"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 

@@ -252,7 +252,7 @@ def strict(config_class: Config) -> Config:
 def _limited(default: Any, is_valid: Callable[[Any], bool], expected: str) -> Any:
     def check(value: Any) -> None:
         if value is not None and not is_valid(value):
-            raise ValueError(f"{reprlib.repr(value)} is not {expected}")
+            raise ValueError(f"{reprlib.repr(value)} (expected {expected})")
 
     return validated_field(check, default=default)
 

@@ -188,7 +188,7 @@ def load_image(
 def read_for_display(image: Any, side: int, name: str = "the image") -> Image.Image:
     """Read an image file for display, in RGB.
 
-    Of an .npy array with at least three channels, the first three are shown; otherwise, the first is shown as gray.
+    Of an .npy array, the first three channels are shown; if there are fewer, only the first one, as gray.
 
     Args:
         image, name: as in `read_image`.

@@ -168,7 +168,7 @@ class HfViTEmbeddings(nn.Module):
 
         Args:
             grid: (rows, columns)
-            like: a tensor whose dtype and device fixed (sine-cosine) positions take.
+            like: a tensor; fixed (sine-cosine) positions take its dtype and device.
 
         Returns:
             (1, tokens, hidden_size); None if no position embeddings are added to the encoder's input.
@@ -299,7 +299,7 @@ class HfViTMLPLinear(nn.Linear):
     """Linear layer of an MLP."""
 
     def initialize(self) -> None:
-        """Initialize as the original: Xavier-uniform weights, normal biases with standard deviation 1e-6."""
+        """Initialize as in the original: Xavier-uniform weights, normal biases with standard deviation 1e-6."""
         init.xavier_uniform_(self.weight)
         init.normal_(self.bias, std=1e-6)
 
@@ -558,7 +558,7 @@ class HfViTEncoder(HfViTPreTrainedModel):
         if attention_mask is not None:
             if kwargs["output_attentions"] or self.config._attn_implementation in ("eager", "sdpa"):
                 attention_mask = attention_mask[:, None, None, :].bool()
-            else:  # in the kernel's own format; transformers reads the mask's values, a synchronization
+            else:  # in the kernel's own format; transformers reads the mask's values, which waits for the device
                 attention_mask = create_bidirectional_mask(
                     config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
                 )

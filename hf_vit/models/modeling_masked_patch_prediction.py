@@ -116,7 +116,9 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
 
     def set_num_channels(self, num_channels: int) -> None:
         """Raise ValueError: the outputs depend on the number of channels."""
-        raise ValueError(f"cannot set num_channels {num_channels}: {type(self).__name__} predicts colors")
+        raise ValueError(
+            f"cannot set num_channels {num_channels}: the outputs of this model depend on it; build a new one"
+        )
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)

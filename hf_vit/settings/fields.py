@@ -313,7 +313,7 @@ class TrainingSettings(DataSettings):
         schedule, steps, last = self.schedule, self.decay_steps, self.final_learning_rate
         decays = schedule in ("linear", "cosine", "polynomial")
         fits = len(steps) >= 1 if schedule == "staircase" else len(steps) <= decays
-        needed = "staircase needs one step or more, linear, cosine and polynomial take at most one, others none"
+        needed = "staircase needs at least one step; linear, cosine and polynomial take at most one; others none"
         yield not fits, f"schedule is {schedule} and decay_steps {steps}: {needed}"
         too_early = steps and schedule != "staircase" and steps[0] <= self.warmup_steps
         yield too_early, f"decay_steps {steps} must be above warmup_steps ({self.warmup_steps})"
@@ -362,10 +362,14 @@ class FinetuneSettings(TrainingSettings):
     def mistakes(self) -> Mistakes:
         yield from super().mistakes()
         has_split = self.folds and self.eval_split not in (AUTO, None)
-        yield has_split, f"folds ({self.folds}) hold out parts of train_split; eval_split is {self.eval_split}"
+        held_out = f"folds is {self.folds}, which holds out parts of train_split, and eval_split is {self.eval_split}"
+        yield has_split, f"{held_out}: set one of them"
         yield self.audit and self.streaming, "audit does not work with streaming: set streaming to false"
         yield self.linear_probe and self.lora_rank, "linear_probe freezes the layers that lora_rank adapts: choose one"
-        yield self.lora_rank and self.optimizer == "muon", "lora_rank is set, but muon does not train adapters"
+        yield (
+            self.lora_rank and self.optimizer == "muon",
+            "muon does not train the adapters of lora_rank: set optimizer to adamw or sgd",
+        )
 
 
 @dataclass
@@ -491,6 +495,9 @@ class EvaluateSettings(DataSettings):
         has_map = self.label_map and self.protocol not in ("accuracy", "real")
         yield has_map, f"label_map needs protocol accuracy or real; protocol is {self.protocol}"
         selects = self.protocol in ("few_shot", "linear_probe", "knn", "objectnet")
-        yield selects and self.streaming, f"protocol {self.protocol} does not work with streaming: set it to false"
+        yield (
+            selects and self.streaming,
+            f"protocol {self.protocol} does not work with streaming: set streaming to false",
+        )
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):
             yield not getattr(self, name), f"{name} is empty; it must have one entry or more"

@@ -76,10 +76,10 @@ def pretrain(
         settings: fields of `PretrainSettings`, among them `variant="S/16"` or `config={...}`.
 
     Returns:
-        The metrics, as those of `finetune`; for masked patch prediction "loss" and "patch_accuracy".
+        The metrics, as in `finetune`; for masked patch prediction "loss" and "patch_accuracy".
 
     Raises:
-        ValueError, TrainingStopped: as `finetune`.
+        ValueError, TrainingStopped: as in `finetune`.
 
     Example:
         >>> metrics = hf_vit.pretrain("digits", "out", recipe="digits", steps=20, warmup_steps=2)

@@ -138,7 +138,7 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
         wrong += [name for name in ("augment_on", "decode_on") if getattr(settings, name) == "device"]
         if wrong:
             value = getattr(settings, wrong[0])
-            raise ValueError(f"{wrong[0]} is {value}, but the images have {channels} channels (expected 1 or 3)")
+            raise ValueError(f"{wrong[0]} is {value}, which needs 1 or 3 channels, but the images have {channels}")
         return ArrayTransform(**common, num_channels=channels)
     if on_device:
         common["decodes_on_device"] = settings.decode_on == "device"
@@ -191,7 +191,8 @@ def check_evaluation(settings: TrainingSettings, split: Split | None, config: An
     known += [f"accuracy_at_patch_{size}" for size in settings.eval_patch_sizes or settings.patch_sizes]
     if name != "auto" and name not in known:
         listed = [metric for metric in known if "/" not in metric]
-        listed += ["accuracy/CLASS"] if len(listed) < len(known) else []
+        per_class = "average_precision/CLASS" if split.multi_label else "accuracy/CLASS"
+        listed += [per_class] if len(listed) < len(known) else []
         raise ValueError(f"best_metric is {name!r}; it must be {', '.join(listed)}{did_you_mean(name, known)}")
 
 

@@ -251,8 +251,8 @@ def find_damage(path: Path) -> str | None:
     try:
         sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
         read = {"state.json", *(file.name for file in path.glob("*.safetensors"))}
-        if not isinstance(sums, dict) or not read <= sums.keys():
-            return f"checksums.json does not list {', '.join(sorted(read))}"
+        if missing := read - (sums.keys() if isinstance(sums, dict) else set()):
+            return f"checksums.json does not list {', '.join(sorted(missing))}"
         with ThreadPoolExecutor() as pool:
             found = dict(zip(sums, pool.map(lambda name: sha256_of(path / name), sums), strict=True))
     except (OSError, ValueError) as error:
@@ -517,7 +517,7 @@ def _locked(output: Path) -> Iterator[None]:
 
 
 def _delete_earlier_run(output: Path, overwrite: bool) -> None:
-    """Delete an earlier run if `overwrite` is set; a link as the output folder or `checkpoints` is kept."""
+    """Delete an earlier run if `overwrite` is set; symbolic links to the folder and to `checkpoints` stay."""
     found = [entry for entry in output.iterdir() if entry.name not in (LOCK, MARK)]
     if found and not overwrite:
         raise SettingsError(

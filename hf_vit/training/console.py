@@ -43,7 +43,7 @@ class Console:
         self.tracking = bool(self.accelerator.log_with)
         self.started, self.start_step = time.perf_counter(), trainer.state.step
         self.peak_images_per_second = _peak_images_per_second(trainer)
-        # Seconds of training, and of these spent waiting for data; without the first interval, when workers start
+        # Seconds of training and seconds of waiting for data, without the first interval, in which workers start
         self.is_first, self.measured, self.waited = True, 0.0, 0.0
         self.restart()
         self.shown: dict[str, float] = {}  # latest value by name
@@ -80,7 +80,7 @@ class Console:
         """Record values at the current step."""
         step = self.trainer.state.step
         self.trainer.state.history.append({"step": step, **values})
-        measured = self._measure() if step > self.step else {}  # no steps were taken since an evaluation
+        measured = self._measure() if step > self.step else {}  # {}: only an evaluation since
         self._show(values | measured)
         self._warn_of_slow_data()
         if self.tracking:

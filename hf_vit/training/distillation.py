@@ -50,7 +50,7 @@ class Teacher:
                     "with the same task and number of channels"
                 )
         self.size = as_pair(theirs.image_size)
-        # Pixels of the student's mean and deviation -> the teacher's: both are affine functions of the levels
+        # Converts pixels normalized for the student to the teacher's normalization: both are affine in the levels
         own = Normalizer(processor.image_mean, processor.image_std, device)
         self.scale = own.scale / normalizer.scale
         self.offset = own.offset - normalizer.offset * self.scale

@@ -76,7 +76,8 @@ def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str,
         return {field: rate for field, rate in rates.items() if rate is not None}
     if wrong := [setting for setting in _DROPOUT_FIELDS if getattr(settings, setting)]:
         option = f"--{wrong[0].replace('_', '-')}"
-        raise ValueError(f"{option} is {getattr(settings, wrong[0])}, but a BiT ResNet has no dropout: leave it out")
+        value = getattr(settings, wrong[0])
+        raise ValueError(f"{option} is {value}, but BiT has neither dropout nor stochastic depth: omit {option}")
     return {}
 
 
@@ -94,7 +95,7 @@ def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = 
 
 
 def _set_labels(config: Any, split: Split, loss: str) -> None:
-    """Set the label names of a configuration, and its problem type: predictions are by sigmoid or softmax."""
+    """Set the label names of a configuration, and its problem type, which selects sigmoid or softmax."""
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in config.id2label.items()}
@@ -153,7 +154,9 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
         config = kind(**{**fields, **_dropout_fields(settings, kind)})
     if settings.head == "mlp":
         if isinstance(config, HfBiTConfig):
-            raise ValueError(f"head is mlp, but {settings.variant or 'a BiT ResNet'} has a linear one: set head linear")
+            raise ValueError(
+                f"head is mlp, but {settings.variant or 'a BiT ResNet'} has a linear head: set head to linear"
+            )
         config.representation_size = config.hidden_size
     return config
 

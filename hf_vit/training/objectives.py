@@ -140,7 +140,7 @@ class Normalizer:
         return torch.addcmul(self.offset, images.permute(0, 3, 1, 2), self.scale)
 
     def inverse(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return (batch, channels, height, width) as uint8, or patches (batch, patches, values)."""
+        """Convert normalized pixels, (batch, channels, height, width) or (batch, patches, values), back to uint8."""
         scale, offset = self.scale, self.offset
         if pixel_values.ndim == 3:
             repeats = pixel_values.shape[2] // len(scale)

@@ -184,7 +184,7 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
     warmup_steps, cooldown_steps, is_wsd = settings.warmup_steps, settings.cooldown_steps, settings.schedule == "wsd"
     if warmup_steps >= num_steps:
         raise ValueError(
-            f"--warmup-steps ({warmup_steps}) must be less than the {num_steps} steps of the run (0.1: a tenth)"
+            f"--warmup-steps ({warmup_steps}) must be less than the {num_steps} steps of the run; 0.1 means a tenth"
         )
     if settings.decay_steps and settings.decay_steps[0] <= warmup_steps and settings.schedule != "staircase":
         raise ValueError(f"--decay-steps ({settings.decay_steps[0]}) must be above --warmup-steps ({warmup_steps})")

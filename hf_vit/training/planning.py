@@ -70,8 +70,9 @@ class Plan:
             f"shorter side {_span(low, high)} pixels, median {median}; {data['long']:.0%} longer than {_LONG:g}:1",
             f"{data['exact_duplicates']:,} exact duplicates, {data['leaks']:,} of them in the held-out images",
         ]
+        images = f"{data['images']:,} training images of {data['classes']:,} classes"
         rows = [
-            ("data", f"{data['images']:,} images of {data['classes']:,} classes, {data['held_out']:,} held out"),
+            ("data", f"{images}, {data['held_out']:,} held-out images"),
             *(
                 ("", text)
                 for text in (
@@ -235,9 +236,8 @@ def _fit_into_time(
     models = [given["model"]] if "model" in given else list(MODELS)
     model, size, seconds = models[0], usual, measure(models[0], usual)
     for larger in models[1:]:
-        if (
-            2 * seconds > limit or (needed := measure(larger, usual)) > limit
-        ):  # it takes at least twice as long as the smaller model
+        # The next model takes at least twice as long
+        if 2 * seconds > limit or (needed := measure(larger, usual)) > limit:
             break
         model, seconds = larger, needed
     usual_seconds = seconds

@@ -1,4 +1,4 @@
-"""Preemption: after SIGTERM, SIGUSR1 or Ctrl-C, all processes save the same step, at most one later, and stop."""
+"""Preemption: after SIGTERM, SIGUSR1 or Ctrl-C, all processes save the same or the next step, and stop."""
 
 import os
 import signal

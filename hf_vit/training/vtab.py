@@ -192,7 +192,7 @@ class Runner:
             self.output.mkdir(parents=True, exist_ok=True)
             write_json(self.output / "vtab.json", summary)
             columns = {Path(str(self.settings.model)).name: accuracies, **paper}
-            write_text(self.output / "vtab.md", write_table(tasks, columns))
+            write_text(self.output / "vtab.md", markdown_table(tasks, columns))
             write_figure(tasks, summary, self.output / "vtab.png")
         return summary
 
@@ -210,7 +210,7 @@ def summarize(tasks: list[Task], accuracies: dict[str, float]) -> dict[str, Any]
     return {"accuracy": accuracies, "groups": groups, **mean, "tasks_done": len(accuracies), "tasks": len(tasks)}
 
 
-def write_table(tasks: list[Task], columns: dict[str, dict[str, float]]) -> str:
+def markdown_table(tasks: list[Task], columns: dict[str, dict[str, float]]) -> str:
     """Return a Markdown table: a row for each task, the groups and the mean; a column for each model, in %.
 
     Args:

@@ -16,7 +16,7 @@ from hf_vit.scripts.evaluate import evaluate
 from hf_vit.settings.fields import EvaluateSettings
 from hf_vit.settings.recipes import read_recipe
 from hf_vit.training import vtab
-from hf_vit.training.vtab import summarize, write_table
+from hf_vit.training.vtab import markdown_table, summarize
 
 from ..data.test_loaders import write_tar
 from ..paths import ROOT
@@ -318,7 +318,7 @@ def test_a_table_of_some_tasks():
     summary = summarize(tasks, accuracies)
     assert summary["groups"] == {"natural": 0.5, "specialized": 0.75}
     assert (summary["mean"], summary["tasks_done"], summary["tasks"]) == (0.625, 2, 3)
-    table = write_table(tasks, {"ours": accuracies, "nothing": {}})
+    table = markdown_table(tasks, {"ours": accuracies, "nothing": {}})
     assert "| SVHN | natural | - | - |" in table
     assert "| **mean of all tasks** |  | 62.5 | - |" in table
 

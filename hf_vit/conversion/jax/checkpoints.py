@@ -216,7 +216,7 @@ class Jax(JaxSource):
         features = {
             "attention pooling (pooling='map')": not is_big_vision and config.pooling == "map",
             "fixed sine-cosine positions": not is_big_vision and config.position_embedding_type == "sincos2d",
-            "kernel of another size than the patches (a flexible model)": not is_big_vision and config.is_flexible,
+            "kernel size different from the patch size (a flexible model)": not is_big_vision and config.is_flexible,
             "ResNet stem": is_big_vision and is_hybrid,
             "way to omit position embeddings": is_big_vision and config.position_embedding_type == "none",
             "attention without biases": not config.qkv_bias,
@@ -240,7 +240,7 @@ class Jax(JaxSource):
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         if self._other_numbers(model.config):
             logger.warning(
-                f"Written as {self.original(model)}, which its code computes with tanh GELU and other epsilons."
+                f"Written as {self.original(model)}. The original code computes it with tanh GELU and other epsilons."
             )
         dialect = {**record_of(model).get("dialect", {}), "names": options.dialect}
         arrays = self.arrays(model, dialect)
