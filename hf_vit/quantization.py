@@ -124,7 +124,7 @@ def quantize(
         if agreement < min_agreement:
             raise ValueError(
                 f"cannot quantize {folder}: {agreement:.1%} of {int(held_out.sum())} predictions agree with float32 "
-                f"(expected {min_agreement:.1%}); calibrate with more images, typical of the model's use"
+                f"(expected at least {min_agreement:.1%}); calibrate with more images, typical of the model's use"
             )
         record["seconds"] = _time({"int8": int8, "float32": model}, pixel_values[:1])
         write_json(draft / QUANTIZATION_RECORD, record)

@@ -113,7 +113,9 @@ def _read(folder: str | os.PathLike, where: dict[str, Any]) -> tuple[Path, dict[
         raise ValueError(f"{QUANTIZATION_RECORD} of {folder} has another format (expected {FORMAT!r}); quantize again")
     for name in PROGRAM_FILES:
         if sha256_of(Path(str(files[name]))) != record["files"][name]:
-            raise ValueError(f"{name} of {folder} is damaged: its sha256 is not that of {QUANTIZATION_RECORD}")
+            raise ValueError(
+                f"{name} of {folder} is damaged: its sha256 differs from {QUANTIZATION_RECORD}; quantize again"
+            )
     return Path(str(files[QUANTIZATION_RECORD])).parent, record
 
 

@@ -61,9 +61,7 @@ def compute(
         "training runs to draw, with the columns name, exaflops, accuracy (in percent) and, optionally, family",
         "CSV",
     ] = None,
-    output: Annotated[
-        Path | None, "figure of accuracy against compute to write, for --runs or --table 6", "PNG"
-    ] = None,
+    output: Annotated[Path | None, "figure to write: accuracy against compute, for --runs or --table 6", "PNG"] = None,
     overwrite: Overwrite = False,
     json: Annotated[bool, "print JSON"] = False,
 ) -> None:

@@ -20,7 +20,7 @@ def catalog(
     ] = None,
     resolution: Annotated[int | None, "only files fine-tuned at this image size, 224 or 384", "PIXELS"] = None,
     index: Annotated[
-        str | None, "search AugReg's index.csv, which lists 51,509 files: a path, https://... or gs://..."
+        str | None, "search AugReg's index.csv, which lists 51,509 fine-tuned files: a path, https://... or gs://..."
     ] = None,
     limit: Annotated[Count, "largest number of files to list"] = 10,
 ) -> None:

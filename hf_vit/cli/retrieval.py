@@ -96,7 +96,7 @@ def search(
     *,
     top_k: Annotated[Count, "number of images to find for each query"] = 5,
     group: Annotated[
-        bool, "group each result with its near duplicates (re-encoded, resized, mirrored or cropped)"
+        bool, "group each result with its near-duplicates (re-encoded, resized, mirrored or cropped)"
     ] = False,
     model: Annotated[
         str | None,

@@ -12,10 +12,10 @@ from .source import Fields, Request, as_text
 
 _OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype"}
 _OTHER_PARTS = {  # names of other parts in files of the original repositories
-    "b": "bias of the similarity",
+    "b": "similarity bias",
     "llm": "language model",
-    "opt": "state of the optimizer",
-    "t": "temperature of the similarity",
+    "opt": "optimizer state",
+    "t": "similarity temperature",
     "txt": "text tower",
 }
 

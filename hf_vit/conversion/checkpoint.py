@@ -217,7 +217,7 @@ def _check_kind(path: Path) -> None:
         raise ConversionError(f"{path.name} {kind}")
 
 
-_KERAS = "a model of Keras, which hf_vit does not read: convert the .npz of the same name"
+_KERAS = "a Keras model, which hf_vit does not read: convert the .npz file of the same name"
 _KINDS = {  # by the first bytes of the file
     b"<!doctyp": "is a web page (expected a checkpoint): download the file itself",
     b"<html": "is a web page (expected a checkpoint): download the file itself",

@@ -253,7 +253,7 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
             found[POSITIONS] = expected.get(POSITIONS, ())
         if different := sorted(name for name, _ in found.items() ^ expected.items()):
             theirs, ours = expected.get(different[0]), found.get(different[0])
-            raise ConversionError(f"{file} does not fit: {different[0]} is {theirs} there, {ours} in the model")
+            raise ConversionError(f"{file} does not fit: {different[0]} is {theirs} in the file, {ours} in the model")
         write_npz(path, _merge(arrays, checkpoint, naming))
 
 

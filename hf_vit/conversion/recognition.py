@@ -26,9 +26,9 @@ _MODELS = (
     (r"MixerBlock_\d+/", "an MLP-Mixer, which has no attention"),
     (r"embedding_[^/]+/kernel$", "UViM's first stage, a VQ-VAE"),
     (r"EmbedLabels/", "a GIVT, which generates images"),
-    (r"(?:cnn_encoder|cnn_decoder|decoder_stem)/", "a VAE of GIVT"),
-    (r"EmbedPatches/", "UViM's second stage, an encoder with a decoder"),
-    (r"(?:decoder/EncDecBlock|encoder/embedding/kernel$)", "a CapPa captioner, an encoder with a decoder of text"),
+    (r"(?:cnn_encoder|cnn_decoder|decoder_stem)/", "GIVT's VAE"),
+    (r"EmbedPatches/", "UViM's second stage, an encoder-decoder model"),
+    (r"(?:decoder/EncDecBlock|encoder/embedding/kernel$)", "a CapPa captioner, an image encoder with a text decoder"),
     (r"couplings/", "a Jet, a normalizing flow"),
     (r"Embed(?:Image|Text)/", "a JetFormer, which generates images and text"),
     (r"_vq_vae\.", "the VQ-VAE of PaliGemma's segmentation"),
@@ -52,7 +52,7 @@ def recognize(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]
         if (naming := source.naming(checkpoint, request)) is not None:
             return source, naming
     if what is None and any(re.search("embeddings[./]patch_embeddings", name) for name in checkpoint.shapes):
-        what = "transformers' names of parameters (pass the folder that also contains config.json)"
+        what = "transformers' parameter names (pass the folder that also contains config.json)"
     what = what or _find(_TEXTS, checkpoint.shapes)
     what = what or f"an unknown architecture (arrays such as {', '.join(sorted(checkpoint.shapes)[:3])})"
     raise ConversionError(f"{checkpoint.path.name} holds {what}; hf_vit converts ViT, its hybrids and BiT")

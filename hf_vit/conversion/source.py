@@ -446,7 +446,7 @@ def image_size_of(
     """
     if num_patches is None:
         rows, columns = grid or (max(_DEFAULT_IMAGE_SIZE // size, 1) for size in pixels)
-        known = "no positions show it; taken as"
+        known = "the file has no position embeddings; assumed:"
     elif _fits(num_patches, grid):
         rows, columns = grid or (math.isqrt(num_patches), math.isqrt(num_patches))
         known = f"{num_patches} positions" + (", without the class token's:" if has_cls else ":")

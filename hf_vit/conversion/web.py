@@ -180,13 +180,13 @@ def find_runtime() -> Path:
         return package
     npm = shutil.which("npm")
     if npm is None:
-        raise ConversionError(f"npm, which downloads {_RUNTIME}, is not installed: name the package with --runtime")
+        raise ConversionError(f"npm, which downloads {_RUNTIME}, is not installed: pass the package with --runtime")
     with tempfile.TemporaryDirectory(dir=package.parent) as folder:
         done = subprocess.run([npm, "pack", _RUNTIME], cwd=folder, capture_output=True, text=True, errors="replace")
         packed = list(Path(folder).glob("*.tgz"))
         if done.returncode or len(packed) != 1:
             reason = " ".join(done.stderr.split())[-300:]
-            raise ConversionError(f"npm cannot download {_RUNTIME} (name the package with --runtime): {reason}")
+            raise ConversionError(f"npm cannot download {_RUNTIME} (pass the package with --runtime): {reason}")
         if (found := sha256_of(packed[0])) != _RUNTIME_SHA256:
             raise ConversionError(f"{_RUNTIME} has sha256 {found} (expected {_RUNTIME_SHA256}); nothing was written")
         packed[0].replace(package)

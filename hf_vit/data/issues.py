@@ -66,7 +66,9 @@ def read_issues(path: str) -> list[dict[str, str]]:
         raise ValueError(f"{path} has the columns {', '.join(header) or 'none'} (expected image)")
     for line, row in enumerate(rows, start=2):
         if None in row or not row["image"]:
-            raise ValueError(f"{path}, row {line}: {'too many columns' if None in row else 'no image is named'}")
+            raise ValueError(
+                f"{path}, row {line}: {'too many columns' if None in row else 'the column image is empty'}"
+            )
     return [{name: re.sub(r"^'(?=[=@+-])", "", (value or "").strip()) for name, value in row.items()} for row in rows]
 
 

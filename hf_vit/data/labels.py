@@ -53,7 +53,7 @@ def match_to_split(split: "Split", other: "Split", name: str, other_name: str) -
     """
     if split.multi_label != other.multi_label:
         several, one = (name, other_name) if split.multi_label else (other_name, name)
-        raise ValueError(f"{several} has several labels per image, {one} has one")
+        raise ValueError(f"{several} has several labels per image, but {one} has one; both need the same kind")
     if split.label_names == other.label_names and split.num_labels >= other.num_labels:
         return replace(other, num_labels=split.num_labels)
     theirs = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]

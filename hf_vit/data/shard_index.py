@@ -106,7 +106,7 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
                         index = _load(path, cached, files, stamps)
                         break
     if index is None:
-        raise OSError(f"cannot write the index of {len(files)} shards to {neighbor} or {cached}")
+        raise OSError(f"cannot write the index of {len(files)} shards: make {neighbor} or {cached} writable")
     if not columns.needs_labels and columns.label is None:
         return replace(index, label_column=None, num_labels=None)
     if index.is_tar and (missing := int((index.units["label"] < 0).sum())):

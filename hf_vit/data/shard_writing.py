@@ -59,7 +59,7 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
         OSError: a file cannot be read or written; finished shards stay, and the same call continues.
     """
     if Path(plan.source).is_dir() and output.resolve().is_relative_to(Path(plan.source).resolve()):
-        raise ValueError(f"cannot write {output} inside {plan.source}, the folder of the images; name another folder")
+        raise ValueError(f"cannot write {output} inside {plan.source}, the folder of the images; choose another folder")
     opened = {name: _open(plan, name) for name in splits or names_of_splits(plan.source, plan.config)}
     _write_plan(plan, {name: fingerprint_data(split) for name, split in opened.items()}, output)
     written = {}
@@ -94,16 +94,16 @@ def _write_plan(plan: ShardPlan, data: dict[str, Any], output: Path) -> None:
         if noted["plan"] != asdict(plan):
             raise ValueError(
                 f"{output} has shards of {json.dumps(noted['plan'])} (expected {json.dumps(asdict(plan))}); "
-                "name another folder"
+                "choose another folder"
             )
         for split in data.keys() & noted["data"].keys():
             before, now = (describe_fingerprint(one[split]) for one in (noted["data"], data))
             if noted["data"][split] != data[split]:
                 raise ValueError(
-                    f"{output} has shards of other images of {split} ({before}; now {now}); name another folder"
+                    f"{output} has shards of other images of {split} ({before}; now {now}); choose another folder"
                 )
     elif output.exists() and any(output.glob("*.tar")):
-        raise ValueError(f"{output} has shards that hf-vit shard did not write; name another folder")
+        raise ValueError(f"{output} has shards that hf-vit shard did not write; choose another folder")
     output.mkdir(parents=True, exist_ok=True)
     write_json(output / _PLAN, {**noted, "data": {**noted["data"], **data}})
 

@@ -133,7 +133,7 @@ def _reason(error: Exception) -> str:
 def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
     """The shards of one split."""
     if "[" in split:
-        raise ValueError("shards have no slices; name a whole split")
+        raise ValueError("a split of shards cannot be sliced; use a whole split, such as train")
     shards = [str(file) for file in {str(key): names for key, names in files.items()}.get(split, [])]
     if not shards:
         raise ValueError(f"the splits are {', '.join(map(str, files)) or 'none'}")
@@ -343,7 +343,7 @@ def find_column(
         return name
     found = [column for column, feature in features.items() if fits(feature)]
     if len(found) != 1:
-        several = f"{len(found)} columns of type {what}, choose one with {option}"
+        several = f"there are {len(found)} columns of type {what}: choose one with {option}"
         count = several if found else f"there is no column of type {what}"
         raise ValueError(f"{count}; the columns are {_listing(features)}")
     return found[0]

@@ -81,7 +81,7 @@ def hold_out(count: int, share: float, seed: int) -> torch.Tensor:
         ValueError: there are fewer than 2 images.
     """
     if count < 2:
-        raise ValueError(f"a linear probe needs at least 2 training images, but there is {count}")
+        raise ValueError(f"a linear probe needs at least 2 training images, but the split has {count}")
     size = min(max(round(count * share), 1), count - 1)
     chosen = torch.zeros(count, dtype=torch.bool)
     chosen[torch.from_numpy(np.random.default_rng(seed).permutation(count)[:size])] = True

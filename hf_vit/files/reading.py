@@ -59,5 +59,5 @@ class _PlainLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self.depth -= 1
         if isinstance(node, yaml.ScalarNode) and ":" in node.value and node.tag.endswith((":int", ":float")):
-            raise yaml.YAMLError(f"{node.value[:20]} is a number of base 60 in YAML 1.1; quote it")
+            raise yaml.YAMLError(f"{node.value[:20]} is a base-60 number in YAML 1.1; quote it")
         return node

@@ -39,7 +39,7 @@ from .utils import (
 
 logger = logging.get_logger(__name__)
 
-# Arguments besides the fields that transformers passes to a configuration.
+# Arguments other than the fields, which a configuration gets from transformers.
 _KNOWN_EXTRAS = frozenset(
     "_attn_implementation _commit_hash _name_or_path attn_implementation auto_map experts_implementation model_type "
     "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states tie_word_embeddings "
@@ -209,7 +209,7 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
 
 
 def saved_class(settings: dict[str, Any]) -> str | None:
-    """Return the name of the model class in a config.json; a hybrid's plain class name becomes the hybrid's."""
+    """Return the name of the model class in a config.json; for a hybrid, HfViTFor... becomes HfViTHybridFor...."""
     name = next(iter(settings.get("architectures") or ()), None)
     if name is None or settings.get("model_type") != "hf_vit_hybrid":
         return name

@@ -143,7 +143,7 @@ def check_mixed_sizes(config: HfViTConfig) -> None:
     """Raise ValueError if the layers of the model need the same grid for all images of a batch."""
     if config.needs_one_grid:
         raise ValueError(
-            "cannot mix image sizes in a batch with position_embedding_type "
+            "cannot mix image sizes in a batch, or drop patches, with position_embedding_type "
             f"{config.position_embedding_type!r}, position_embedding_placement "
             f"{config.position_embedding_placement!r} and attention_axes {config.attention_axes!r}; expected position "
             "embeddings at the input and attention over all tokens"
@@ -200,7 +200,7 @@ def embed_mixed_sizes(
         row = unpatchify(pixel_values, (1, length), patch_size)
     else:
         row = _apply_stem(embeddings.stem, pixel_values, grids, patch_size, config.stride)
-    patches = embeddings.patch_embeddings(row, patch_size).to(dtype)  # autocast returns bfloat16
+    patches = embeddings.patch_embeddings(row, patch_size).to(dtype)  # autocast changes the dtype
     patches = patches.masked_fill(patch_mask(spatial_shapes, pixel_values).unsqueeze(-1) == 0, 0)
     if not config.adds_positions_to_input:
         return patches, None

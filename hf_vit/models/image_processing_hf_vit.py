@@ -41,7 +41,7 @@ _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
-    r"""Settings of `HfViTImageProcessor`, where they are described, in addition to those of `ImagesKwargs`."""
+    """Keyword arguments of `HfViTImageProcessor`, which describes them; they extend `ImagesKwargs`."""
 
     preset: Literal["vit_jax", "augreg", "big_vision", "lit", "bit", "timm", "transformers", "native"] | None
     crop_pct: float | None
@@ -416,7 +416,7 @@ def _resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[i
 
 
 def _follows_torchvision(settings: SimpleNamespace) -> bool:
-    """Return whether sizes and offsets are rounded as in torchvision and Pillow, or as in TensorFlow."""
+    """Return True if sizes and offsets are rounded as in torchvision and Pillow, False if as in TensorFlow."""
     return settings.resize_output == "rounded"
 
 

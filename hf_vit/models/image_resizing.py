@@ -106,8 +106,8 @@ def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patch
 def center_window(size: tuple[int, int], crop_size: tuple[int, int], round_half: bool) -> Window:
     """Return the rows and columns of a center crop, at most the whole image.
 
-    Half of the removed pixels is rounded down, as in big_vision's `central_crop`, or to even (`round_half`), as in
-    torchvision's `CenterCrop`.
+    The offset is half the number of removed pixels, rounded down as in big_vision's `central_crop`, or, with
+    `round_half`, half to even as in torchvision's `CenterCrop`.
     """
     ranges = []
     for old, new in zip(size, crop_size, strict=True):
@@ -123,7 +123,7 @@ def crop_to(levels: torch.Tensor, window: Window) -> torch.Tensor:
 
 
 def pad_to(levels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Center images (..., channels, old height, old width) on a black (..., channels, height, width).
+    """Center images (..., channels, old height, old width) on a black background (..., channels, height, width).
 
     If the number of added rows or columns is odd, the bottom or right border gets the extra one.
     """

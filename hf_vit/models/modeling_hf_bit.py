@@ -92,7 +92,8 @@ class HfBiTModel(HfBiTPreTrainedModel):
         """Run the network.
 
         Args:
-            pixel_values: (batch, num_channels, height, width) in [-1, 1], of any size.
+            pixel_values: (batch, num_channels, height, width) in [-1, 1], of any size; with axial attention, of at most
+                `image_size`.
 
         Returns:
             `last_hidden_state`: (batch, hidden_size, rows, columns), after the last ReLU.

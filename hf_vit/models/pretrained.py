@@ -92,7 +92,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         * `num_channels=` adapts the first convolution, see `set_num_channels`.
         * `verify=True` hashes all files again, see `hf_vit.models.utils.check_files`.
 
-        There are two exceptions, both with a warning: A head that is missing, or has a different number of labels, is
+        Two missing weights are only a warning. A head that is missing, or has a different number of labels, is
         reinitialized to zeros. A missing mask token is initialized, in `HfViTForMaskedPatchPrediction` randomly.
 
         For the models of other libraries, use `hf_vit.load` or `hf-vit convert`.
@@ -291,8 +291,8 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
     def set_num_channels(self, num_channels: int) -> None:
         """Set another number of image channels, and adapt the kernel of the first convolution as timm does.
 
-        For one channel, the kernel is summed over the old channels. For more channels, the old channels are repeated in
-        order and multiplied by old / new number of channels.
+        For one channel, the kernel is summed over the old channels. Otherwise, the old channels are repeated in order,
+        or the first ones are kept, and multiplied by old / new number of channels.
 
         Raises:
             ValueError: the number is invalid, or the model's outputs depend on it.

@@ -339,9 +339,9 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         is_hashed = hashed.get(name) == state and not thorough
         if status.st_size != expected["size"] or not (is_hashed or sha256_of(file) == expected["sha256"]):
             raise ValueError(
-                f"{file} does not match {MANIFEST}: it has {status.st_size} bytes (expected {expected['size']} bytes "
-                f"with sha256 {expected['sha256'][:16]}...); download it again with force_download=True, or delete "
-                f"{MANIFEST} if you changed the file yourself"
+                f"{file} does not match {MANIFEST}: its size ({status.st_size} bytes) or its sha256 differs (expected "
+                f"{expected['size']} bytes with sha256 {expected['sha256'][:16]}...); download it again with "
+                f"force_download=True, or delete {MANIFEST} if you changed the file yourself"
             )
         if status.st_size > _SMALL:
             hashed[name] = state

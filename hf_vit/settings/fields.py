@@ -125,7 +125,7 @@ class TrainingSettings(DataSettings):
     epochs: float | None = _length(None, "length in passes over the training images; set this or steps", above=0)
     batch_size: int = _length(512, "images per optimizer step, over all processes and accumulation steps", above=0)
     per_device_batch_size: int | None = _length(None, "images per forward; by default batch_size / processes", above=0)
-    find_batch_size: bool = _length(False, "halve per_device_batch_size until a forward fits into memory")
+    find_batch_size: bool = _length(False, "halve per_device_batch_size until forward and backward fit into memory")
     class_sampling: Literal["natural", "balanced"] = _length(
         "natural", "balanced: draw each class equally often; every image of a class is drawn before one repeats"
     )
@@ -300,7 +300,7 @@ class TrainingSettings(DataSettings):
         yield self.token_drop and self.preset != "native", f"token_drop ({self.token_drop}) needs preset native"
         for name, unset in {"class_weights": "none", "label_smoothing": 0}.items():
             is_set = getattr(self, name) != unset
-            yield self.teacher and is_set, f"{name} ({getattr(self, name)}) changes the labels, which teacher replaces"
+            yield self.teacher and is_set, f"{name} has no effect with teacher, which replaces the labels: unset one"
         of_one_size = "mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes compile reduced_decoding teacher".split()
         wrong = [name for name in of_one_size if getattr(self, name) not in (None, 0, [], AUTO)]
         wrong += ["crop"] * resizes_first
@@ -349,7 +349,9 @@ class FinetuneSettings(TrainingSettings):
     linear_probe: bool = _model(False, "train only the head")
     lora_rank: int | None = _model(None, "LoRA (PEFT): train only the head and adapters of this rank", above=0)
     num_channels: int | None = _model(
-        None, "image channels, by default the model's; others repeat or sum the first layer's kernels", above=0
+        None,
+        "image channels, by default the model's; for others, the first layer's kernels are repeated or summed",
+        above=0,
     )
     lora_alpha: float = _model(16, "LoRA: alpha; the adapters are scaled by alpha / rank", above=0)
     lora_target_modules: list[str] = _model(lambda: ["q_proj", "v_proj"], "LoRA: modules that get adapters")

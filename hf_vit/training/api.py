@@ -39,7 +39,7 @@ def finetune(
     """Fine-tune a model for image classification, as `hf-vit finetune` does.
 
     Args:
-        model: name on the Hub, or a folder.
+        model: a folder, a name on the Hub, a checkpoint file, or a released checkpoint such as "augreg:Ti/16".
         dataset: a folder with a folder of images for each class, a name on the Hub, or parquet or tar files.
         output_dir: folder of the result: the model, its metrics and reports, `best/` and the checkpoints.
         recipe: recipe to start from, such as "finetune_small"; see `hf-vit recipes`. "auto" uses the settings that
@@ -125,7 +125,7 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
 
 
 def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command: str) -> dict[str, Any]:
-    """Fine-tune a model for each of `folds` parts of the training images, and evaluate it on that part.
+    """Fine-tune one model per fold on the training images of the other folds, and evaluate it on its own fold.
 
     Returns:
         As in folds.json: "folds", a list with the metrics of each, and their "mean" and "deviation" (the standard

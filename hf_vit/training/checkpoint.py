@@ -3,9 +3,9 @@
 A checkpoint is a folder such as `step_00000120` with safetensors files, `state.json`, and `checksums.json` with the
 SHA-256 of each file. `torch.distributed.checkpoint` writes and reads the tensors: each process writes its part, and
 any number of processes can read them. A checkpoint is written in the background under a hidden name, flushed to disk
-and then renamed, so the previous checkpoint survives a crash. A damaged checkpoint is moved to the folder `damaged` and
-never deleted. Nothing is pickled. Random numbers in training are functions of (seed, step, micro-batch), so no
-generator state is saved.
+and then renamed, so the previous checkpoint survives a crash. A damaged checkpoint is moved to the folder `damaged`;
+only `--overwrite` deletes it. Nothing is pickled. Random numbers in training are functions of (seed, step,
+micro-batch), so no generator state is saved.
 """
 
 import json

@@ -81,8 +81,8 @@ def distillation_loss(
 ) -> torch.Tensor:
     """Return temperature^2 * KL(teacher || student) of each sample, in float32.
 
-    For softmax, as `dist` with kind "kl" in big_vision (evaluators/proj/distill/distance.py). The factor makes the size
-    of the gradient independent of the temperature (Hinton et al., arXiv 1503.02531).
+    For softmax, this is `dist` with kind "kl" in big_vision (evaluators/proj/distill/distance.py). The factor makes the
+    size of the gradient independent of the temperature (Hinton et al., arXiv 1503.02531).
 
     Args:
         logits, teacher_logits: (batch, num_labels); they are divided by the temperature.

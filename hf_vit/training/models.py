@@ -33,7 +33,7 @@ _DROPOUT_FIELDS = {
 
 
 def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTrainedModel, Any]:
-    """Load a pretrained model with a new head, a linear layer of zeros, and its image processor.
+    """Load a pretrained model and its image processor; the model gets a new linear head, initialized to zeros.
 
     The new head also replaces the pre-logits layer (section 3.2 of the paper), unless `keep_pre_logits`. Adapters and
     frozen parameters follow the settings.

@@ -111,8 +111,8 @@ def draw_patch_size(settings: TrainingSettings, step: int) -> dict[str, int]:
     """Return the `patch_size` argument for the forwards of an optimizer step (from 0); {} for a fixed patch size.
 
     FlexiViT (arXiv 2212.08013) draws one for each step. The sequence is that of big_vision (trainers/proj/flexi/,
-    train.py and common.py). Each step has its own generator, seeded with the numbers of experiment, work unit and
-    step, counted from 1. Outside of Google the first two are 0; here the first is the seed, 0 by default.
+    train.py and common.py). Each step has its own generator, whose seed is (experiment ID, work unit ID, step), with
+    steps counted from 1. Outside Google, both IDs are 0; here, the first one is the run's seed, 0 by default.
     """
     if not settings.patch_sizes:
         return {}

@@ -130,7 +130,7 @@ def plan(
     choose("learning_rate", rate, f"{_RATE:g} per {_RATE_BATCH} images of the batch, at most {_LARGEST_RATE:g}")
     if "steps" not in given:
         steps = min(max(round(_EPOCHS * images / run.batch_size), _STEPS[0]), _STEPS[1])
-        reason = f"about {_EPOCHS} epochs, limited to {_STEPS[0]} to {_STEPS[1]:,} steps"
+        reason = f"about {_EPOCHS} epochs, but at least {_STEPS[0]} and at most {_STEPS[1]:,} steps"
         choose("epochs", round(steps * run.batch_size / images, 2), reason)
     if data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1) and not split.multi_label:
         choose("class_sampling", "balanced", f"{_span(data['smallest_class'], data['largest_class'])} images per class")

@@ -30,7 +30,8 @@ class Preempted(Exception):
 class Preemption:
     """Handler of SIGTERM, SIGUSR1 and Ctrl-C (SIGINT) during training; all processes stop at the same step.
 
-    A second Ctrl-C raises KeyboardInterrupt at once. SIGINT stays ignored if it was, as with `nohup`.
+    A second Ctrl-C raises KeyboardInterrupt at once. If SIGINT was ignored, as in a shell's
+    background job, it stays ignored.
 
     Several processes exchange the signals they received while a step is computed, over a separate process group on the
     CPU, so that the step does not wait. Signals are not handled outside the main thread, nor in several processes
