@@ -170,8 +170,8 @@ def write_other_record(folder):
     [
         (damage_program, "program.bin"),
         (take_program_away, "program.xml"),
-        (write_other_weights, "another model"),
-        (write_other_settings, "another model"),
+        (write_other_weights, "config.json"),
+        (write_other_settings, "config.json"),
         (write_other_record, "quantization.json"),
     ],
 )

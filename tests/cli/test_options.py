@@ -84,7 +84,7 @@ def test_recipes_are_listed_with_hardware_and_expected_results(capsys, run_comma
         about = about_recipe(path)
         assert all(about), f"{name} does not say what it is, its hardware or what to expect"
         assert f"{name}\n    {about.what}\n" in listed
-    assert "97.8 to 98.6 %" in listed
+    assert "97.8 to 98.6" in listed
     assert main(["recipes", "show", "digits"]) == 0
     assert capsys.readouterr().out == (RECIPES / "digits.yaml").read_text()
 

@@ -110,7 +110,7 @@ def test_a_program_without_attention(tmp_path):
         ({"do_resize": False}, "do_resize"),
         ({"preset": "transformers", "resample": 1}, "resample=1"),
         ({"size": {"shortest_edge": 36}}, "crop"),
-        ({"do_center_crop": True, "crop_size": {"height": 20, "width": 40}}, "pads"),
+        ({"do_center_crop": True, "crop_size": {"height": 20, "width": 40}}, "crop_size"),
     ],
 )
 def test_unsupported_preprocessing_is_refused(settings, message, tmp_path):

@@ -168,7 +168,7 @@ def test_the_command_writes_a_script_that_needs_no_torch(
         ({"num_channels": 1}, "num_channels"),
         ({"do_resize": False}, "any size"),
         ({"size": {"shortest_edge": 36}}, "crop"),
-        ({"do_center_crop": True, "crop_size": {"height": 20, "width": 40}}, "pads"),
+        ({"do_center_crop": True, "crop_size": {"height": 20, "width": 40}}, "crop_size"),
         ({"antialias": True}, "resize_output"),
     ],
 )
