@@ -3,7 +3,7 @@
     python benchmarks/audit.py MODEL DATASET [--split train] [--images 2000] [--faults labels duplicates]
 
 Prints one JSON object per measurement. Twenty duplicates are planted: re-encoded, resized, mirrored, cropped to 70 to
-90 % of the area, or all of these. Duplicates of the data set itself are counted first, and are not false positives.
+90% of the area, or all of these. Duplicates of the data set itself are counted first, and are not false positives.
 """
 
 import argparse

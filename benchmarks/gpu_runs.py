@@ -25,7 +25,7 @@ _PICTURE = (375, 500)  # pixels, ImageNet's mean size
 _TOY_MODEL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _PRETRAIN = {"mixed_precision": "bf16", "optimizer": "adamw", "learning_rate": 1e-4, "schedule": "constant"}
 _PRETRAIN |= {"warmup_steps": 0, "eval_split": "none", "report_to": "none", "eval_every": 10_000, "save_every": 10_000}
-# The original's short schedule for CIFAR-10, whose README reports 98.59 % for ViT-B/16 from ImageNet-21k
+# The original's short schedule for CIFAR-10, whose README reports 98.59% for ViT-B/16 from ImageNet-21k
 _PAPER = {"train_split": "train", "eval_split": "test", "steps": 500, "warmup_steps": 50, "batch_size": 512}
 _PAPER |= {
     "per_device_batch_size": 256,

@@ -263,7 +263,7 @@ def cpu_group(purpose: str) -> Any:
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next training step; with another C library nothing happens.
 
-    By default glibc returns memory to the system, which clears each page when the next step asks for it: 6 to 12 % of a
+    By default glibc returns memory to the system, which clears each page when the next step asks for it: 6 to 12% of a
     step of ViT-S/16 and Ti/16 on two busy cores. If one of glibc's own variables is set (MALLOC_TRIM_THRESHOLD_ and
     the like), nothing is changed.
     """

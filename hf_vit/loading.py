@@ -174,9 +174,7 @@ def _load_or_convert(name: str | os.PathLike, settings: Mapping[str, Any], model
         return _convert(name, settings)
     saved = saved_class(stored)
     if saved not in _CLASSES:
-        raise ValueError(
-            f"cannot load {name}: its config.json names {saved or 'no class'} (expected a class of hf_vit)"
-        )
+        raise ValueError(f"cannot load {name}: its config.json names {saved or 'no class'} (expected an hf_vit class)")
     return (model_class or _CLASSES[saved]).from_pretrained(name, _warns_about_int8=False, **settings), None
 
 
@@ -402,9 +400,7 @@ def with_channels(model: Any, processor: Any, num_channels: int) -> HfViTImagePr
     """
     processor, repeated = _as_ours(processor, model.config), {}
     if not isinstance(model, HfVisionPreTrainedModel):
-        raise ValueError(
-            f"cannot set num_channels {num_channels} of {type(model).__name__} (expected a model of hf_vit)"
-        )
+        raise ValueError(f"cannot set num_channels {num_channels} of {type(model).__name__} (expected an hf_vit model)")
     model.set_num_channels(num_channels)
     for name in ("image_mean", "image_std"):
         values = getattr(processor, name)

@@ -4,7 +4,7 @@
     hf-vit audit MODEL --dataset FOLDER --train OTHER --output-dir audit
     accelerate launch training/audit.py MODEL --dataset FOLDER
 
-All commands run this script. `--help` explains every setting.
+These commands all run this script. `--help` explains every setting.
 """
 
 import sys

@@ -4,7 +4,7 @@
     hf-vit evaluate --model out --dataset FOLDER --protocol few_shot --output-dir results
     accelerate launch training/evaluate.py --model out --dataset FOLDER
 
-All commands run this script. `--help` explains every setting.
+These commands all run this script. `--help` explains every setting.
 """
 
 import sys

@@ -4,7 +4,7 @@
     accelerate launch -m hf_vit.scripts.finetune --model ti16 --dataset FOLDER --output-dir out --recipe finetune_small
     accelerate launch training/finetune.py --model ti16 --dataset FOLDER --output-dir out --recipe finetune_small
 
-All commands run this script. `--help` explains every setting.
+These commands all run this script. `--help` explains every setting.
 """
 
 import shlex

@@ -4,7 +4,7 @@
     accelerate launch -m hf_vit.scripts.pretrain --recipe digits --output-dir out
     accelerate launch training/pretrain.py --recipe digits --output-dir out
 
-All commands run this script. `--help` explains every setting.
+These commands all run this script. `--help` explains every setting.
 """
 
 import shlex

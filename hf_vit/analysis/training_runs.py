@@ -16,7 +16,7 @@ from .compute import FLOPS_PER_MULTIPLY_ADD, count_with_padding
 
 # A step costs a forward and a backward of twice its cost. This reproduces the paper's exaFLOPs.
 _FORWARDS_PER_STEP = 3
-# Mean share of the peak in the paper's Table 2: 32, 43 and 39 % for its three ViTs, from their TPUv3-core-days.
+# Mean share of the peak in the paper's Table 2: 32, 43 and 39% for its three ViTs, from their TPUv3-core-days.
 UTILIZATION = 0.38
 _SECONDS_PER_DAY = 86_400
 _COLUMNS = "expected columns name, exaflops, accuracy and, optionally, family"

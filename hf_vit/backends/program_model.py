@@ -143,7 +143,7 @@ class ProgramModel(nn.Module):
         if (found.dtype, found.device) != (example.dtype, example.device):
             raise ValueError(
                 f"{type(self).__name__} cannot be moved to {found.dtype} on {found.device}: its program is "
-                f"{self.dtype} on cpu; convert the PyTorch model first"
+                f"{self.dtype} on cpu; use the PyTorch model instead"
             )
         return self
 
@@ -155,7 +155,7 @@ class OpenVINOModel(ProgramModel):
 
     Args:
         model: an encoder or classifier of this package on the CPU.
-        batch_size: usual number of images of a forward. The program for it is 1 to 4 % faster on two cores of an
+        batch_size: usual number of images of a forward. The program for it is 1 to 4% faster on two cores of an
             AVX-512 CPU (S/16, 1 and 8 images) than the one for any batch, which other batches use.
 
     Raises:
@@ -208,7 +208,7 @@ class ONNXRuntimeModel(ProgramModel):
 def _outputs_of(model: Any, dtypes: Sequence[torch.dtype]) -> tuple[type[ModelOutput], list[str]]:
     """Return the class and the names of a model's outputs, by computing one image."""
     if not isinstance(model, PROGRAM_MODELS):
-        raise ValueError(f"cannot compile {type(model).__name__} (expected an encoder or a classifier of hf_vit)")
+        raise ValueError(f"cannot compile {type(model).__name__} (expected an hf_vit encoder or classifier)")
     if model.dtype not in dtypes or model.device.type != "cpu":
         expected = " or ".join(map(str, dtypes))
         raise ValueError(f"the model is {model.dtype} on {model.device} (expected {expected} on cpu)")

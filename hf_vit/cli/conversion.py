@@ -190,7 +190,7 @@ def export(
     print(f"saved in {output}")
 
 
-def fingerprint(source: Annotated[str, "model: a folder of hf_vit, or any source of `hf-vit convert`"]) -> None:
+def fingerprint(source: Annotated[str, "model: an hf_vit folder, or any source of `hf-vit convert`"]) -> None:
     """Print a SHA-256 of a model's weights, which is the same in every format."""
     silence_progress_bars()
     from .. import conversion

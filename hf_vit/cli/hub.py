@@ -27,7 +27,7 @@ def push(
     ] = None,
     runtime: Annotated[Path | None, "for --static-space: as in `hf-vit demo --static`", "PACKAGE"] = None,
     code: Annotated[
-        bool, "also push the model's code, so that it loads without hf_vit, with trust_remote_code=True"
+        bool, "also push the model's code, so that the model loads without hf_vit, with trust_remote_code=True"
     ] = False,
     license: _License = None,
     allow_incomplete_card: Annotated[bool, "push even if the card lacks something, such as a license"] = False,
@@ -90,7 +90,7 @@ def verify(
         raise ValueError(f"cannot verify {folder}: it has no {MANIFEST}, which convert, training and push write")
     checked = check_files(manifest, thorough=True)
     if not checked:
-        raise ValueError(f"{manifest} is not a manifest of hf_vit, or lists no file of this folder")
+        raise ValueError(f"{manifest} is not an hf_vit manifest, or lists no file of this folder")
     print(f"{len(checked)} files are unchanged: {', '.join(checked)}")
     if missing := sorted((read_manifest(read_text(manifest)) or {}).keys() - set(checked)):
         print(f"missing: {join_names(missing)}")

@@ -22,8 +22,8 @@ def run_script(command: str, options: list[str]) -> None:
         *,
         push: Annotated[
             str | None,
-            "repository on the Hub to push the result to at the end: the model, or for audit and evaluate the results "
-            "as a data set",
+            "Hub repository to push to at the end: finetune and pretrain push the model; audit and evaluate push their "
+            "results as a data set",
             "NAME",
         ] = None,
         job: Annotated[
@@ -130,7 +130,7 @@ def _show(action: str, path: Path | None, command: str) -> None:
 
 
 def shard(
-    source: Annotated[str, "data set: a folder of images, any other --dataset of finetune, or a Hub name"],
+    source: Annotated[str, "data set: data set: a folder of images, a Hub name, or any other --dataset of finetune"],
     output: Annotated[Path, "folder to write"],
     *,
     config: Annotated[str | None, "configuration of a Hub data set that has several"] = None,
@@ -142,7 +142,7 @@ def shard(
     ] = None,
     quality: Annotated[int, "quality of the JPEGs with --size, 1 to 100"] = 95,
     images: Annotated[int, "images per shard"] = 10_000,
-    workers: Annotated[int, "number of processes (default: one per processor)"] = os.cpu_count() or 1,
+    workers: Annotated[int, "number of processes (default: one per CPU)"] = os.cpu_count() or 1,
 ) -> None:
     """Write a data set as shuffled WebDataset tar files with an index; run it again to resume after an interruption."""
     from ..data.shard_writing import ShardPlan, write_shards

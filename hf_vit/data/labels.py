@@ -95,7 +95,7 @@ def state_classes(split: "Split", num_labels: int | None, names_file: str | None
             raise ValueError(
                 f"the classes of the data ({split.num_labels}: {_listing(split.label_names or [])}) are not those of "
                 f"{names_file} ({len(names)}: {_listing(names)}): "
-                + (f"it lacks {_listing(missing)}" if missing else "their order differs")
+                + (f"the file lacks {_listing(missing)}" if missing else "their order differs")
             )
         numbers = [names.index(name) for name in split.label_names or []]
         return replace(split, numbers=numbers, label_names=names, num_labels=len(names))
@@ -218,7 +218,7 @@ def _by_numerals(ours: Sequence[str], theirs: Sequence[str], who: tuple[str, str
 def _resolve(given: dict[str, str | int], ours: Sequence[str], theirs: Sequence[str]) -> dict[str, int]:
     """Convert a label map to class numbers."""
     if unknown := [name for name in given if name not in ours]:
-        raise ValueError(f"the label map has {_listing(unknown)}, but the data have {_listing(ours)}")
+        raise ValueError(f"the label map has {_listing(unknown)}, which the data lacks; it has {_listing(ours)}")
     numbers: dict[str, int] = {}
     for name, target in given.items():
         if isinstance(target, str) and theirs.count(target) == 1:

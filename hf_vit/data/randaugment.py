@@ -10,7 +10,7 @@ from PIL and timm:
 * Pixels moved in from outside are 128.
 
 Tested against outputs of that code in TensorFlow (tests/goldens/training/randaugment.npz). They are equal except in
-`Sharpness`, whose 3 x 3 mean in TensorFlow is rounded below an integer in 1 % of the pixels.
+`Sharpness`, whose 3 x 3 mean in TensorFlow is rounded below an integer in 1% of the pixels.
 
 Random numbers are drawn first (`draw_operations`), so that the pixels can be computed elsewhere: here on one PIL image,
 in `device_augmentation` on a batch. Both use the tables and coefficients of this file.

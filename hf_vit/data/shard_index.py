@@ -216,7 +216,7 @@ def _join(files: Sequence[str], stamps: list, parts: list[dict]) -> pa.Table:
         )
     for file, part in zip(files, parts, strict=True):
         if len(part["rows"]) and part["kind"] != first["kind"]:
-            raise ValueError(f"{file} has labels of type {part['kind']} (expected {first['kind']}, as before)")
+            raise ValueError(f"{file} has labels of type {part['kind']} (expected {first['kind']}, as in other shards)")
     names = sorted({name for part in parts for name in part["names"]})
     numbers = {name: number for number, name in enumerate(names)}
     for part in parts if names else ():  # the shard's numbers -> common numbers

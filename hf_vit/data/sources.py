@@ -140,7 +140,7 @@ def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
     kinds = {file.rpartition(".")[2] for file in shards}
     if kinds not in ({"tar"}, {"parquet"}):
         raise ValueError(
-            f"its files are {', '.join(sorted(kinds))} (expected parquet or tar); load it without streaming"
+            f"its files are {', '.join(sorted(kinds))} (expected only parquet, or only tar); load it without streaming"
         )
     return shards
 
@@ -257,7 +257,7 @@ def _from_arrays(images: np.ndarray, labels: np.ndarray, names: list[str]) -> da
 
 
 def load_digits() -> dict[str, datasets.Dataset]:
-    """Load the 1,797 handwritten digits of scikit-learn, 8 x 8 gray; a fixed random 80 % are for training.
+    """Load the 1,797 handwritten digits of scikit-learn, 8 x 8 gray; a fixed random 80% are for training.
 
     The original order is by writer. Its last fifth has other writers, which is a harder test.
     """
@@ -272,7 +272,7 @@ def load_digits() -> dict[str, datasets.Dataset]:
 
 
 def split_digits(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row numbers of the 80 % for training and of the other 20 %."""
+    """Return the row numbers of the 80% for training and of the other 20%."""
     order = np.random.default_rng(0).permutation(count)
     return order[: count * 4 // 5], order[count * 4 // 5 :]
 

@@ -1,6 +1,6 @@
 """Convert the embedded JAX checkpoint, load it with the Auto classes, classify handwriting, fine-tune.
 
-The checkpoint is a small ViT that `training/recipes/digits.yaml` trained on a random 80 % of scikit-learn's digits.
+The checkpoint is a small ViT that `training/recipes/digits.yaml` trained on a random 80% of scikit-learn's digits.
 """
 
 import argparse

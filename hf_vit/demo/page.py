@@ -63,7 +63,8 @@ def write_static_page(
         if examples is not None:
             pictures = list(islice(displayed_images(examples), _MAX_EXAMPLES))
             if not pictures:
-                raise ValueError(f"a browser can show none of the images in {examples} ({', '.join(_DISPLAYED)})")
+                formats = ", ".join(_DISPLAYED)
+                raise ValueError(f"a browser can show none of the images in {examples} (expected one of {formats})")
         elif labels <= set("0123456789"):
             pictures = write_digits(Path(scratch))
         else:

@@ -134,7 +134,7 @@ def measure(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
 def rejection_limits(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return for each class the lowest logit of an image that is not rejected, (classes,).
 
-    It is the same distance below the mean of each class's own logits, chosen so that 5 % of the images are rejected. A
+    It is the same distance below the mean of each class's own logits, chosen so that 5% of the images are rejected. A
     class without images uses the mean over all images.
 
     Args:

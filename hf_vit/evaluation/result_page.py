@@ -30,7 +30,7 @@ MAX_MATRIX_CLASSES = 30  # in a picture; with more classes, names and numbers wo
 _MAX_NAME_LENGTH = 24  # characters of a class name on an axis
 _SHADE = 0.75  # of a cell that holds all images of its row, as in report.html
 _BINS = 15  # as in Guo et al., "On calibration of modern neural networks", arXiv 1706.04599, section 4
-_Z = 1.96  # two-sided 95 % quantile of the normal distribution
+_Z = 1.96  # two-sided 95% quantile of the normal distribution
 
 
 @dataclass
@@ -401,7 +401,7 @@ def reliability(probability: np.ndarray, right: np.ndarray) -> tuple[list[Bin], 
 
 
 def wilson_interval(right: int, images: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share by Wilson's score (J. Am. Stat. Assoc. 22, 1927)."""
+    """Return the 95% confidence interval of a share by Wilson's score (J. Am. Stat. Assoc. 22, 1927)."""
     share, square = right / images, _Z**2 / images
     middle = (share + square / 2) / (1 + square)
     half = _Z / (1 + square) * (share * (1 - share) / images + square / (4 * images)) ** 0.5

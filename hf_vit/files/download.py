@@ -147,7 +147,7 @@ def filesystem_of(address: str) -> tuple[Any, str]:
     Raises:
         UnsafeURLError: the address is not encrypted or not public, and `HF_VIT_ALLOW` does not allow it.
     """
-    import fsspec  # not at the top, for quick commands
+    import fsspec  # not at the top: the import is slow
 
     scheme = address.split(":", 1)[0]
     if "::" in address:  # fsspec would open each part of it

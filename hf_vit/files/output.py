@@ -139,7 +139,7 @@ def write_json(path: str | os.PathLike, content: Any, *, sort_keys: bool = False
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `path`, on the same disk; it is deleted afterward, also after Ctrl+C."""
-    from filelock import FileLock  # not at the top, for quick commands
+    from filelock import FileLock  # not at the top: the import is slow
 
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)

@@ -272,7 +272,7 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         return features
 
 
-# Synchronization of the image sizes of a model and its image processor, which can be one of another library.
+# Keep the image sizes of a model and its image processor equal. The processor can be from another library.
 
 
 def sync_processor_size(model: Any, processor: Any, name: str | os.PathLike, is_requested: bool) -> None:

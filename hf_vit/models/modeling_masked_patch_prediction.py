@@ -99,8 +99,8 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [HEAD_KEYS, r"^(vit\.)?(pooler|projection)\."]  # noqa: RUF012
     _new_when_missing = ("predictor.", "mask_token")
     _reinit_message = (
-        "{name} has no weights to predict masked patches: the predictor was initialized to zeros and the mask token "
-        "randomly. Train the model before use."
+        "The predictor of masked patches or the mask token of {name} is missing or has a different shape, and was "
+        "reinitialized (the predictor to zeros, the mask token randomly). Train the model before use."
     )
 
     def __init__(self, config: HfViTConfig):

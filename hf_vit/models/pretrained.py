@@ -92,8 +92,9 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         * `num_channels=` adapts the first convolution, see `set_num_channels`.
         * `verify=True` hashes all files again, see `hf_vit.models.utils.check_files`.
 
-        Two missing weights are only a warning. A head that is missing, or has a different number of labels, is
-        reinitialized to zeros. A missing mask token is initialized, in `HfViTForMaskedPatchPrediction` randomly.
+        Some weights may be missing, with a warning. A head that is missing, or has a different number of labels, is
+        reinitialized to zeros; so is the predictor of `HfViTForMaskedPatchPrediction`. A missing mask token is
+        initialized to zeros, in `HfViTForMaskedPatchPrediction` randomly.
 
         For the models of other libraries, use `hf_vit.load` or `hf-vit convert`.
 
@@ -103,7 +104,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
 
         Raises:
             ValueError: an argument is unknown; a parameter is missing, unexpected or has the wrong shape, apart from
-                these exceptions; a file is damaged or does not match the manifest; or the model is one of another
+                these exceptions; a file is damaged or does not match the manifest; or the model is from another
                 library.
         """
         name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config

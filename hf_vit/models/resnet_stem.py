@@ -68,7 +68,7 @@ def _pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float 
 
 
 def standardize(weight: torch.Tensor, options: ResNetOptions = _ORIGINAL) -> torch.Tensor:
-    """Standardize a weight: (weight - mean) / (std + eps) for each output channel, with the population's std.
+    """Standardize a weight: (weight - mean) / (std + eps) for each output channel, with the population std.
 
     With `standardization_form` "variance", the divisor is sqrt(std ** 2 + eps). The computation is in float32, or in
     float64 for a float64 weight.

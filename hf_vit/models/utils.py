@@ -286,7 +286,7 @@ class ManifestCleanupMixin:
 
         def push_to_hub(self, repo_id, **kwargs):
             """Push to the Hub with transformers; `hf_vit.push_saved` also writes a model card and a manifest."""
-            from huggingface_hub import HfApi  # not at the top, for quick commands
+            from huggingface_hub import HfApi  # not at the top: the import is slow
 
             commit = super().push_to_hub(repo_id, **kwargs)
             repo_id, token = commit.repo_url.repo_id, kwargs.get("token")
@@ -315,7 +315,7 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     Raises:
         ValueError: a file does not match the manifest, or the manifest is too large.
     """
-    from huggingface_hub import cached_assets_path  # not at the top, for quick commands
+    from huggingface_hub import cached_assets_path  # not at the top: the import is slow
 
     try:
         listed = read_manifest(read_text(manifest)) or {}

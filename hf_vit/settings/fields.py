@@ -118,7 +118,9 @@ class TrainingSettings(DataSettings):
 
     train_split: str = _data("train", "split to train on, such as train or train[:98%]")
     eval_split: str | None = _data(
-        None, "split to evaluate on, such as test or train[98%:]; auto: a held-out split, or a tenth of train_split"
+        None,
+        "split to evaluate on, such as test or train[98%:]; auto: a held-out split, or a tenth of train_split; by "
+        "default no evaluation",
     )
     prefetch_factor: int = _data(4, "batches that each data worker loads ahead in training", above=0)
     steps: int | None = _length(None, "length of the run in optimizer steps; set this or epochs", above=0)
@@ -166,22 +168,25 @@ class TrainingSettings(DataSettings):
     )
 
     schedule: Literal["linear", "cosine", "polynomial", "constant", "rsqrt", "staircase", "wsd"] = _schedule(
-        "cosine", "learning rate after the warm-up; wsd (warm-up, stable, decay): constant until the cooldown_steps"
+        "cosine", "learning rate after the warm-up; wsd (warm-up, stable, decay): decays in the last cooldown_steps"
     )
     warmup_steps: int | float = _schedule(
         0, "optimizer steps of the linear warm-up from 0; below 1: a fraction of the run, rounded down", at_least=0
     )
     decay_steps: list[int] = _schedule(
-        list, "staircase: steps at which the rate is divided by 10; linear, cosine, polynomial: the last decay step"
+        list, "staircase: steps after which decay_factors apply; linear, cosine, polynomial: the end of the decay"
     )
     decay_factors: list[float] = _schedule(
         list, "staircase: factor of learning_rate after each of decay_steps; by default 0.1, 0.01, ..."
     )
     decay_power: float = _schedule(2.0, "exponent of the polynomial schedule", above=0)
-    timescale: float = _schedule(10_000, "rsqrt: steps after which the rate has fallen to 1 / sqrt(2)", above=0)
+    timescale: float = _schedule(10_000, "rsqrt: steps until the rate is learning_rate / sqrt(2)", above=0)
     timescale_shift: float = _schedule(0, "rsqrt: offset on the curve, in steps", at_least=0)
     cooldown_steps: int = _schedule(
-        0, "steps of the linear cool-down to 0 at the end; for wsd its decay, by default a fifth of the run", at_least=0
+        0,
+        "steps of the linear cool-down to 0 at the end; wsd: steps of the decay (1 - sqrt, to final_learning_rate), by "
+        "default a fifth of the run",
+        at_least=0,
     )
     final_learning_rate: float = _schedule(0.0, "last rate of linear, cosine, polynomial, wsd", at_least=0, at_most=1)
 
@@ -218,11 +223,11 @@ class TrainingSettings(DataSettings):
     augment_on: Literal["auto", "cpu", "device"] = _augment(
         AUTO,
         "where to resize and flip crops and to apply RandAugment; cpu: in the data workers; device: on the device, in "
-        "batches; auto: device if it is a GPU, else cpu",
+        "batches; auto: device if it is a GPU (not MPS) and preset is not native, else cpu",
     )
     decode_on: Literal["cpu", "device"] = _augment(
         "cpu",
-        "where to decode JPEGs; cpu: in the data workers; device: on the GPU, with torchvision (levels may differ)",
+        "where to decode JPEGs; cpu: in the data workers; device: on the GPU, with torchvision (pixels may differ)",
     )
     token_drop: float = _augment(
         0.0, "fraction of patches to drop (NaViT); needs preset native", at_least=0, at_most=0.95
@@ -320,7 +325,8 @@ class TrainingSettings(DataSettings):
         factors = self.decay_factors
         differ = factors and len(factors) != len(steps)
         yield differ, f"decay_factors {factors} must have as many entries as decay_steps {steps}"
-        yield last and not (decays or schedule == "wsd"), f"schedule {schedule} has no final_learning_rate ({last})"
+        unused = last and not (decays or schedule == "wsd")
+        yield unused, f"final_learning_rate is {last}, but schedule {schedule} does not use it: unset it"
         too_high = last > self.learning_rate
         yield too_high, f"final_learning_rate ({last}) is above learning_rate ({self.learning_rate})"
 
@@ -345,7 +351,7 @@ class FinetuneSettings(TrainingSettings):
         None,
         "model to fine-tune: a folder, a name on the Hub, a checkpoint file, or a released one such as augreg:Ti/16",
     )
-    keep_pre_logits: bool = _model(False, "keep the head's pre-logits layer and replace only its last layer")
+    keep_pre_logits: bool = _model(False, "keep the pre-logits layer and replace only the head's last linear layer")
     linear_probe: bool = _model(False, "train only the head")
     lora_rank: int | None = _model(None, "LoRA (PEFT): train only the head and adapters of this rank", above=0)
     num_channels: int | None = _model(
@@ -381,7 +387,7 @@ class AuditSettings(DataSettings):
     model: str | None = _model(None, "model whose features are compared, as in `hf-vit predict`")
     splits: list[str] = _data(list, "splits to audit, such as train,test; by default all")
     train: str | None = _data(
-        None, "training data set of a model; images of --dataset that are also in it are reported as leaks"
+        None, "data set of training images; images of --dataset that are also in it are reported as leaks"
     )
     output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets")
     backend: Backend = _model("eager", "library that computes the forward, as in `hf-vit predict --backend`")
@@ -468,7 +474,7 @@ class EvaluateSettings(DataSettings):
     )
     feature_layer: int | None = _protocol(None, "encoder layers before the features; by default all", above=0)
     shots: list[int] = _protocol(lambda: [1, 5, 10, 25], "few_shot: images per class", above=0)
-    seeds: int = _protocol(3, "few_shot: number of random draws of these images", above=0)
+    seeds: int = _protocol(3, "few_shot: number of random draws of the training images", above=0)
     l2_reg: list[float] = _protocol(lambda: [1024.0], "few_shot: L2 regularization", above=0)
     probe_l2: list[float] = _protocol(
         lambda: [10.0**power for power in range(-6, 2)], "linear_probe: L2 regularizations to choose from", above=0

@@ -88,16 +88,17 @@ def parse_settings(
         SettingsError: a setting is unknown, of the wrong type, or contradicts another one.
         SystemExit: after --help.
     """
+    model = "[MODEL] " if any(field.name == "model" for field in dataclasses.fields(settings_class)) else ""
     parser = OptionParser(
         prog=program or None,
-        usage="%(prog)s [--recipe RECIPE] [--option VALUE ...]",
+        usage=f"%(prog)s {model}[--recipe RECIPE] [--option VALUE ...]",
         description=settings_class.__doc__,
         argument_default=argparse.SUPPRESS,
     )
     add_options(parser, settings_class)
     arguments = vars(parser.parse_args(argv))
-    if (model := arguments.pop("MODEL", None)) is not None and arguments.setdefault("model", model) != model:
-        raise SettingsError(f"the model is given twice: {model} and --model {arguments['model']}")
+    if (given := arguments.pop("MODEL", None)) is not None and arguments.setdefault("model", given) != given:
+        raise SettingsError(f"the model is given twice: {given} and --model {arguments['model']}")
     recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
     if select and not recipe:
         raise SettingsError(f"--select {' '.join(select)} needs --recipe, a recipe to choose from")

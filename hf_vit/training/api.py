@@ -128,8 +128,8 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
     """Fine-tune one model per fold on the training images of the other folds, and evaluate it on its own fold.
 
     Returns:
-        As in folds.json: "folds", a list with the metrics of each, and their "mean" and "deviation" (the standard
-        deviation of the sample).
+        As in folds.json: "folds", a list with the metrics of each, and their "mean" and "deviation" (the sample
+        standard deviation).
     """
     whole = replace(settings, eval_split=None)
     split, _ = open_splits(whole)

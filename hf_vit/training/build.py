@@ -107,7 +107,7 @@ def count_steps(settings: TrainingSettings, split: Split) -> int:
 
 
 def augments_on_device(settings: TrainingSettings, device: torch.device) -> bool:
-    """Return whether augmentation runs on the device; with "auto", it does on a GPU."""
+    """Return whether augmentation runs on the device; "auto": on a GPU (not MPS), unless preset is native."""
     if settings.augment_on == "device" and device.type == "xla":
         raise SettingsError("augment_on is device, which XLA would compile for every batch: set augment_on to cpu")
     is_gpu = device.type not in ("cpu", "xla", "mps")
@@ -211,7 +211,7 @@ def check_native(
         return
     if not isinstance(model.config, HfViTConfig):
         raise ValueError(
-            f"preset is native, but {type(model).__name__} takes images of one size (expected a ViT of hf_vit)"
+            f"preset is native, but {type(model).__name__} takes images of one size (expected an hf_vit ViT)"
         )
     check_mixed_sizes(model.config)
     if split.is_sharded:

@@ -459,8 +459,8 @@ def _check_same_run(saved: dict[str, Any], trainer: "Trainer") -> None:
 def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]:
     """Return the parts of state.json that affect the weights, except the number of steps.
 
-    With dropout, mixing or random masks, the weights depend on the micro-batches, so on their size. With shards, whose
-    images are assigned to processes one by one, they then also depend on the number of processes.
+    With dropout, mixing or random masks, the weights depend on the micro-batches, and so on the micro-batch size. With
+    shards, whose images are assigned to processes one by one, the weights then also depend on the number of processes.
     """
     settings, config = trainer.settings, trainer.config
     values = (

@@ -136,7 +136,7 @@ class Console:
         enough = math.ceil(max(workers, 1) / (1 - min(share, 0.99)))
         logger.warning(
             f"Training waits for data {share:.0%} of the time. It needs about --num-workers {enough} (now: {workers}; "
-            f"this machine has {count_processors()} processors). --reduced-decoding (for large JPEGs) and --augment-on "
+            f"this process may use {count_processors()} CPUs). --reduced-decoding (for large JPEGs) and --augment-on "
             "device (with a GPU) also reduce the work."
         )
 

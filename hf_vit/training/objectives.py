@@ -36,7 +36,7 @@ def is_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class Mixer:
-    """Mixup or CutMix of each image of a batch with its neighbor, and of the targets.
+    """Mixup or CutMix: mix each image of a batch with its neighbor, and their targets in the same way.
 
     As in big_vision (`get_mixup` in utils.py), a batch has one mixing weight, and the partner of an image is the one
     before it. The weight of mixup is max(a, 1 - a) with a from Beta(alpha, alpha), so that the image itself dominates.

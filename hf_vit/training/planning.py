@@ -32,7 +32,7 @@ _SIZES = (384, _USUAL_SIZE, 160, 112)
 _MAX_INSPECTED = 5_000  # images whose size and content are read
 _BATCHES = ((2_000, 32), (10_000, 64))  # (number of images, batch size for data sets with fewer)
 _LARGEST_BATCH = 128
-_RATE, _RATE_BATCH, _LARGEST_RATE = 0.003, 32, 0.03  # rate and batch size of the recipe; largest rate in Table 4
+_RATE, _RATE_BATCH, _LARGEST_RATE = 0.003, 32, 0.03  # rate and batch size of the recipe; largest for CIFAR in Table 4
 _EPOCHS = 5
 _STEPS = 100, 10_000  # smallest and largest number; 10,000 is that of the paper for CIFAR
 _IMBALANCE = 4  # ratio of the largest to the smallest class, above which classes are drawn equally often
@@ -222,7 +222,7 @@ def _fit_into_time(
     """Return the largest model that fits at 224 pixels, its largest image size that fits, and the seconds of the run.
 
     Args:
-        forwards: images of all training steps, and a share for evaluation.
+        forwards: number of images in all training steps, plus a third of the number of evaluated images.
         limit: time limit in seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Preemption: after SIGTERM, SIGUSR1 or Ctrl-C, all processes save the same or the next step, and stop."""
+"""Preemption: after SIGTERM, SIGUSR1 or Ctrl-C, all processes save a checkpoint of the same step, and stop."""
 
 import os
 import signal

@@ -53,7 +53,7 @@ def test_multiply_adds_and_parameters(name):
 
 
 def test_exaflops_of_resnets_are_close_to_table_6():
-    """Table 6: 3 to 5 % above its values; within 1.5 % without the products with padding."""
+    """Table 6: 3 to 5% above its values; within 1.5% without the products with padding."""
     rows = [row for row in training_runs.table_rows(6) if row["model"] in VARIANTS]
     assert len(rows) == 7
     for row in rows:

@@ -114,7 +114,7 @@ def test_activation_memory_equals_what_autograd_saves(attention, fields):
 
 
 def test_exaflops_are_close_to_the_papers():
-    """Table 6 of arXiv 2010.11929: within 5 % by torch's count; within 1.5 % without the products with padding.
+    """Table 6 of arXiv 2010.11929: within 5% by torch's count; within 1.5% without the products with padding.
 
     One row is an exception: the paper's value for R50+L/16 after 7 epochs is not half of that after 14.
     """

@@ -193,7 +193,7 @@ def test_the_command_writes_nothing_and_convert_reports_assumptions(tmp_path, mo
     assert listing(tmp_path) == before
     report = capsys.readouterr().out
     assert "in.npz: names of big_vision, prefix params/img/, stacked, float32\nHfViTModel, " in report
-    assert "b (bias of the similarity), t (temperature of the similarity), txt (text tower)" in report
+    assert "b (similarity bias), t (similarity temperature), txt (text tower)" in report
     assert main(["convert", "in.npz", "folder"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("assumed: ")]
     written = json.loads((tmp_path / "folder" / "conversion.json").read_text())

@@ -170,8 +170,8 @@ def test_optimizer_state_is_not_read(run_folder):
         ("missing chunk", "params/head/bias"),
         ("damaged chunk", "params/head/bias"),
         ("damaged metadata", "000000010"),
-        ("huge array", r"declares [\d,]+ bytes of arrays in [\d,]+; at most"),
-        ("huge chunks", r"declares [\d,]+ bytes of arrays in [\d,]+; at most"),
+        ("huge array", r"[\d,]+ bytes"),
+        ("huge chunks", r"[\d,]+ bytes"),
         ("other shape", r"params/head/bias \(11,\) does not fit|cannot read"),
         (
             "another step",

@@ -29,7 +29,7 @@ def test_crop_and_resize_equals_the_original(preprocess, name):
 
 
 def test_inception_boxes_are_distributed_as_the_originals(preprocess):
-    """1,000 boxes that TensorFlow drew for a 240 x 320 image, area 5-100 %, ratio 3/4-4/3."""
+    """1,000 boxes that TensorFlow drew for a 240 x 320 image, area 5-100%, ratio 3/4-4/3."""
     theirs = preprocess["boxes/240x320"]
     rng = np.random.default_rng(5)
     ours = np.array([sample_inception_box(240, 320, ratio=(3 / 4, 4 / 3), rng=rng) for _ in range(4000)])

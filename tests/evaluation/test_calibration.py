@@ -78,7 +78,7 @@ def test_sets_hold_the_label_as_often_as_asked(coverage):
 
 
 def test_images_of_no_class_are_rejected():
-    """5 % of new images of the classes by NumPy's definition, and nearly all whose logits are far lower."""
+    """5% of new images of the classes by NumPy's definition, and nearly all whose logits are far lower."""
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 5, 4000)
     logits = rng.normal(size=(4000, 7)) + np.eye(7)[labels] * (6 + np.arange(7))[labels, None]

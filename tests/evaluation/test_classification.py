@@ -216,7 +216,7 @@ def test_evaluation_takes_the_images_that_training_held_out(tuned, tmp_path, cap
     assert again["samples"] == 3
     said = capsys.readouterr()
     assert json.loads(said.out) == again
-    assert f"{again['accuracy']:.2%}".replace("%", " %") in said.err
+    assert f"{again['accuracy']:.2%}" in said.err
     files = [(folder / "predictions.csv").read_text() for folder in (root / "out", tmp_path / "again")]
     assert files[0] == files[1]
     best = evaluate(arguments(model=root / "out" / "best", dataset=root / "images", num_workers=0))

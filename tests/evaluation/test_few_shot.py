@@ -75,7 +75,7 @@ def test_too_few_images_are_refused(tiny, colors, capsys):
 
 @pytest.mark.slow
 def test_flowers_with_the_real_tiny_vit(shared, tmp_path):
-    """Independent code: 1 shot 93.5 %, 5 shots 98.5 %, 10 shots 98.9 %, 25 shots 99.3 %, means of 3 seeds."""
+    """Independent code: 1 shot 93.5%, 5 shots 98.5%, 10 shots 98.9%, 25 shots 99.3%, means of 3 seeds."""
     import zipfile
 
     from hf_vit.conversion import convert_to_folder

@@ -48,7 +48,7 @@ def test_cards_of_published_checkpoints_have_no_problems(published):
         arguments = build_parser().parse_args(shlex.split(command))
         assert (arguments.source, str(arguments.output)) == (entry.location, name)
         for result in entry.facts.get("results", ()):
-            assert f"| {result['value']} % |" in card, name
+            assert f"| {result['value']}% |" in card, name
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
         assert len(name) <= 96
 
@@ -82,7 +82,7 @@ def test_a_card_has_the_source_and_who_measured_each_result(goldens, tmp_path):
     (result,) = metadata["model-index"][0]["results"]
     assert result["metrics"][0]["value"] == 78.22
     assert "recommended AugReg checkpoints" in result["source"]["name"]
-    assert "| ImageNet-1k | accuracy | 78.22 % | this model | [README of google-research" in card
+    assert "| ImageNet-1k | accuracy | 78.22% | this model | [README of google-research" in card
     assert f"| sha256 of the source | `{model.conversion_record['sha256']}` |" in card
     assert "| format of the source | vit_jax, float32 |" in card
     assert "| classes | 10 |" in card
@@ -114,7 +114,7 @@ def test_a_card_of_a_training_run(folder):
     assert metadata["model-index"][0]["results"][0]["dataset"]["type"] == "pictures"
     # the run has no command
     (problem,) = check_card(card)
-    assert "50.00 %" in problem
+    assert "50.00%" in problem
 
 
 def test_a_card_shows_classes_and_figures_of_its_run(folder):
@@ -134,7 +134,7 @@ def test_a_card_shows_classes_and_figures_of_its_run(folder):
     assert "2026-11-22" in card
     html = markdown.render(card)
     table = html.split("by class:")[1].split("</table>")[0]
-    cells = ["&lt;b&gt;|*a*", "1,500", "66.7 %", "b_1_", "3", "100.0 %"]
+    cells = ["&lt;b&gt;|*a*", "1,500", "66.7%", "b_1_", "3", "100.0%"]
     assert re.findall(r"<td>(.*?)</td>", table) == cells
     assert re.findall(r'<img src="(.*?)" alt=".+?"', html) == run["figures"]
     assert [line for line in before.splitlines() if line not in card.splitlines()] == []
@@ -212,7 +212,7 @@ datasets: [uoft-cs/cifar10]
 
 | data | metric | value | of | source |
 | --- | --- | --- | --- | --- |
-| CIFAR-10 | accuracy | 98.1 % | this model | Table 5 |
+| CIFAR-10 | accuracy | 98.1% | this model | Table 5 |
 
 ## Compute
 {end}
@@ -223,8 +223,8 @@ def faults():
     yield "license: apache-2.0\n", "", "license"
     yield "apache-2.0", "Apache 2.0", "'Apache 2.0'"
     yield "## Compute", "[More Information Needed]\n## Compute", "More Information Needed"
-    yield "| Table 5 |", "| |", "98.1 % (CIFAR-10 accuracy)"
-    yield "## Compute", "It reaches 99 % elsewhere.\n## Compute", "99 %"
+    yield "| Table 5 |", "| |", "98.1% (CIFAR-10 accuracy)"
+    yield "## Compute", "It reaches 99% elsewhere.\n## Compute", "99%"
     yield "uoft-cs/cifar10", "my pictures", "'my pictures'"
 
 

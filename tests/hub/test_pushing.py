@@ -257,7 +257,7 @@ def test_evaluation_results_reach_the_hub(hub, client, folder):
     )
     assert output == "AI-Lab-Makerere/beans 0.875 0.875 google/vit-base-patch16-224-in21k ['AI-Lab-Makerere/beans']"
     card = readme_of(hub, "alice/vit")
-    assert "| accuracy | 87.50 % |" in card
+    assert "| accuracy | 87.50% |" in card
     assert "```\npython training/finetune.py --dataset AI-Lab-Makerere/beans\n" in card
     assert yaml.safe_load(card.split("---")[1])["license"] == "apache-2.0"
 

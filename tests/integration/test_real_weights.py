@@ -35,7 +35,7 @@ def photographs(shared, tmp_path_factory):
 
 
 def test_classifies_photographs_through_pipeline(folder, photographs):
-    """Independent code with the original's resize and GELU: top-1 81.7 % and top-5 96.2 % of 104 images."""
+    """Independent code with the original's resize and GELU: top-1 81.7% and top-5 96.2% of 104 images."""
     paths, labels = photographs
     classify = pipeline("image-classification", model=str(folder), top_k=5, batch_size=8)
     label_of = classify.model.config.label2id

@@ -34,7 +34,7 @@ def make(**changes):
 
 
 def test_corruption_statistics():
-    """50 % of the patches of each image: 80 % masked, 10 % another patch, 10 % unchanged."""
+    """50% of the patches of each image: 80% masked, 10% another patch, 10% unchanged."""
     corruption = sample_corruption(4000, 20, generator=torch.Generator().manual_seed(0))
     selected = corruption.selected
     assert (selected.sum(dim=1) == 10).all()

@@ -77,7 +77,7 @@ def test_pretraining_without_a_variant(stripes, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dropout": 0.1}, "ResNet"),
+        ({"dropout": 0.1}, "dropout"),
         ({"drop_path": 0.2}, "--drop-path"),
         ({"objective": "masked_patch_prediction"}, "masked_patch_prediction"),
     ],
