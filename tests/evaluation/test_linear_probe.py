@@ -39,7 +39,7 @@ def test_regularization_is_chosen_on_held_out_images():
     assert accuracies[0.3] >= max(accuracies[1e-6], accuracies[1e4])
     assert torch.equal(held_out, hold_out(200, 0.25, seed=0))
     assert (hold_out(2, 0.01, 0).sum(), hold_out(2, 0.9, 0).sum()) == (1, 1)
-    with pytest.raises(ValueError, match=" 1$"):
+    with pytest.raises(ValueError, match=r" 1$"):
         hold_out(1, 0.5, 0)
 
 
