@@ -88,7 +88,7 @@ def parse_settings(
         SettingsError: a setting is unknown, of the wrong type, or contradicts another one.
         SystemExit: after --help.
     """
-    model = "[MODEL] " if any(field.name == "model" for field in dataclasses.fields(settings_class)) else ""
+    model = "[MODEL] " if "model" in typing.get_type_hints(settings_class) else ""
     parser = OptionParser(
         prog=program or None,
         usage=f"%(prog)s {model}[--recipe RECIPE] [--option VALUE ...]",
