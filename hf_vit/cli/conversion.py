@@ -64,7 +64,7 @@ def convert(
         str,
         "checkpoint: an original .npz, a .safetensors or .pth file of timm, torchvision, DeiT, MAE or DINO, or a "
         "folder with one of these or a transformers model; given as a path, https://..., gs://bucket/path, a name on "
-        "the Hub, or augreg:best:B/16 (AugReg's recommended file of a variant)",
+        "the Hub, augreg:Ti/16 (a released checkpoint), or augreg:best:B/16 (AugReg's recommended file of a variant)",
     ],
     output: Annotated[Path | None, "folder to write; not needed with --check"] = None,
     *,

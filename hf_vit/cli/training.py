@@ -130,7 +130,7 @@ def _show(action: str, path: Path | None, command: str) -> None:
 
 
 def shard(
-    source: Annotated[str, "data set: data set: a folder of images, a Hub name, or any other --dataset of finetune"],
+    source: Annotated[str, "data set: a folder of images, a Hub name, or any other --dataset of finetune"],
     output: Annotated[Path, "folder to write"],
     *,
     config: Annotated[str | None, "configuration of a Hub data set that has several"] = None,

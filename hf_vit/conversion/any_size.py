@@ -86,10 +86,10 @@ def unsupported_sizes(settings: dict[str, Any]) -> str | None:
     if settings["preset"] == "native":
         return 'preset="native" makes patches, not an image'
     if not settings["do_resize"]:
-        return "do_resize=False leaves images of any size"
+        return "do_resize=False gives images of different sizes"
     if any(crop[axis] > size.get(axis, short) for axis in crop):
         return f"crop_size {crop} is larger than the resized image, {size}, so the crop is padded"
-    return f"size={size} without a crop gives images of any size" if not crop and short is not None else None
+    return f"size={size} without a crop gives images of different sizes" if not crop and short is not None else None
 
 
 def scaling_of(settings: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

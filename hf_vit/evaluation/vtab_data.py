@@ -151,7 +151,7 @@ def _describe(task: Task, samples: datasets.Dataset) -> Split:
     """Find the columns of images and labels; labels are in the column of the task's target, else in a label column."""
     present = {theirs: ours for theirs, ours in task.hub_columns.items() if theirs in samples.column_names}
     samples = samples.rename_columns(present) if present else samples
-    image_column = find_column(samples.features, None, is_image, "image", "a --dataset folder that has only one")
+    image_column = find_column(samples.features, None, is_image, "image", "--dataset FOLDER, whose data has only one")
     samples = samples.cast_column(image_column, datasets.Image(decode=False))
     if task.target is not None and (column := TARGETS[task.target].column) in samples.features:
         return _TargetSplit(samples, image_column, column, None, task.classes, target=task.target)

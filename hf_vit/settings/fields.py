@@ -356,7 +356,7 @@ class FinetuneSettings(TrainingSettings):
     lora_rank: int | None = _model(None, "LoRA (PEFT): train only the head and adapters of this rank", above=0)
     num_channels: int | None = _model(
         None,
-        "image channels, by default the model's; for others, the first layer's kernels are repeated or summed",
+        "image channels, by default the model's; for another number, the first kernel is repeated or summed",
         above=0,
     )
     lora_alpha: float = _model(16, "LoRA: alpha; the adapters are scaled by alpha / rank", above=0)

@@ -33,9 +33,9 @@ class Preemption:
     A second Ctrl-C raises KeyboardInterrupt at once. If SIGINT was ignored, as in a shell's
     background job, it stays ignored.
 
-    Several processes exchange the signals they received while a step is computed, over a separate process group on the
-    CPU, so that the step does not wait. Signals are not handled outside the main thread, nor in several processes
-    without a process group (XLA).
+    While a step is computed, several processes exchange the signals that they received before it, over a separate
+    process group on the CPU, so that the step does not wait. Signals are not handled outside the main thread, nor in
+    several processes without a process group (XLA).
     """
 
     def __init__(self, processes: int, is_main_process: bool = True):

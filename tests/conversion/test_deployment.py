@@ -166,7 +166,7 @@ def test_the_command_writes_a_script_that_needs_no_torch(
     [
         ({"preset": "native"}, "patches"),
         ({"num_channels": 1}, "num_channels"),
-        ({"do_resize": False}, "any size"),
+        ({"do_resize": False}, "do_resize"),
         ({"size": {"shortest_edge": 36}}, "crop"),
         ({"do_center_crop": True, "crop_size": {"height": 20, "width": 40}}, "crop_size"),
         ({"antialias": True}, "resize_output"),
