@@ -165,7 +165,13 @@ class DeviceAugmentation:
         rows = torch.where(jpegs[:, 2] > 0, jpegs[:, 2], counts)
         crops = [pixels[first : first + count] for first, count in zip(batch["first"], rows, strict=True)]
         encoded = jpegs[:, 2].nonzero().flatten().tolist()
-        images = decode_jpeg([crops[n].flatten() for n in encoded], "RGB", self.device) if encoded else []
+        try:
+            images = decode_jpeg([crops[n].flatten() for n in encoded], "RGB", self.device) if encoded else []
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"cannot decode a JPEG on the device ({reason}): set decode_on to cpu") from error
         for n, image in zip(encoded, images, strict=True):  # (channels, height, width)
             (top, left, _), (height, width) = jpegs[n].tolist(), sizes[n].tolist()
             crops[n] = image[:, top : top + height, left : left + width].flatten(1).T

@@ -236,3 +236,6 @@ def test_jpegs_decoded_on_the_device_equal_those_of_the_workers():
     assert DeviceAugmentation(transforms[1], CPU)(encoded)["image"].equal(plain["image"])
     with pytest.raises(ImageReadingError):
         transforms[1].read({"bytes": files[1][:-50], "path": "cut.jpg"})
+    encoded["pixels"].zero_()
+    with pytest.raises(ValueError, match="decode_on"):
+        DeviceAugmentation(transforms[1], CPU)(encoded)
