@@ -214,7 +214,7 @@ def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = N
         if not (unsupported := writer.unsupported(model, name)):
             return writer, name
         problems.append(unsupported)
-    raise ConversionError(f"{choices[0][1] or to} has no {', no '.join(problems[0])}")
+    raise ConversionError(f"{choices[0][1] or to} does not have {', '.join(problems[0])}")
 
 
 def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: str) -> None:

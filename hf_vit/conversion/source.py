@@ -150,7 +150,7 @@ class Source(ABC):
         return None
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
-        """List features of a model that the format does not support (to complete "the format has no ...")."""
+        """List settings of a model that the format cannot store, see `lacking`."""
         raise NotImplementedError
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
@@ -509,27 +509,25 @@ def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Field
     return found
 
 
-def variants_of_the_paper(config: HfViTConfig) -> list[str]:
-    """List the paper's ablations in a model; no other format supports them."""
-    variants = []
-    if config.position_embedding_type in ("learned2d", "relative"):
-        variants.append(f"position embeddings of type {config.position_embedding_type}")
-    if config.position_embedding_placement != "input":
-        variants.append("position embeddings in every layer")
-    if config.attention_axes == "axial":
-        variants.append("axial attention")
-    return variants
+# Settings of the paper's ablations, which no other format stores.
+PLAIN: dict[str, Collection[Any]] = {"position_embedding_placement": ("input",), "attention_axes": ("all",)}
 
 
-def projection(config: HfViTConfig) -> list[str]:
-    """List a projection to an embedding, for formats that do not support it."""
-    return [] if config.projection_dim is None else ["projection to an embedding (projection_dim)"]
+def lacking(config: HfVisionConfig, supported: Mapping[str, Collection[Any]]) -> list[str]:
+    """List the settings of a model that a format cannot store.
+
+    Args:
+        config: configuration of the model.
+        supported: field -> the values that the format can store.
+    """
+    values = {name: getattr(config, name) for name in supported}
+    return [
+        f"{name}={value!r} (expected {' or '.join(map(repr, supported[name]))})"
+        for name, value in values.items()
+        if value not in supported[name]
+    ]
 
 
-def other_numbers(config: HfVisionConfig, numbers: Mapping[str, Any]) -> list[str]:
-    """List a ResNet that a format does not support: with other numbers than the format's, or with axial attention."""
-    if getattr(config, "spatial_mixing", "convolution") == "axial_attention":
-        return ["ResNet with axial attention (spatial_mixing)"]
-    if all(getattr(config, field) == value for field, value in numbers.items()):
-        return []
-    return ["ResNet with " + ", ".join(f"{field} {getattr(config, field)}" for field in numbers)]
+def pools_class_and_patches(config: HfViTConfig) -> bool:
+    """Return whether a pooling of several tokens has a class token, which `pool_patches_only` excludes."""
+    return bool(config.use_cls_token) and config.pooling in ("mean", "map")

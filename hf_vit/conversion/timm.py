@@ -20,6 +20,7 @@ from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from .checkpoint import Checkpoint
 from .source import (
+    PLAIN,
     UNKNOWN_IMAGE_SIZE,
     Fields,
     Grid,
@@ -34,11 +35,10 @@ from .source import (
     has_array,
     has_head,
     image_size_of,
+    lacking,
     one_or_pair,
-    other_numbers,
-    projection,
+    pools_class_and_patches,
     sizes_of,
-    variants_of_the_paper,
     with_class_row,
     with_reason,
 )
@@ -172,6 +172,12 @@ _HYBRIDS = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
+_SUPPORTED = PLAIN | {
+    "projection_dim": (None,),
+    "representation_size": (None,),
+    "position_embedding_type": ("learned", "none"),
+    "hidden_act": _ACTIVATIONS.values(),
+}
 
 
 class Timm(TimmSource):
@@ -265,20 +271,14 @@ class Timm(TimmSource):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        is_hybrid, pooling = isinstance(config, HfViTHybridConfig), config.pooling
-        positions = config.position_embedding_type
-        depths = tuple(config.stem_depths) if is_hybrid else ()
-        pools_token = pooling in ("mean", "map") and config.use_cls_token and not config.pool_patches_only
-        features = {
-            "pre-logits layer (representation_size)": config.representation_size is not None,
-            f"position embeddings of type {positions}": positions == "sincos2d",
-            f"activation {config.hidden_act}": config.hidden_act not in _ACTIVATIONS.values(),
-            "pooling that includes the class token": pools_token,
-            "LayerNorm of the class token only": pooling == "cls" and config.norm_after_pooling,
-            f"ResNet of depths {list(depths)}": is_hybrid and depths not in _HYBRIDS,
-        }
-        found = variants_of_the_paper(config) + projection(config)
-        return found + [feature for feature, is_used in features.items() if is_used]
+        supported = _SUPPORTED
+        if isinstance(config, HfViTHybridConfig):
+            supported = supported | {"stem_depths": [list(depths) for depths in _HYBRIDS]}
+        if pools_class_and_patches(config):
+            supported = supported | {"pool_patches_only": (True,)}
+        elif config.pooling == "cls":
+            supported = supported | {"norm_after_pooling": (False,)}
+        return lacking(config, supported)
 
     def architecture(self, config: Any) -> str:
         return _HYBRIDS[tuple(config.stem_depths)] if isinstance(config, HfViTHybridConfig) else "vit_base_patch16_224"
@@ -329,6 +329,7 @@ def _stem(shapes: Shapes) -> Fields:
 
 _ROOT = "stem.conv.weight"
 _NUMBERS = {"layer_type": "preactivation", **TIMM_NUMBERS, "padding": "fixed", "pool_padding": "zero"}
+_NUMBERS["spatial_mixing"] = "convolution"
 _ARCHITECTURES: dict[tuple[tuple[int, ...], float], str] = {
     (DEPTHS[layers], factor): f"resnetv2_{layers}x{factor}_bit"
     for layers, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
@@ -384,10 +385,10 @@ class TimmBit(TimmSource):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        lacking = other_numbers(config, _NUMBERS)
+        found = lacking(config, {name: (value,) for name, value in _NUMBERS.items()})
         if not self.architecture(config):
-            lacking.append(f"BiT of depths {config.depths} with {config.embedding_size} channels")
-        return lacking
+            found.append(f"depths={config.depths} with embedding_size={config.embedding_size}")
+        return found
 
     def architecture(self, config: HfBiTConfig) -> str:
         return _ARCHITECTURES.get((tuple(config.depths), config.embedding_size / 64), "")

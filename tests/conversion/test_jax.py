@@ -175,8 +175,8 @@ def test_a_wrong_grid_is_refused(goldens):
     ("checkpoint", "dialect", "message"),
     [
         ("bv_map.npz", "vit_jax", "pooling='map'"),
-        ("bv_sincos.npz", "vit_jax", "sine-cosine"),
-        ("hybrid_stem.npz", "big_vision", "ResNet"),
+        ("bv_sincos.npz", "vit_jax", "sincos2d"),
+        ("hybrid_stem.npz", "big_vision", "hf_vit_hybrid"),
         ("vit_token.npz", "t5x", "vit_jax"),
     ],
 )

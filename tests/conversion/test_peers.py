@@ -199,7 +199,7 @@ def test_models_that_timm_does_not_support(tmp_path):
     for fields, message in (
         ({"representation_size": 9}, "representation_size"),
         ({"position_embedding_type": "sincos2d"}, "sincos2d"),
-        ({"pooling": "mean", "use_cls_token": True}, "class token"),
+        ({"pooling": "mean", "use_cls_token": True}, "pool_patches_only"),
         ({"hidden_act": "silu"}, "silu"),
     ):
         with pytest.raises(ConversionError, match=message):
@@ -210,8 +210,8 @@ def test_models_that_timm_does_not_support(tmp_path):
 def test_a_port_with_other_numbers_is_not_written_as_jax(tmp_path):
     for name, message in (
         ("timm_plain.safetensors", "hidden_act"),
-        ("timm_hybrid.safetensors", "group_norm_eps 1e-05"),
-        ("timm_gap.safetensors", "class token"),
+        ("timm_hybrid.safetensors", "group_norm_eps=1e-05"),
+        ("timm_gap.safetensors", "pool_patches_only"),
     ):
         with pytest.raises(ConversionError, match=message):
             export_jax(convert_golden(name)[0], tmp_path / "out.npz")

@@ -24,7 +24,7 @@ VARIANTS = {
     "axial": {"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 2},
 }
 ROWS, COLUMNS = GRID = (5, 6)  # of the tiny models
-UNSUPPORTED = r"has no (position embeddings (in every|of type)|axial attention)"
+UNSUPPORTED = r"position_embedding_(type|placement)=|attention_axes="
 RESIZED = {"image_size": (12, 54)}  # 3 x 9 patches
 
 

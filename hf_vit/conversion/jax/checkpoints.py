@@ -28,11 +28,12 @@ from ...catalog.released import (
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
 from ...models.configuration_hf_vision import MAX_LAYERS
-from ...models.configuration_hf_vit import HfViTHybridConfig, Size, as_pair, stem_stride
+from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair, stem_stride
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ..checkpoint import Checkpoint
 from ..source import (
+    PLAIN,
     UNKNOWN_IMAGE_SIZE,
     Fields,
     Inferred,
@@ -47,11 +48,11 @@ from ..source import (
     has_array,
     has_head,
     image_size_of,
+    lacking,
     one_or_pair,
-    other_numbers,
+    pools_class_and_patches,
     record_of,
     sizes_of,
-    variants_of_the_paper,
     with_class_row,
     with_reason,
 )
@@ -75,7 +76,23 @@ _PER_CLASS = {
 }
 _INLINED_MAP_HEAD = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm_0/")
 _GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/scale$")
-_STEM_NUMBERS = {name: value for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
+# Values of the settings that a file does not store, and of those that the dialects can store
+_NUMBERS: dict[str, Collection[Any]] = {"hidden_act": ("gelu_pytorch_tanh",), "layer_norm_eps": (1e-6,)}
+_STEM_NUMBERS = {name: (value,) for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
+_RELEASED = PLAIN | {
+    "position_embedding_type": ("learned", "none"),
+    "pooling": ("cls", "mean", "none"),
+    "stored_patch_size": (None,),
+    "qkv_bias": (True,),
+    "norm_after_pooling": (False,),
+}
+_BIG_VISION = PLAIN | {
+    "model_type": (HfViTConfig.model_type,),
+    "position_embedding_type": ("learned", "sincos2d"),
+    "qkv_bias": (True,),
+    "norm_after_pooling": (False,),
+}
+_SUPPORTED = {"vit_jax": _RELEASED, "flax": _RELEASED, "big_vision": _BIG_VISION}
 # FlexiViT (arXiv 2212.08013): folder of the released files, and of a training run; its stored sizes and image size
 _FLEXIVIT = "big_vision/flexivit/"
 _FLEXIVIT_KERNEL, _FLEXIVIT_GRID, _FLEXIVIT_IMAGE_SIZE = (32, 32), (7, 7), 240
@@ -126,7 +143,7 @@ class Jax(JaxSource):
     """The original's ViTs and hybrids; all sizes are read from the arrays."""
 
     models = (HfViTModel, HfViTForImageClassification)
-    dialects = ("vit_jax", "flax", "big_vision")
+    dialects = tuple(_SUPPORTED)
     head = ("head/kernel", "head/bias")
     table = staticmethod(vit_table)  # pyright: ignore[reportAssignmentType]
     axes = {  # noqa: RUF012
@@ -210,32 +227,20 @@ class Jax(JaxSource):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        found = variants_of_the_paper(config)
-        is_hybrid, is_big_vision = isinstance(config, HfViTHybridConfig), dialect == "big_vision"
-        pools_patches = config.pool_patches_only and config.use_cls_token and config.pooling in ("mean", "map")
-        features = {
-            "attention pooling (pooling='map')": not is_big_vision and config.pooling == "map",
-            "fixed sine-cosine positions": not is_big_vision and config.position_embedding_type == "sincos2d",
-            "kernel size different from the patch size (a flexible model)": not is_big_vision and config.is_flexible,
-            "ResNet stem": is_big_vision and is_hybrid,
-            "way to omit position embeddings": is_big_vision and config.position_embedding_type == "none",
-            "attention without biases": not config.qkv_bias,
-            "LayerNorm after the pooling": config.norm_after_pooling,
-            "pooling without the class token": pools_patches,
-        }
-        found += [feature for feature, is_used in features.items() if is_used]
-        numbers = self._other_numbers(config)
-        return found + (numbers if numbers and self.original(model) is None else [])
+        supported = _SUPPORTED[dialect]
+        if pools_class_and_patches(config):
+            supported = supported | {"pool_patches_only": (False,)}
+        found, numbers = lacking(config, supported), self._other_numbers(config)
+        if numbers and self.original(model) is None:
+            found.append(
+                f"{', '.join(numbers)}; if the weights are a copy of an original file, convert them with --set for "
+                "these values, and export that folder"
+            )
+        return found
 
     def _other_numbers(self, config: Any) -> list[str]:
-        numbers = other_numbers(config, _STEM_NUMBERS) if isinstance(config, HfViTHybridConfig) else []
-        if (config.hidden_act, config.layer_norm_eps) != ("gelu_pytorch_tanh", 1e-6):
-            numbers.append(
-                f"{config.hidden_act} with LayerNorm epsilon {config.layer_norm_eps} (if the weights are a copy of an "
-                "original file, convert them with --set hidden_act=gelu_pytorch_tanh --set layer_norm_eps=1e-6 and "
-                "export that folder)"
-            )
-        return numbers
+        is_hybrid = isinstance(config, HfViTHybridConfig)
+        return lacking(config, _NUMBERS | (_STEM_NUMBERS if is_hybrid else {}))
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         if self._other_numbers(model.config):
@@ -470,7 +475,8 @@ class JaxBiT(JaxSource):
         return _evaluated_as(settings, f"files of {self.dialects[0]}", checkpoint.location)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
-        numbers = other_numbers(model.config, ORIGINALS[self.code])
+        supported = {name: (value,) for name, value in ORIGINALS[self.code].items()}
+        numbers = lacking(model.config, supported | {"spatial_mixing": ("convolution",)})
         return numbers if not (numbers and self.is_released and self.original(model)) else []
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:

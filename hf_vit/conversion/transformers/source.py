@@ -17,7 +17,7 @@ from ...files.output import new_folder, write_json
 from ...files.reading import read_json_object
 from ...models.configuration_hf_bit import HfBiTConfig
 from ...models.configuration_hf_vision import convert_type_errors
-from ...models.configuration_hf_vit import HfViTHybridConfig, as_pair
+from ...models.configuration_hf_vit import HfViTConfig, as_pair
 from ...models.image_processing_hf_vit import HfViTImageProcessor
 from ...models.image_reading import read_image
 from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
@@ -27,6 +27,7 @@ from ...models.pretrained import CONVERSION_RECORD
 from ...models.utils import check_manifest
 from ..checkpoint import Checkpoint
 from ..source import (
+    PLAIN,
     UNKNOWN_IMAGE_SIZE,
     Fields,
     Inferred,
@@ -36,12 +37,9 @@ from ..source import (
     Source,
     Writing,
     build_config,
-    by,
     has_head,
-    other_numbers,
-    projection,
+    lacking,
     record_of,
-    variants_of_the_paper,
     with_reason,
 )
 from ..tables import ConversionError, channels_first, check_values
@@ -150,33 +148,24 @@ class Transformers(Source):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
+        supported: dict[str, Any] = PLAIN | {"model_type": (HfViTConfig.model_type,), "projection_dim": (None,)}
+        supported |= {"norm_after_pooling": (False,), "position_embedding_type": ("learned",)}
         if isinstance(config, HfBiTConfig):
-            has_padding = config.padding == "same" or config.layer_type == "preactivation"
-            others = other_numbers(config, BIT_NUMBERS)
-            return others if has_padding else [*others, f"ResNet of layer_type {config.layer_type} with fixed padding"]
-        found = variants_of_the_paper(config) + projection(config)
-        if config.pooling == "map" and not config.use_cls_token and not has_head(model):
-            expected = {"position_embedding_type": "learned", "norm_after_pooling": False, "representation_size": None}
-            expected |= {"qkv_bias": True, "hidden_dropout_prob": 0}
-            expected |= {name: as_pair(getattr(config, name))[0] for name in ("image_size", "patch_size")}
-            others = {name: getattr(config, name) for name in expected}
-            return found + [
-                f"{name} {others[name]} in a SigLIP tower" for name in expected if others[name] != expected[name]
-            ]
-        is_bare, positions = not has_head(model), config.position_embedding_type
-        has_token = config.pooling == "cls" and config.use_cls_token and not config.norm_after_pooling
-        predicts = isinstance(model, HfViTForMaskedPatchPrediction)
-        is_square = isinstance(config.patch_size, int) and config.grid_size[0] == config.grid_size[1]
-        target, grid = config.patch_target, by(config.grid_size)
-        features = {
-            "hybrid of ResNet and ViT": isinstance(config, HfViTHybridConfig),
-            f"pooling {config.pooling!r}, or ViT without a class token": not has_token,
-            f"position embeddings of type {positions}": positions in ("sincos2d", "none"),
-            "pre-logits layer in front of a classifier": not is_bare and config.representation_size is not None,
-            f"masked image model of patch_target {target!r} (it predicts pixels)": predicts and target != "pixels",
-            f"masked image model of {grid} patches (it has square grids)": predicts and not is_square,
-        }
-        return found + [feature for feature, is_used in features.items() if is_used]
+            paddings = ("fixed", "same") if config.layer_type == "preactivation" else ("same",)
+            supported = {name: (value,) for name, value in BIT_NUMBERS.items()} | {"padding": paddings}
+            supported["spatial_mixing"] = ("convolution",)
+        elif config.pooling == "map" and not has_head(model):  # a SigLIP tower, of square images
+            supported |= {"use_cls_token": (False,), "representation_size": (None,), "qkv_bias": (True,)}
+            supported |= {name: (as_pair(getattr(config, name))[0],) for name in ("image_size", "patch_size")}
+            supported["hidden_dropout_prob"] = (0,)
+        else:
+            supported |= {"pooling": ("cls",), "use_cls_token": (True,)}
+            if has_head(model):
+                supported["representation_size"] = (None,)
+            if isinstance(model, HfViTForMaskedPatchPrediction):  # which predicts the pixels of square grids
+                supported |= {"patch_target": ("pixels",), "patch_size": (as_pair(config.patch_size)[0],)}
+                supported["grid_size"] = (config.grid_size[:1] * 2,)
+        return lacking(config, supported)
 
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
         with new_folder(path, options.overwrite) as folder:
