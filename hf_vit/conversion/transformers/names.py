@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+import transformers
 from transformers.configuration_utils import PreTrainedConfig
 
 from ...files.messages import shorten
@@ -19,42 +20,27 @@ from ...models.modeling_hf_vit import (
 from ...models.pretrained import HfVisionPreTrainedModel
 from ..tables import IMAGENET, TIMM_NUMBERS
 
-# Settings of transformers' ViTs that have the same name here, with its defaults (transformers 5.23, ViTConfig). `vit`
-# and `vit_mae` are models of transformers 5, `vit-hybrid` of transformers 4.
-VIT_SETTINGS: dict[str, Any] = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-    "image_size": 224,
-    "patch_size": 16,
-    "num_channels": 3,
-    "qkv_bias": True,
-}
-BIT_SETTINGS: dict[str, Any] = {  # BitConfig
-    "num_channels": 3,
-    "embedding_size": 64,
-    "depths": [3, 4, 6, 3],
-    "layer_type": "preactivation",
-}
-SIGLIP_SETTINGS: dict[str, Any] = {  # SiglipVisionConfig
-    **{name: value for name, value in VIT_SETTINGS.items() if "prob" not in name},
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
-del SIGLIP_SETTINGS["initializer_range"], SIGLIP_SETTINGS["qkv_bias"]
+
+def _shared(config_class: type[PreTrainedConfig], names: str) -> dict[str, Any]:
+    """Return the settings of a model of transformers that have the same name here, with their defaults."""
+    defaults = config_class()
+    return {name: getattr(defaults, name) for name in names.split()}
+
+
+_SIZES = "image_size patch_size num_channels"
+_ENCODER = "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
+VIT_SETTINGS = _shared(
+    transformers.ViTConfig,
+    f"{_ENCODER} hidden_dropout_prob attention_probs_dropout_prob initializer_range layer_norm_eps {_SIZES} qkv_bias",
+)
+SIGLIP_SETTINGS = _shared(transformers.SiglipVisionConfig, f"{_ENCODER} layer_norm_eps {_SIZES}")
+BIT_SETTINGS = _shared(transformers.BitConfig, "num_channels embedding_size depths layer_type")
 OWN_FIELD = "hf_vit"  # field of config.json and preprocessor_config.json that transformers keeps and ignores
 # AutoModel gives every ViT a pooler, with random weights if there are none. One with the identity as its weight and
 # this activation returns the class token.
 NO_POOLER = {"pooler_act": "linear"}
 # Settings of BiT of which only transformers' default is supported.
 _FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
-_HIDDEN_SIZES = [256, 512, 1024, 2048]
 BIT_NUMBERS: dict[str, Any] = {**TIMM_NUMBERS, "pool_padding": "zero"}  # BitMaxPool2d of modeling_bit.py
 _PADDINGS: dict[str, dict[str, Any]] = {  # by our `padding`
     "same": {"global_padding": "SAME", "embedding_dynamic_padding": True},
@@ -62,7 +48,6 @@ _PADDINGS: dict[str, dict[str, Any]] = {  # by our `padding`
 }
 # BitConfig of a hybrid: the values with which its backbone equals the original's stem.
 _STEM_SETTINGS = {"layer_type": "bottleneck", "num_groups": 32, "width_factor": 1, "output_stride": 32}
-_STEM_DEFAULTS = {"layer_type": "preactivation", "embedding_size": 64, "depths": [3, 4, 6, 3]}
 
 # Names in files of transformers -> ours, as regular expressions. transformers 5 writes the names of version 4.
 _STEM = r"embeddings\.patch_embeddings\.backbone\.bit\."
@@ -205,7 +190,7 @@ def describe_cost(settings: Mapping[str, Any]) -> str:
 
 
 def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
-    bit = {**_STEM_DEFAULTS, **bit}
+    bit = {**BIT_SETTINGS, **bit}
     _refuse_others({**bit, **_padding_of(bit)}, {**_STEM_SETTINGS, **_PADDINGS["same"]})
     stages = [f"stage{number}" for number in range(1, len(bit["depths"]) + 1)]
     last = (bit.get("out_features") or stages[-1:])[-1]
@@ -220,7 +205,7 @@ def _translate_bit(settings: dict[str, Any], ours: dict[str, Any]) -> dict[str, 
     stated = _padding_of(settings)
     is_fixed = stated["global_padding"] == "NONE" and ours["layer_type"] == "preactivation"
     padding = "fixed" if is_fixed else "same"
-    widened = [size * settings.get("width_factor", 1) for size in settings.get("hidden_sizes", _HIDDEN_SIZES)]
+    widened = [size * settings.get("width_factor", 1) for size in settings.get("hidden_sizes", [256, 512, 1024, 2048])]
     sizes = [4 * ours["embedding_size"] * 2**stage for stage in range(len(ours["depths"]))]
     stated = {**settings, **stated, "hidden_sizes * width_factor": widened}
     _refuse_others(stated, {**_FIXED_SETTINGS, **_PADDINGS[padding], "hidden_sizes * width_factor": sizes})
