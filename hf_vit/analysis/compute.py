@@ -131,7 +131,7 @@ def count_with_padding(model: PreTrainedConfig | nn.Module, image_size: Size | N
         every = inside = 1  # products of a kernel with values, of the map alone
         for size, outputs in zip(images[0].shape[-2:], output.shape[-2:], strict=True):
             total = max((outputs - 1) * stride + kernel_size - size, 0)
-            before = total // 2 if convolution.options.padding == "same" else (kernel_size - 1) // 2
+            before = total // 2 if convolution.config.padding == "same" else (kernel_size - 1) // 2
             places = [start * stride + tap - before for start in range(outputs) for tap in range(kernel_size)]
             every, inside = every * len(places), inside * sum(0 <= place < size for place in places)
         on_padding.append(convolution.in_channels * convolution.out_channels * (every - inside))

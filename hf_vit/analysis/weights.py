@@ -57,7 +57,7 @@ def _first_kernels(model: nn.Module) -> np.ndarray:
     weight = convolution.weight.detach().double()
     config: Any = model.config
     if isinstance(convolution, StandardizedConv2d):  # the root of a stem
-        weight = standardize(weight, convolution.options)
+        weight = standardize(weight, convolution.config)
     elif getattr(config, "is_flexible", False):
         weight = resize_patch_kernel(weight, as_pair(config.patch_size))
     return weight.cpu().numpy()

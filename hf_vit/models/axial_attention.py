@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .configuration_hf_vision import Size, as_pair
-from .resnet_stem import NUM_GROUPS, ResNetOptions, ResNetStem
+from .configuration_hf_bit import HfBiTConfig
+from .configuration_hf_vision import as_pair
+from .resnet_stem import NUM_GROUPS, ResNetStem
 
 NUM_HEADS = 8  # called "groups" in axial-deeplab
 
@@ -81,24 +82,23 @@ class AxialAttention(nn.Module):
         return output.transpose(2, 3) if self.along_columns else output
 
 
-def replace_convolutions(resnet: ResNetStem, image_size: Size, options: ResNetOptions) -> None:
+def replace_convolutions(resnet: ResNetStem, config: HfBiTConfig) -> None:
     """Replace every 3x3 convolution and its norm with attention along columns, then along rows.
 
     Average pooling replaces the stride of a convolution, as in axial-deeplab.
 
     Args:
         resnet: a ResNet of post-activation units; it is changed in place.
-        image_size: largest image size, an int or (height, width) in pixels.
-        options: options of the ResNet, for the GroupNorm epsilon.
+        config: its configuration; `image_size` is the largest one.
     """
-    rows, columns = (-(-side // 4) for side in as_pair(image_size))
+    rows, columns = (-(-side // 4) for side in as_pair(config.image_size))
     for stage in resnet.stages:
         units: Any = stage.layers
         for unit in units:
             channels, stride = unit.conv2.in_channels, unit.conv2.stride[0]
             unit.conv2 = nn.Sequential(
-                AxialAttention(channels, rows, True, options.group_norm_eps),
-                AxialAttention(channels, columns, False, options.group_norm_eps),
+                AxialAttention(channels, rows, True, config.group_norm_eps),
+                AxialAttention(channels, columns, False, config.group_norm_eps),
                 nn.AvgPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity(),
             )
             unit.norm2 = nn.Identity()  # the output of attention is already normalized

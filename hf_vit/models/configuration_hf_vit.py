@@ -375,6 +375,9 @@ class HfViTHybridConfig(HfViTConfig):
     weight_standardization_eps: float = float_field(1e-5)
     weight_standardization_form: Literal["std", "variance"] = "std"
 
+    # The other options of `HfBiTConfig`, which are not fields here: those of vit_jax/models_resnet.py.
+    layer_type, padding, pool_padding = "bottleneck", "same", "lowest"
+
     @property
     def stride(self) -> int:
         return stem_stride(self.stem_depths)

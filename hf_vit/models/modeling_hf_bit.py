@@ -21,15 +21,14 @@ from .axial_attention import replace_convolutions
 from .configuration_hf_bit import HfBiTConfig
 from .configuration_hf_vision import Size, as_pair
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
-from .resnet_stem import GroupNorm, ResNetStage, ResNetStem, resnet_options
+from .resnet_stem import GroupNorm, ResNetStage, ResNetStem
 
 
 def _build_resnet(config: HfBiTConfig) -> ResNetStem:
     """Build the root convolution and the stages."""
-    options = resnet_options(config)
-    resnet = ResNetStem(config.num_channels, config.embedding_size, config.depths, options, config.layer_type)
+    resnet = ResNetStem(config, config.embedding_size, config.depths)
     if config.spatial_mixing == "axial_attention":
-        replace_convolutions(resnet, config.image_size, options)
+        replace_convolutions(resnet, config)
     return resnet
 
 
@@ -81,7 +80,7 @@ class HfBiTModel(HfBiTPreTrainedModel):
         self.resnet = _build_resnet(config)
         self.norm = None
         if config.layer_type == "preactivation":
-            self.norm = GroupNorm(config.hidden_size, resnet_options(config))
+            self.norm = GroupNorm(config.hidden_size, config)
         self.post_init()
 
     @merge_with_config_defaults

@@ -36,7 +36,7 @@ from .position_embeddings import (
     resize_position_embeddings,
 )
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead, lecun_normal_
-from .resnet_stem import ResNetStem, resnet_options
+from .resnet_stem import ResNetStem
 from .utils import Size, is_same_grid
 
 
@@ -73,7 +73,7 @@ class HfViTEmbeddings(nn.Module):
         self.stem, num_channels = None, config.num_channels
         # not isinstance, because remote code has its own copy of the class
         if config.model_type == HfViTHybridConfig.model_type:
-            self.stem = ResNetStem(config.num_channels, config.stem_width, config.stem_depths, resnet_options(config))
+            self.stem = ResNetStem(config, config.stem_width, config.stem_depths)
             num_channels = self.stem.out_channels
         self.patch_embeddings = HfViTPatchEmbeddings(config, num_channels)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None

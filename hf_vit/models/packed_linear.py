@@ -122,7 +122,7 @@ class FrozenConv2d(nn.Module):
 
     def __init__(self, conv: StandardizedConv2d):
         super().__init__()
-        self.stride, self.padding_kind = conv.stride[0], conv.options.padding
+        self.stride, self.padding_kind = conv.stride[0], conv.config.padding
         self._weight = conv.standardized_weight().contiguous(memory_format=torch.channels_last)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

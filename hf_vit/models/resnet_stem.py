@@ -6,7 +6,7 @@ models/bit_paper.py and google-research/big_transfer.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,37 +15,6 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 NUM_GROUPS = 32
-
-
-class ResNetOptions(NamedTuple):
-    """Options in which implementations of this ResNet differ; the defaults are those of vit_jax/models_resnet.py.
-
-    Args:
-        group_norm_eps: epsilon of every GroupNorm; 1e-5 in timm and transformers.
-        standardization_eps, standardization_form: see `standardize`; 1e-8 and "variance" in timm and transformers.
-        padding: "same", see `_pad_same`; or "fixed", which is (kernel size - 1) / 2 on every side.
-        pool_padding: padding of the max-pool: "lowest" (minus infinity) or "zero".
-    """
-
-    group_norm_eps: float = 1e-6
-    standardization_eps: float = 1e-5
-    standardization_form: str = "std"
-    padding: str = "same"
-    pool_padding: str = "lowest"
-
-
-_ORIGINAL = ResNetOptions()
-
-
-def resnet_options(config: Any) -> ResNetOptions:
-    """Return the options in an `HfViTHybridConfig` or `HfBiTConfig`; a hybrid always has the original's padding."""
-    return ResNetOptions(
-        config.group_norm_eps,
-        config.weight_standardization_eps,
-        config.weight_standardization_form,
-        getattr(config, "padding", _ORIGINAL.padding),
-        getattr(config, "pool_padding", _ORIGINAL.pool_padding),
-    )
 
 
 def _pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float = 0.0) -> torch.Tensor:
@@ -67,43 +36,44 @@ def _pad_same(images: torch.Tensor, kernel_size: int, stride: int, value: float 
     return pad(images, padding, value=value)
 
 
-def standardize(weight: torch.Tensor, options: ResNetOptions = _ORIGINAL) -> torch.Tensor:
+def standardize(weight: torch.Tensor, config: Any) -> torch.Tensor:
     """Standardize a weight: (weight - mean) / (std + eps) for each output channel, with the population std.
 
-    With `standardization_form` "variance", the divisor is sqrt(std ** 2 + eps). The computation is in float32, or in
-    float64 for a float64 weight.
+    With `weight_standardization_form` "variance", the divisor is sqrt(std ** 2 + eps). The computation is in float32,
+    or in float64 for a float64 weight.
 
     Args:
         weight: (out_channels, in_channels, height, width)
+        config: an `HfViTHybridConfig` or `HfBiTConfig`.
 
     Returns:
         A tensor of the same shape and dtype.
     """
     values = weight.to(torch.promote_types(weight.dtype, torch.float32))
     std, mean = torch.std_mean(values, dim=(1, 2, 3), correction=0, keepdim=True)
-    eps = options.standardization_eps
-    divisor = std + eps if options.standardization_form == "std" else (std.square() + eps).sqrt()
+    eps = config.weight_standardization_eps
+    divisor = std + eps if config.weight_standardization_form == "std" else (std.square() + eps).sqrt()
     return ((values - mean) / divisor).to(weight.dtype)
 
 
 class StandardizedConv2d(nn.Conv2d):
     """Convolution with weight standardization and without bias."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int, options: ResNetOptions):
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int, config: Any):
         super().__init__(in_channels, out_channels, kernel_size, stride=stride, bias=False)
-        self.options = options
+        self.config = config
 
     def standardized_weight(self) -> torch.Tensor:
         """Return the standardized weight, (out_channels, in_channels, kernel_size, kernel_size)."""
-        return standardize(self.weight, self.options)
+        return standardize(self.weight, self.config)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, in_channels, height, width) -> (batch, out_channels, rows, columns)"""
-        return convolve(images, self.standardized_weight(), self.stride[0], self.options.padding)
+        return convolve(images, self.standardized_weight(), self.stride[0], self.config.padding)
 
 
 def convolve(images: torch.Tensor, weight: torch.Tensor, stride: int, padding: str) -> torch.Tensor:
-    """Convolve images with a standardized weight; `padding` is that of `ResNetOptions`."""
+    """Convolve images with a standardized weight; `padding` is "same" or "fixed"."""
     kernel_size = weight.shape[2]
     if padding == "fixed":
         return conv2d(images, weight, stride=stride, padding=(kernel_size - 1) // 2)
@@ -113,8 +83,8 @@ def convolve(images: torch.Tensor, weight: torch.Tensor, stride: int, padding: s
 class GroupNorm(nn.GroupNorm):
     """GroupNorm with 32 groups."""
 
-    def __init__(self, num_channels: int, options: ResNetOptions):
-        super().__init__(NUM_GROUPS, num_channels, eps=options.group_norm_eps)
+    def __init__(self, num_channels: int, config: Any):
+        super().__init__(NUM_GROUPS, num_channels, eps=config.group_norm_eps)
 
 
 class LastGroupNorm(GroupNorm):
@@ -128,10 +98,10 @@ class LastGroupNorm(GroupNorm):
 class Downsample(nn.Module):
     """Projection shortcut of a unit that changes the shape; only post-activation units normalize it."""
 
-    def __init__(self, in_channels: int, out_channels: int, stride: int, options: ResNetOptions, has_norm: bool = True):
+    def __init__(self, in_channels: int, out_channels: int, stride: int, config: Any, has_norm: bool = True):
         super().__init__()
-        self.conv = StandardizedConv2d(in_channels, out_channels, 1, stride, options)
-        self.norm = GroupNorm(out_channels, options) if has_norm else nn.Identity()
+        self.conv = StandardizedConv2d(in_channels, out_channels, 1, stride, config)
+        self.norm = GroupNorm(out_channels, config) if has_norm else nn.Identity()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.norm(self.conv(images))
@@ -140,18 +110,18 @@ class Downsample(nn.Module):
 class BottleneckUnit(GradientCheckpointingLayer):
     """Post-activation unit: 1x1, 3x3 (strided) and 1x1 convolutions, each with GroupNorm; ReLU after the sum."""
 
-    def __init__(self, in_channels: int, channels: int, stride: int, options: ResNetOptions):
+    def __init__(self, in_channels: int, channels: int, stride: int, config: Any):
         super().__init__()
         out_channels = 4 * channels
-        self.conv1 = StandardizedConv2d(in_channels, channels, 1, 1, options)
-        self.norm1 = GroupNorm(channels, options)
-        self.conv2 = StandardizedConv2d(channels, channels, 3, stride, options)
-        self.norm2 = GroupNorm(channels, options)
-        self.conv3 = StandardizedConv2d(channels, out_channels, 1, 1, options)
-        self.norm3 = LastGroupNorm(out_channels, options)
+        self.conv1 = StandardizedConv2d(in_channels, channels, 1, 1, config)
+        self.norm1 = GroupNorm(channels, config)
+        self.conv2 = StandardizedConv2d(channels, channels, 3, stride, config)
+        self.norm2 = GroupNorm(channels, config)
+        self.conv3 = StandardizedConv2d(channels, out_channels, 1, 1, config)
+        self.norm3 = LastGroupNorm(out_channels, config)
         self.downsample = nn.Identity()
         if in_channels != out_channels or stride != 1:
-            self.downsample = Downsample(in_channels, out_channels, stride, options)
+            self.downsample = Downsample(in_channels, out_channels, stride, config)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         hidden = relu(self.norm1(self.conv1(images)))
@@ -162,18 +132,18 @@ class BottleneckUnit(GradientCheckpointingLayer):
 class PreActivationUnit(GradientCheckpointingLayer):
     """Pre-activation unit (arXiv 1603.05027): GroupNorm and ReLU before each convolution; the 3x3 one is strided."""
 
-    def __init__(self, in_channels: int, channels: int, stride: int, options: ResNetOptions):
+    def __init__(self, in_channels: int, channels: int, stride: int, config: Any):
         super().__init__()
         out_channels = 4 * channels
-        self.norm1 = GroupNorm(in_channels, options)
-        self.conv1 = StandardizedConv2d(in_channels, channels, 1, 1, options)
-        self.norm2 = GroupNorm(channels, options)
-        self.conv2 = StandardizedConv2d(channels, channels, 3, stride, options)
-        self.norm3 = GroupNorm(channels, options)
-        self.conv3 = StandardizedConv2d(channels, out_channels, 1, 1, options)
+        self.norm1 = GroupNorm(in_channels, config)
+        self.conv1 = StandardizedConv2d(in_channels, channels, 1, 1, config)
+        self.norm2 = GroupNorm(channels, config)
+        self.conv2 = StandardizedConv2d(channels, channels, 3, stride, config)
+        self.norm3 = GroupNorm(channels, config)
+        self.conv3 = StandardizedConv2d(channels, out_channels, 1, 1, config)
         self.downsample = None
         if in_channels != out_channels or stride != 1:
-            self.downsample = Downsample(in_channels, out_channels, stride, options, has_norm=False)
+            self.downsample = Downsample(in_channels, out_channels, stride, config, has_norm=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         activated = relu(self.norm1(images))
@@ -190,19 +160,12 @@ _UNITS: dict[str, type[nn.Module]] = {"bottleneck": BottleneckUnit, "preactivati
 class ResNetStage(nn.Module):
     """Residual units of the same width; the first one is strided."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        channels: int,
-        depth: int,
-        stride: int,
-        options: ResNetOptions,
-        unit: type[nn.Module] = BottleneckUnit,
-    ):
+    def __init__(self, in_channels: int, channels: int, depth: int, stride: int, config: Any):
         super().__init__()
+        unit = _UNITS[config.layer_type]
         self.layers = nn.Sequential(
-            unit(in_channels, channels, stride, options),
-            *(unit(4 * channels, channels, 1, options) for _ in range(depth - 1)),
+            unit(in_channels, channels, stride, config),
+            *(unit(4 * channels, channels, 1, config) for _ in range(depth - 1)),
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -213,30 +176,21 @@ class ResNetStem(nn.Module):
     """Root convolution and max-pool (stride 4), then the stages; each stage except the first has stride 2.
 
     Args:
-        num_channels: number of image channels.
+        config: an `HfViTHybridConfig` or `HfBiTConfig`; with its `layer_type` "preactivation", the root has no norm.
         width: channels of the root convolution; the output of stage s (from 0) has 4 * width * 2 ** s channels.
         depths: residual units per stage.
-        options: options of the implementation that trained the weights.
-        layer_type: a key of `_UNITS`; with "preactivation", the root has no norm.
     """
 
-    def __init__(
-        self,
-        num_channels: int,
-        width: int,
-        depths: Sequence[int],
-        options: ResNetOptions = _ORIGINAL,
-        layer_type: str = "bottleneck",
-    ):
+    def __init__(self, config: Any, width: int, depths: Sequence[int]):
         super().__init__()
-        self.options = options
-        self.convolution = StandardizedConv2d(num_channels, width, 7, 2, options)
-        self.norm = GroupNorm(width, options) if layer_type == "bottleneck" else None
+        self.config = config
+        self.convolution = StandardizedConv2d(config.num_channels, width, 7, 2, config)
+        self.norm = GroupNorm(width, config) if config.layer_type == "bottleneck" else None
         self.stages = nn.Sequential()
         self.out_channels = width
         for index, depth in enumerate(depths):
             channels, stride = width * 2**index, 1 if index == 0 else 2
-            self.stages.append(ResNetStage(self.out_channels, channels, depth, stride, options, _UNITS[layer_type]))
+            self.stages.append(ResNetStage(self.out_channels, channels, depth, stride, config))
             self.out_channels = 4 * channels
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -250,8 +204,8 @@ class ResNetStem(nn.Module):
         # ONNX Runtime 1.31 ignores padding with zeros before a max-pool
         is_exported = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - it is public
         zero = 1e-30 if is_exported else 0.0
-        value = zero if self.options.pool_padding == "zero" else float("-inf")
-        if self.options.padding == "fixed":  # equal to 'SAME' for odd sizes, shifted by one pixel for even sizes
+        value = zero if self.config.pool_padding == "zero" else float("-inf")
+        if self.config.padding == "fixed":  # equal to 'SAME' for odd sizes, shifted by one pixel for even sizes
             hidden = pad(hidden, [1, 1, 1, 1], value=value)
         else:
             hidden = _pad_same(hidden, 3, 2, value)
