@@ -195,10 +195,15 @@ class PositionTables(nn.Module):
         """Return the position embeddings for a grid (rows, columns)."""
         raise NotImplementedError
 
+    def resampled(self, grid: Grid) -> dict[str, torch.Tensor]:
+        """Return the parameters for a grid (rows, columns), by name."""
+        raise NotImplementedError
+
     @torch.no_grad()
     def resample(self, grid: Grid) -> None:
         """Resample the tables permanently for a grid (rows, columns); the caller updates the configuration."""
-        raise NotImplementedError
+        for name, table in self.resampled(grid).items():
+            setattr(self, name, nn.Parameter(table, getattr(self, name).requires_grad))
 
 
 class LearnedPositions(PositionTables):
@@ -211,14 +216,11 @@ class LearnedPositions(PositionTables):
 
     def forward(self, grid: Grid) -> torch.Tensor:
         """(rows, columns) -> (tables, tokens, hidden_size)"""
-        config = self.config
-        return resize_position_embeddings(
-            self.table, config.stored_grid, grid, config.num_prefix_tokens, config.position_interpolation
-        )
+        return self.resampled(grid)["table"]
 
-    @torch.no_grad()
-    def resample(self, grid: Grid) -> None:
-        self.table = nn.Parameter(self(grid), self.table.requires_grad)
+    def resampled(self, grid: Grid) -> dict[str, torch.Tensor]:
+        prefix, old, method = self.config.num_prefix_tokens, self.config.stored_grid, self.config.position_interpolation
+        return {"table": resize_position_embeddings(self.table, old, grid, prefix, method)}
 
 
 class LearnedPositions2D(PositionTables):
@@ -238,22 +240,18 @@ class LearnedPositions2D(PositionTables):
 
     def forward(self, grid: Grid) -> torch.Tensor:
         """(rows, columns) -> (tables, tokens, hidden_size)"""
-        y, x = self.axes(grid)
+        y, x = self.resampled(grid).values()  # (tables, rows or columns, hidden_size / 2)
         rows, columns = grid
         patches = torch.cat([x[:, None].expand(-1, rows, -1, -1), y[:, :, None].expand(-1, -1, columns, -1)], dim=3)
         patches = patches.flatten(1, 2)
         return patches if self.prefix is None else torch.cat([self.prefix, patches], dim=1)
 
-    def axes(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `y` (tables, rows, hidden_size / 2) and `x` (tables, columns, hidden_size / 2) for a grid."""
+    def resampled(self, grid: Grid) -> dict[str, torch.Tensor]:
         old, method = self.config.stored_grid, self.config.position_interpolation
-        y = resize_position_embeddings(self.y, (old[0], 1), (grid[0], 1), 0, method)
-        return y, resize_position_embeddings(self.x, (1, old[1]), (1, grid[1]), 0, method)
-
-    @torch.no_grad()
-    def resample(self, grid: Grid) -> None:
-        y, x = self.axes(grid)
-        self.y, self.x = nn.Parameter(y, self.y.requires_grad), nn.Parameter(x, self.x.requires_grad)
+        return {
+            "y": resize_position_embeddings(self.y, (old[0], 1), (grid[0], 1), 0, method),
+            "x": resize_position_embeddings(self.x, (1, old[1]), (1, grid[1]), 0, method),
+        }
 
 
 class RelativePositions(PositionTables):
@@ -273,14 +271,11 @@ class RelativePositions(PositionTables):
 
     def forward(self, grid: Grid) -> torch.Tensor:
         """(rows, columns) -> (queries, keys, head_dim)"""
-        return self.resampled_table(grid)[0, self.index(grid)]
+        return self.resampled(grid)["table"][0, self.index(grid)]
 
-    def resampled_table(self, grid: Grid) -> torch.Tensor:
-        """Return the table for a grid, (1, num_special + 2 * rows * columns - 1, head_dim)."""
-        config = self.config
-        return resize_relative_embeddings(
-            self.table, config.stored_grid, grid, self.num_special, config.position_interpolation
-        )
+    def resampled(self, grid: Grid) -> dict[str, torch.Tensor]:
+        old, method = self.config.stored_grid, self.config.position_interpolation
+        return {"table": resize_relative_embeddings(self.table, old, grid, self.num_special, method)}
 
     def index(self, grid: Grid) -> torch.Tensor:
         """Return the index into the table for each pair of tokens, (queries, keys)."""
@@ -290,10 +285,6 @@ class RelativePositions(PositionTables):
             return distance
         cls_queries = F.pad(torch.zeros_like(index), (1, 0), value=2)
         return torch.cat([cls_queries[None], F.pad(distance, (1, 0), value=1)])
-
-    @torch.no_grad()
-    def resample(self, grid: Grid) -> None:
-        self.table = nn.Parameter(self.resampled_table(grid), self.table.requires_grad)
 
 
 def build_tables(config: HfViTConfig, count: int) -> PositionTables:
