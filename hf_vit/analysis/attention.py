@@ -200,21 +200,15 @@ def pooling_weights(encoder: Any, like: torch.Tensor, last_hidden_state: Any) ->
     Args:
         like: (images, tokens, tokens), in the dtype and on the device of the result.
     """
-    images, tokens, _ = like.shape
     config, pooler = encoder.config, getattr(encoder, "pooler", None)
-    weights = like.new_zeros(images, tokens)
+    if pooler is not None and config.pooling != "none":
+        return pooler.token_weights(last_hidden_state)
+    weights = like.new_zeros(like.shape[:2])
     if config.pooling == "cls":
         weights[:, 0] = 1
-    elif pooler is None or config.pooling == "none":
-        weights[:, config.num_prefix_tokens :] = 1 / (tokens - config.num_prefix_tokens)
-    elif pooler.map is None:
-        weights[:, pooler.first_token :] = 1 / (tokens - pooler.first_token)
-    else:  # the attention of the probe, mean over the heads
-        pool, pooled = pooler.map, last_hidden_state[:, pooler.first_token :]
-        query = pool.split_heads(pool.q_proj(pool.probe)).to(like.dtype)  # (1, heads, 1, head_dim)
-        key = pool.split_heads(pool.k_proj(pooled)).to(like.dtype)  # (images, heads, tokens, head_dim)
-        scores = (query @ key.mT)[:, :, 0] * key.shape[-1] ** -0.5
-        weights[:, pooler.first_token :] = scores.softmax(dim=-1).mean(dim=1)
+    else:
+        patches = weights[:, config.num_prefix_tokens :]
+        patches[:] = 1 / patches.shape[1]
     return weights
 
 

@@ -140,28 +140,12 @@ class AnySizeClassifier(nn.Module):
 def attention_rollout(encoder: Any, outputs: Any) -> torch.Tensor:
     """Return the share of each patch in the head's input, (batch, patches); see `analysis.attention_rollout`."""
     tokens = outputs.last_hidden_state.shape[1]
-    shares = pooling_weights(encoder, outputs.last_hidden_state)[:, None]  # (batch, 1, tokens)
+    shares = encoder.pooler.token_weights(outputs.last_hidden_state)[:, None]  # (batch, 1, tokens)
     for attentions in reversed(outputs.attentions):
         mixing = attentions.mean(dim=1) + torch.eye(tokens)  # the identity stands for the residual connection
         shares = shares @ (mixing / mixing.sum(dim=-1, keepdim=True))
     patches = shares[:, 0, encoder.config.num_prefix_tokens :]
     return patches / patches.sum(dim=1, keepdim=True)
-
-
-def pooling_weights(encoder: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """(batch, tokens, hidden_size) -> (batch, tokens): the share of each token in the head's input, of sum 1"""
-    pooler, weights = encoder.pooler, torch.zeros_like(hidden_states[..., 0])
-    if pooler.pooling == "cls":
-        weights[:, 0] = 1
-    elif pooler.map is None:
-        weights[:, pooler.first_token :] = 1 / (weights.shape[1] - pooler.first_token)
-    else:
-        pool = pooler.map
-        query = pool.split_heads(pool.q_proj(pool.probe))  # (1, heads, 1, head_dim)
-        key = pool.split_heads(pool.k_proj(hidden_states[:, pooler.first_token :]))
-        scores = (query @ key.transpose(2, 3))[:, :, 0] * key.shape[-1] ** -0.5
-        weights[:, pooler.first_token :] = scores.softmax(dim=-1).mean(dim=1)
-    return weights
 
 
 # The resizes. Each computes only the part inside the crop; `_Axis` says which.

@@ -462,6 +462,25 @@ class HfViTPooler(nn.Module):
         num_real = attention_mask.sum(dim=1, keepdim=True, dtype=sum_dtype)
         return (real.sum(dim=1, dtype=sum_dtype) / num_real).to(real.dtype)
 
+    def token_weights(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, hidden_size) -> (batch, tokens): the weight of each token in the pooled one, of sum 1
+
+        With attention pooling, it is the attention of the probe, the mean over the heads.
+        """
+        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        weights = torch.zeros_like(hidden_states[..., 0], dtype=dtype)
+        pooled = hidden_states[:, self.first_token :]
+        if self.pooling == "cls":
+            weights[:, 0] = 1
+        elif self.map is None:
+            weights[:, self.first_token :] = 1 / pooled.shape[1]
+        else:
+            query = self.map.split_heads(self.map.q_proj(self.map.probe)).to(dtype)  # (1, heads, 1, head_dim)
+            key = self.map.split_heads(self.map.k_proj(pooled)).to(dtype)  # (batch, heads, tokens, head_dim)
+            scores = (query @ key.transpose(2, 3))[:, :, 0] * key.shape[-1] ** -0.5
+            weights[:, self.first_token :] = scores.softmax(dim=-1).mean(dim=1)
+        return weights
+
 
 @dataclass
 class HfViTModelOutput(BaseModelOutputWithPooling):
