@@ -299,17 +299,21 @@ class _Push:
     def _attempt(self, dry_run: bool) -> Pushed:
         if "/" not in self.repo_id:
             self.repo_id = f"{self.api.whoami(cache=True)['name']}/{self.repo_id}"
-        exists = self._check_repository()
-        if dry_run:
-            return self._plan(self._look_up())[0]
-        if not exists:
-            self._check_card(*self._plan(_Remote(None, [])))  # first, or an empty repository would stay behind
-            self.api.create_repo(self.repo_id, private=self.private, exist_ok=True)
-        if self.revision is not None and not self.create_pr and not self.revision.startswith("refs/pr/"):
-            self.api.create_branch(self.repo_id, branch=self.revision, exist_ok=True)
         remote = self._look_up()
         pushed, operations = self._plan(remote)
-        self._check_card(pushed, operations, by_hub=False)  # the Hub checks it with the commit
+        if dry_run:
+            return pushed
+        if pushed.problems and not self.allow_incomplete_card:
+            raise IncompleteCardError(
+                f"{self.repo_id}: the card has problems: {'; '.join(pushed.problems)}. Nothing was pushed; "
+                "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
+            )
+        if remote.sha is None:
+            self._validate_card(operations)  # first, or an empty repository would stay behind
+            self.api.create_repo(self.repo_id, private=self.private, exist_ok=True)
+            return self._attempt(dry_run)
+        if self.revision is not None and not self.create_pr and not self.revision.startswith("refs/pr/"):
+            self.api.create_branch(self.repo_id, branch=self.revision, exist_ok=True)
         commit = self.api.create_commit(
             self.repo_id,
             operations,
@@ -321,25 +325,20 @@ class _Push:
         )
         return pushed._replace(commit=commit)
 
-    def _check_repository(self) -> bool:
-        """Return whether the repository exists; raise ValueError if it has another visibility than requested."""
-        try:
-            is_private = bool(self.api.model_info(self.repo_id).private)
-        except RepositoryNotFoundError:
-            return False
-        if self.private is not None and self.private != is_private:
-            kinds = {True: "private", False: "public"}
-            raise ValueError(
-                f"{self.repo_id} exists and is {kinds[is_private]}, not {kinds[self.private]}: "
-                "change its visibility on the Hub first, or push without private= (--private)"
-            )
-        return True
-
     def _look_up(self) -> _Remote:
+        """Return the revision; raise ValueError if the repository has another visibility than requested."""
         try:
             info = self.api.model_info(self.repo_id, revision=self.revision)
-        except (RepositoryNotFoundError, RevisionNotFoundError):
+        except RevisionNotFoundError:  # a new branch begins as the default one
+            info = self.api.model_info(self.repo_id)
+        except RepositoryNotFoundError:
             return _Remote(None, [])
+        if self.private not in (None, bool(info.private)):
+            kinds = ("private", "public") if info.private else ("public", "private")
+            raise ValueError(
+                f"{self.repo_id} exists and is {kinds[0]}, not {kinds[1]}: "
+                "change its visibility on the Hub first, or push without private= (--private)"
+            )
         return _Remote(info.sha, [sibling.rfilename for sibling in info.siblings or []])
 
     def _plan(self, remote: _Remote) -> tuple[Pushed, list[CommitOperationAdd | CommitOperationDelete]]:
@@ -388,14 +387,9 @@ class _Push:
         kept = {name: entry for name, entry in found.items() if name in remote.names and name not in outdated}
         return manifest_text({**kept, **self.hashes})
 
-    def _check_card(self, pushed: Pushed, operations: list[Any], by_hub: bool = True) -> None:
-        """Raise PushError if the card has problems, or the Hub refuses its front matter."""
-        if pushed.problems and not self.allow_incomplete_card:
-            raise IncompleteCardError(
-                f"{self.repo_id}: the card has problems: {'; '.join(pushed.problems)}. Nothing was pushed; "
-                "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
-            )
-        for operation in operations if by_hub else ():
+    def _validate_card(self, operations: list[Any]) -> None:
+        """Raise PushError if the Hub refuses the card's front matter."""
+        for operation in operations:
             if operation.path_in_repo == "README.md":
                 try:
                     ModelCard(operation.path_or_fileobj.decode(), ignore_metadata_errors=True).validate()
