@@ -211,7 +211,7 @@ class RuleSource(Source):
             ) from error
         config = build_config({**values_of(fields), **request.overrides})
         with torch.device("meta"):
-            model = _MODELS[type(config)][self.head[0] in arrays](config)
+            model = MODELS[type(config)][self.head[0] in arrays](config)
         rules = self.rules(model)
         check_names(rules, arrays, file)
         check_shapes(shapes, model.state_dict(), rules, file)
@@ -324,12 +324,12 @@ class TorchSource(RuleSource):
 
 
 # By configuration: the bare encoder and the classifier.
-_MODELS: dict[type, tuple[type[HfVisionPreTrainedModel], type[HfVisionPreTrainedModel]]] = {
+MODELS: dict[type, tuple[type[HfVisionPreTrainedModel], type[HfVisionPreTrainedModel]]] = {
     HfViTConfig: (HfViTModel, HfViTForImageClassification),
     HfViTHybridConfig: (HfViTHybridModel, HfViTHybridForImageClassification),
     HfBiTConfig: (HfBiTModel, HfBiTForImageClassification),
 }
-CONFIGURATIONS = {config_class.model_type: config_class for config_class in _MODELS}
+CONFIGURATIONS = {config_class.model_type: config_class for config_class in MODELS}
 
 
 def build_config(fields: dict[str, Any]) -> Any:

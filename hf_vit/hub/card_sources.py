@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..catalog import Released, find_released
-from ..conversion.source import build_config
+from ..conversion.source import MODELS, build_config
 from ..conversion.transformers.names import (
     describe_cost,
+    is_classifier,
     is_of_transformers,
-    model_class_for,
     translate_processor,
     translate_settings,
 )
@@ -38,8 +38,9 @@ class Sources:
         self.cost = describe_cost(self.config)  # of the nearest preprocessing of transformers' own classes
         self.is_of_transformers = is_of_transformers(self.config)
         if self.is_of_transformers:
-            named = model_class_for(self.config).__name__
-            self.config = build_config(translate_settings(self.config)).to_dict() | {"architectures": [named]}
+            config = build_config(translate_settings(self.config))
+            model_class = MODELS[type(config)][is_classifier(self.config)]
+            self.config = config.to_dict() | {"architectures": [model_class.__name__]}
             self.processor = (
                 HfViTImageProcessor(**translate_processor(self.processor)).to_dict() if self.processor else {}
             )

@@ -10,14 +10,6 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from ...files.messages import shorten
 from ...models.image_processing_hf_vit import HfViTImageProcessor
-from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ...models.modeling_hf_vit import (
-    HfViTForImageClassification,
-    HfViTHybridForImageClassification,
-    HfViTHybridModel,
-    HfViTModel,
-)
-from ...models.pretrained import HfVisionPreTrainedModel
 from ..tables import IMAGENET, TIMM_NUMBERS
 
 
@@ -87,14 +79,11 @@ class TheirModel(NamedTuple):
     """A model of transformers.
 
     settings: its settings that have the same name here, with its defaults.
-    encoder, classifier: our classes.
     names: their names of parameters -> ours.
     preprocessing: arguments of `HfViTImageProcessor` for a folder without image processor.
     """
 
     settings: dict[str, Any]
-    encoder: type[HfVisionPreTrainedModel]
-    classifier: type[HfVisionPreTrainedModel]
     names: dict[str, str]
     preprocessing: dict[str, Any]
 
@@ -102,16 +91,14 @@ class TheirModel(NamedTuple):
 # By `model_type`. `vit` and `vit_mae` are models of transformers 5, `vit-hybrid` of transformers 4.57. Preprocessing is
 # that of the preprocessor_config.json of the published google/vit-*, facebook/vit-mae-* and google/vit-hybrid-*; for
 # bit, that of timm's evaluation of the same weights (2 is bilinear, 3 bicubic).
-_VIT, _HYBRID = (HfViTModel, HfViTForImageClassification), (HfViTHybridModel, HfViTHybridForImageClassification)
 _CROPPED = {"preset": "timm", "crop_pct": 1.0}
 THEIR_MODELS = {
-    "vit": TheirModel(VIT_SETTINGS, *_VIT, _VIT_NAMES, {"preset": "transformers"}),
-    "vit_mae": TheirModel(VIT_SETTINGS, *_VIT, _VIT_NAMES, {"preset": "transformers", **IMAGENET}),
-    "vit-hybrid": TheirModel({**VIT_SETTINGS, "patch_size": 1}, *_HYBRID, _VIT_NAMES, _CROPPED),
-    "bit": TheirModel(BIT_SETTINGS, HfBiTModel, HfBiTForImageClassification, _BIT_NAMES, {**_CROPPED, "resample": 2}),
-    "siglip_vision_model": TheirModel(SIGLIP_SETTINGS, *_VIT, _SIGLIP_NAMES, {"preset": "transformers", "resample": 3}),
+    "vit": TheirModel(VIT_SETTINGS, _VIT_NAMES, {"preset": "transformers"}),
+    "vit_mae": TheirModel(VIT_SETTINGS, _VIT_NAMES, {"preset": "transformers", **IMAGENET}),
+    "vit-hybrid": TheirModel({**VIT_SETTINGS, "patch_size": 1}, _VIT_NAMES, _CROPPED),
+    "bit": TheirModel(BIT_SETTINGS, _BIT_NAMES, {**_CROPPED, "resample": 2}),
+    "siglip_vision_model": TheirModel(SIGLIP_SETTINGS, _SIGLIP_NAMES, {"preset": "transformers", "resample": 3}),
 }
-_HAS_HEAD = ("ViTForImageClassification", "ViTHybridForImageClassification", "BitForImageClassification")
 
 
 def is_of_transformers(settings: Mapping[str, Any]) -> bool:
@@ -119,11 +106,9 @@ def is_of_transformers(settings: Mapping[str, Any]) -> bool:
     return settings.get("model_type") in THEIR_MODELS
 
 
-def model_class_for(settings: Mapping[str, Any]) -> type[HfVisionPreTrainedModel]:
-    """Return the class for a folder of transformers: a classifier if it has a head, else the bare encoder."""
-    has_head = any(name in _HAS_HEAD for name in settings.get("architectures") or [])
-    model = THEIR_MODELS[settings["model_type"]]
-    return model.classifier if has_head else model.encoder
+def is_classifier(settings: Mapping[str, Any]) -> bool:
+    """Return whether a config.json of transformers is of a model with a classification head."""
+    return any(name.endswith("ForImageClassification") for name in settings.get("architectures") or [])
 
 
 def our_name(name: str, model_type: str) -> str:

@@ -27,6 +27,7 @@ from ...models.pretrained import CONVERSION_RECORD
 from ...models.utils import check_manifest
 from ..checkpoint import Checkpoint
 from ..source import (
+    MODELS,
     PLAIN,
     UNKNOWN_IMAGE_SIZE,
     Fields,
@@ -52,7 +53,7 @@ from .names import (
     SIGLIP_SETTINGS,
     THEIR_MODELS,
     VIT_SETTINGS,
-    model_class_for,
+    is_classifier,
     nearest_processor,
     our_name,
     translate_processor,
@@ -90,24 +91,27 @@ class Transformers(Source):
         folder, settings = checkpoint.path.parent, checkpoint.settings
         try:
             with convert_type_errors(f"the config.json of {folder}"):
-                fields, model_class = translate_settings(settings), model_class_for(settings)
+                fields, has_classes = translate_settings(settings), is_classifier(settings)
             check_manifest(folder, {})
             weights = _read_weights(checkpoint)
             if not any("pooler.dense." in name for name in weights):  # the config.json does not tell
                 fields.pop("representation_size", None)
             # MAE's decoder is a Transformer; this one, a 1 x 1 convolution and PixelShuffle, is our linear layer
             is_simple = settings.get("architectures") == [_MASKED_IMAGE_MODEL] and "decoder.0.weight" in weights
-            if is_simple and settings.get("patch_size", 16) == settings.get("encoder_stride", 16):
-                model_class, fields["patch_target"] = HfViTForMaskedPatchPrediction, "pixels"
+            predicts = is_simple and settings.get("patch_size", 16) == settings.get("encoder_stride", 16)
+            if predicts:
+                fields["patch_target"] = "pixels"
                 weights["mask_token"] = weights.pop("vit.embeddings.mask_token")
                 weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
                 weights["predictor.bias"] = weights.pop("decoder.0.bias")
             skipped = {
                 name for name in weights if name.endswith("embeddings.mask_token") or name.startswith("decoder.")
             }
+            config = build_config({**fields, **request.overrides})
+            model_class = HfViTForMaskedPatchPrediction if predicts else MODELS[type(config)][has_classes]
             model, info = model_class.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
                 None,
-                config=build_config({**fields, **request.overrides}),
+                config=config,
                 state_dict={name: array for name, array in weights.items() if name not in skipped},
                 output_loading_info=True,
                 dtype=torch.float32,
