@@ -21,15 +21,13 @@ from ..files.output import new_file, refuse_existing
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import thresholds_of
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
-from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ..models.pretrained import HfVisionPreTrainedModel
+from .source import MODELS
 from .tables import ConversionError
 
 _DYNAMIC = "dynamic"
 _MAX_PATCHES = 1024  # maximum rows or columns of a program with a dynamic size
-_CLASSIFIERS = (HfViTForImageClassification, HfBiTForImageClassification)
-PROGRAM_MODELS = (HfViTModel, HfBiTModel, *_CLASSIFIERS)
+PROGRAM_MODELS = (*MODELS[HfViTConfig], *MODELS[HfBiTConfig])
 Scaling = tuple[torch.Tensor, torch.Tensor]  # (scale, offset): the program first computes x * scale + offset
 
 
@@ -56,7 +54,7 @@ class _Outputs(nn.Module):
 
 def _output_of(model: HfVisionPreTrainedModel) -> str:
     """Return the name of a program's default output."""
-    if isinstance(model, _CLASSIFIERS):
+    if hasattr(model, "classifier"):
         return "logits"
     return "pooler_output" if getattr(model, "projection", None) is None else "image_embeds"
 

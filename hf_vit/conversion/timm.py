@@ -16,10 +16,9 @@ from ..files.output import new_file, new_folder, write_json
 from ..models.configuration_hf_bit import DEPTHS, HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
 from ..models.image_resizing import BICUBIC, BILINEAR
-from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ..models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from .checkpoint import Checkpoint
 from .source import (
+    MODELS,
     PLAIN,
     UNKNOWN_IMAGE_SIZE,
     Fields,
@@ -193,7 +192,7 @@ class Timm(TimmSource):
         **dict.fromkeys(_RESNET_ROOTS, 4),
     }
     evaluation = {"interpolation": "bicubic", "crop_pct": 0.9}  # noqa: RUF012
-    models = (HfViTModel, HfViTForImageClassification)
+    models = MODELS[HfViTConfig]
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         naming = super().naming(checkpoint, request)
@@ -347,7 +346,7 @@ class TimmBit(TimmSource):
     head = ("head.fc.weight", "head.fc.bias")
     axes = {_ROOT: 4, marker: 4, "head.fc.weight": 4}  # noqa: RUF012
     evaluation = {"interpolation": "bilinear", "crop_pct": 0.875}  # noqa: RUF012
-    models = (HfBiTModel, HfBiTForImageClassification)
+    models = MODELS[HfBiTConfig]
 
     def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
         depths = count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)

@@ -29,10 +29,9 @@ from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
 from ...models.configuration_hf_vision import MAX_LAYERS
 from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair, stem_stride
-from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ..checkpoint import Checkpoint
 from ..source import (
+    MODELS,
     PLAIN,
     UNKNOWN_IMAGE_SIZE,
     Fields,
@@ -142,7 +141,7 @@ class JaxSource(RuleSource):
 class Jax(JaxSource):
     """The original's ViTs and hybrids; all sizes are read from the arrays."""
 
-    models = (HfViTModel, HfViTForImageClassification)
+    models = MODELS[HfViTConfig]
     dialects = tuple(_SUPPORTED)
     head = ("head/kernel", "head/bias")
     table = staticmethod(vit_table)  # pyright: ignore[reportAssignmentType]
@@ -254,7 +253,7 @@ class Jax(JaxSource):
 
     def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the arrays; big_vision has no position of the class token, so it is added to the token itself."""
-        config, base = model.config, cast(HfViTModel, model.base_model)
+        config, base = model.config, cast(Any, model.base_model)
         folds = dialect["names"] == "big_vision" and config.use_cls_token
         has_table = config.position_embedding_type == "learned"
         for name, array in super().arrays(model, dialect):
@@ -432,7 +431,7 @@ class JaxBiT(JaxSource):
         code: a key of `BIT_NAMES` and of `ORIGINALS`.
     """
 
-    models = (HfBiTModel, HfBiTForImageClassification)
+    models = MODELS[HfBiTConfig]
 
     def __init__(self, code: str):
         self.code, self.names = code, BIT_NAMES[code]

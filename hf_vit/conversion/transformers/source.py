@@ -20,8 +20,6 @@ from ...models.configuration_hf_vision import convert_type_errors
 from ...models.configuration_hf_vit import HfViTConfig, as_pair
 from ...models.image_processing_hf_vit import HfViTImageProcessor
 from ...models.image_reading import read_image
-from ...models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ...models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.pretrained import CONVERSION_RECORD
 from ...models.utils import check_manifest
@@ -72,13 +70,7 @@ class Transformers(Source):
     """transformers' models; the config.json holds GELU and epsilons, so logits are equal in both directions."""
 
     format = "transformers"
-    models = (
-        HfViTModel,
-        HfViTForImageClassification,
-        HfViTForMaskedPatchPrediction,
-        HfBiTModel,
-        HfBiTForImageClassification,
-    )
+    models = (*MODELS[HfViTConfig], HfViTForMaskedPatchPrediction, *MODELS[HfBiTConfig])
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         model_type = checkpoint.settings.get("model_type")
