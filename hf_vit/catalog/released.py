@@ -13,12 +13,33 @@ from typing import Any, NamedTuple
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from .augreg import ADAPTED_TO, AUGREG_MODELS, PRETRAINED_ON, AugRegName, augreg_hyper_parameters, parse_augreg
 
-# Students and teachers of "Knowledge distillation: A good teacher is patient and consistent", evaluated as in
-# configs/proj/distill/bit_i1k.py of big_vision.
-_DISTILLED = re.compile(r"R\d+x\d(?:_T)?_(flowers|food|pet|sun)?(\d+)")
-_FLEXIVIT_BASELINE = re.compile(r"vit_b(16|30)_i21k_300ep")
-# VTAB's data sets with images smaller than 96 x 96 pixels, under big_transfer's names.
-_SMALL_IMAGES = ("cifar100", "svhn", "eurosat", "dsprites-orientation", "dsprites-xpos")
+# Pattern of the end of a file's address -> how its model is evaluated: arguments of its processor ("processor"),
+# image size and patch size in pixels; a group of the pattern is one of these sizes.
+_EVALUATIONS: dict[str, dict[str, Any]] = {
+    # FlexiViT (configs/proj/flexivit of big_vision): resize(272)|central_crop(240) of the distilled models, and
+    # resize_small(272)|central_crop(240) of the others. They have no patch size of their own: 16 is that of the model
+    # that they are compared with. The two baselines have a fixed patch size, although they are stored like FlexiViTs.
+    r"/flexivit_[^/]*": {
+        "processor": {"preset": "lit", "size": 272, "do_center_crop": True, "crop_size": 240},
+        "image_size": 240,
+        "patch_size": 16,
+    },
+    r"/vit_b(?P<patch_size>16|30)_i21k_300ep": {
+        "processor": {"preset": "big_vision", "crop_pct": 240 / 272},
+        "image_size": 240,
+    },
+    # Students and teachers of "Knowledge distillation: A good teacher is patient and consistent" (configs/proj/distill
+    # of big_vision): resize_small(160)|central_crop(128) for all data sets except ImageNet.
+    r"/R\d+x\d(_T)?_(flowers|food|pet|sun)(?P<image_size>\d+)": {
+        "processor": {"preset": "big_vision", "crop_pct": 128 / 160}
+    },
+    r"/R\d+x\d(_T)?_(?P<image_size>\d+)": {"processor": {"preset": "big_vision"}},
+    # BiT-HyperRule (bit_hyperrule.py of big_transfer): 128 for data sets of VTAB with images smaller than 96 x 96.
+    r"-run\d-(cifar100|svhn|eurosat|dsprites-orientation|dsprites-xpos)": {"image_size": 128},
+    r"-run\d-[^/]+|-ILSVRC2012": {"image_size": 480},
+    # AugReg: only address or name identify its files.
+    r"vit_models/augreg/[^/]*|-aug_[a-z]+\d?-wd_[^/]*": {"processor": {"preset": "augreg"}},
+}
 
 
 class Released(NamedTuple):
@@ -38,9 +59,8 @@ class Released(NamedTuple):
     @property
     def preset(self) -> str:
         """The preset of `HfViTImageProcessor` that the checkpoint was evaluated with."""
-        if self.variant in BIT_VARIANTS:
-            return preprocessing_of_bit(self.location)["preset"]
-        return self.facts.get("preset") or preset_of_vit(self.location)
+        usual = "bit" if self.variant in BIT_VARIANTS else "vit_jax"
+        return self.facts.get("preset") or evaluation_of(self.location)["processor"].get("preset", usual)
 
 
 @cache
@@ -165,60 +185,14 @@ def families() -> list[str]:
     return [*released_facts()["families"], *released_facts()["patterns"]]
 
 
-def preset_of_vit(location: str) -> str:
-    """Return the preset of a vit_jax file: "augreg" or "vit_jax". Only address or name identify AugReg's files."""
-    path = PurePosixPath(location)
-    is_augreg = "vit_models/augreg/" in location or re.search(r"-aug_[a-z]+\d?-wd_", path.name)
-    return "augreg" if is_augreg else "vit_jax"
-
-
-def sizes_of_flexivit(location: str) -> tuple[int, int] | None:
-    """Return the patch size and image size, in pixels, of a file of gs://big_vision/flexivit; None for any other file.
-
-    A FlexiViT has no patch size of its own. It gets 16, the patch size of the model that it is compared with. The two
-    baselines have a fixed patch size, although they are stored like FlexiViTs.
-    """
-    name = PurePosixPath(location).stem
-    if match := _FLEXIVIT_BASELINE.fullmatch(name):
-        return int(match[1]), 240
-    return (16, 240) if name.startswith("flexivit_") else None
-
-
-def preprocessing_of_flexivit(location: str) -> dict[str, Any] | None:
-    """Return the evaluation settings of a file of gs://big_vision/flexivit; None for any other file.
-
-    Source: big_vision, configs/proj/flexivit. The distilled models (i1k_deit3_distill, i21k_distill) use
-    resize(272)|central_crop(240); the others (i21k_sup) use resize_small(272)|central_crop(240).
+def evaluation_of(location: str) -> dict[str, Any]:
+    """Return how the model of a released file is evaluated, by its address or name; see `_EVALUATIONS`.
 
     Returns:
-        Arguments of `HfViTImageProcessor`.
+        "processor", empty if the name does not tell; and, if known, "image_size" and "patch_size" (of FlexiViTs).
     """
-    name = PurePosixPath(location).stem
-    if _FLEXIVIT_BASELINE.fullmatch(name):
-        return {"preset": "big_vision", "crop_pct": 240 / 272}
-    return {"preset": "lit", "size": 272, "do_center_crop": True, "crop_size": 240} if sizes_of_flexivit(name) else None
-
-
-def preprocessing_of_bit(location: str) -> dict[str, Any]:
-    """Return the evaluation settings of a big_transfer file, as arguments of `HfViTImageProcessor`.
-
-    Source: big_vision, configs/proj/distill: resize_small(160)|central_crop(128) for all data sets except ImageNet.
-    """
-    match = _DISTILLED.fullmatch(PurePosixPath(location).stem)
-    if match is None:
-        return {"preset": "bit"}
-    return {"preset": "big_vision", **({"crop_pct": 128 / 160} if match[1] else {})}
-
-
-def image_size_of_bit(location: str) -> int:
-    """Return the image size of a file of gs://bit_models, in pixels (height and width are equal).
-
-    Fine-tuned files follow BiT-HyperRule (bit_hyperrule.py of big_transfer): 128 for data sets with images smaller than
-    96 x 96, otherwise 480.
-    """
-    name = PurePosixPath(location).stem
-    if match := re.search(r"-run\d-(.+)$", name):
-        return 128 if match[1] in _SMALL_IMAGES else 480
-    if match := _DISTILLED.fullmatch(name):
-        return int(match[2])
-    return 480 if name.endswith("-ILSVRC2012") else 224
+    path = PurePosixPath(location)
+    for pattern, known in _EVALUATIONS.items():
+        if match := re.search(f"(?:{pattern})$", f"{path.parent}/{path.stem}"):
+            return {"processor": {}, **known, **{name: int(size) for name, size in match.groupdict().items()}}
+    return {"processor": {}}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..catalog import Released, parse_augreg, released_facts, with_cards
-from ..catalog.released import preprocessing_of_flexivit
+from ..catalog.released import evaluation_of
 from ..files.output import write_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig
@@ -45,9 +45,9 @@ def _folder_texts(entry: Released) -> dict[str, str]:
     """Predict the small files of the converted folder from the catalog."""
     config = _configuration(entry)
     resolution = entry.facts.get("resolution")
-    processor = HfViTImageProcessor.for_model(
-        config, **(preprocessing_of_flexivit(entry.location) or {"preset": entry.preset})
-    )
+    known = evaluation_of(entry.location)
+    settings = known["processor"] if "patch_size" in known else {"preset": entry.preset}
+    processor = HfViTImageProcessor.for_model(config, **settings)
     fields: dict[str, Any] = {"image_size": resolution} if resolution is None else {}
     return {
         "config.json": json.dumps(config.to_dict() | fields),

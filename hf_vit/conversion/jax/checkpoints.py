@@ -18,13 +18,7 @@ from transformers.utils import logging
 
 from ...catalog import find_released, original_of, released_with
 from ...catalog.class_names import BUILT_IN, built_in_class_names
-from ...catalog.released import (
-    image_size_of_bit,
-    preprocessing_of_bit,
-    preprocessing_of_flexivit,
-    preset_of_vit,
-    sizes_of_flexivit,
-)
+from ...catalog.released import evaluation_of
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
 from ...models.configuration_hf_vision import MAX_LAYERS
@@ -215,14 +209,14 @@ class Jax(JaxSource):
             return Inferred({"preset": "native"}, "patches are vectors, as in NaFlex, which keeps the aspect ratio")
         if dialect["prefix"].endswith(_TOWER):
             return _evaluated_as({"preset": "lit"}, "image towers", location)
-        if (of_flexivit := preprocessing_of_flexivit(location)) is not None:
-            return Inferred(of_flexivit, "the name of the file is FlexiViT's")
+        known = evaluation_of(location)
+        if "patch_size" in known:
+            return Inferred(known["processor"], "the name of the file is FlexiViT's")
         if dialect["names"] == "big_vision":
             return _evaluated_as({"preset": "big_vision"}, "files of big_vision", location)
-        preset = preset_of_vit(location)
-        if preset == "augreg":
-            return Inferred({"preset": preset}, "the name or address of the file is AugReg's")
-        return _evaluated_as({"preset": preset}, "files of vit_jax", location)
+        if known["processor"].get("preset") == "augreg":
+            return Inferred(known["processor"], "the name or address of the file is AugReg's")
+        return _evaluated_as({"preset": "vit_jax"}, "files of vit_jax", location)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
@@ -377,8 +371,9 @@ def _flexible_fields(
     Raises:
         ConversionError: the patch size is ambiguous, and the caller has not stated it.
     """
-    sizes = sizes_of_flexivit(checkpoint.location)
-    if sizes is None:
+    known = evaluation_of(checkpoint.location)
+    is_named = "patch_size" in known
+    if not is_named:
         kernel = as_pair(fields["patch_size"].value)
         has_its_buffers = (kernel, grid) == (_FLEXIVIT_KERNEL, _FLEXIVIT_GRID) and fields["pooling"].value == "mean"
         if not has_its_buffers and _FLEXIVIT not in checkpoint.location:
@@ -389,13 +384,13 @@ def _flexible_fields(
                 f"kernel, {by(grid)} positions); pass patch_size=16 (any from 8 to 48) for a FlexiViT at "
                 f"{_FLEXIVIT_IMAGE_SIZE} pixels, patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
             )
-    known_patch, image_size = sizes or (patch_size, _FLEXIVIT_IMAGE_SIZE)
-    reason = "the name of the file is FlexiViT's" if sizes else "its stored sizes are FlexiViT's"
+        known = {"patch_size": patch_size, "image_size": _FLEXIVIT_IMAGE_SIZE}
+    reason = "the name of the file is FlexiViT's" if is_named else "its stored sizes are FlexiViT's"
     return {
         "stored_patch_size": fields["patch_size"],
-        "position_grid": Inferred(grid, reason) if sizes else fields["image_size"]._replace(value=grid),
-        "patch_size": Inferred(known_patch, reason),
-        "image_size": Inferred(image_size, reason, is_assumed=sizes is None),
+        "position_grid": Inferred(grid, reason) if is_named else fields["image_size"]._replace(value=grid),
+        "patch_size": Inferred(known["patch_size"], reason),
+        "image_size": Inferred(known["image_size"], reason, is_assumed=not is_named),
         # half-pixel centers, antialiased: jax.image.resize(..., "linear")
         "position_interpolation": Inferred("bilinear", "as in FlexiViT"),
     }
@@ -455,7 +450,8 @@ class JaxBiT(JaxSource):
         depths = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1) or [1]
         image_size = UNKNOWN_IMAGE_SIZE
         if self.is_released:
-            image_size = image_size._replace(value=image_size_of_bit(checkpoint.location))
+            known = evaluation_of(checkpoint.location).get("image_size", image_size.value)
+            image_size = image_size._replace(value=known)
             if find_released(checkpoint.location) is not None:
                 image_size = Inferred(image_size.value, "evaluation of the released file of this name")
         fields = {
@@ -470,7 +466,8 @@ class JaxBiT(JaxSource):
         return self.names.table
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        settings = preprocessing_of_bit(checkpoint.location) if self.is_released else {"preset": "big_vision"}
+        known = evaluation_of(checkpoint.location)["processor"] or {"preset": "bit"}
+        settings = known if self.is_released else {"preset": "big_vision"}
         return _evaluated_as(settings, f"files of {self.dialects[0]}", checkpoint.location)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
