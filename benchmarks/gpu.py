@@ -199,6 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     path = options.output / "results.jsonl"
     if path.exists() and not options.resume:
         return _refuse(f"{options.output} has results; give --resume to continue, or another --output")
+    sys.path.insert(0, str(ROOT))  # processes that multiprocessing spawns get this list, others the variable
     paths = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # without it, imports can initialize CUDA, which breaks forks
@@ -212,8 +213,12 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         for row in rows:
             left = end - time.monotonic() - row.grace
-            if results.get(row.name, {}).get("status") in (None, "cut off") and left >= row.least:
+            if results.get(row.name, {}).get("status") not in (None, "cut off"):
+                continue
+            if left >= row.least:
                 _measure(options, row, results, method, left)
+            else:
+                print(f"{row.name}: not started, since fewer than {row.least:.0f} s are left", file=sys.stderr)
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     except SystemExit as ended:

@@ -79,6 +79,7 @@ def _measure_loop(message: dict, settings: dict[str, Any]) -> dict:
     """Return images per second, the share of the time that waits for images, share of the peak and memory."""
     steps, batch = (6, 8) if message["toy"] else (120, 256)
     settings |= {"steps": steps, "batch_size": batch, "log_every": max(steps // 12, 1), "dataset": _folder(message)}
+    settings |= {"compile": message["device"] == "cuda" and not message["toy"]}  # as in long runs
     _, entries = _pretrain(message, "loop", settings)
     measured = [entry for entry in entries if "data_wait" in entry][2:] or entries[-1:]  # after compilation
     found: dict[str, Any] = {"batch": batch}

@@ -127,6 +127,7 @@ class DeviceAugmentation:
         self.size, self.device = transform.size, device
         self.has_float64 = device.type != "mps"
         self.decode_jpeg = _find_decoder() if getattr(transform, "decodes_on_device", False) else None
+        self.stream = torch.cuda.Stream(device) if self.decode_jpeg and device.type == "cuda" else None
         level = level_of(transform.randaugment_magnitude)
         self.image_weight = float(np.float32(enhancement(level)))
         self.padding = cutout_padding(level)
@@ -158,24 +159,34 @@ class DeviceAugmentation:
         return {**batch, "image": torch.cat(images)}
 
     def _decode(self, batch: Batch, decode_jpeg: Callable[..., list[torch.Tensor]]) -> Batch:
-        """Replace the JPEGs of a batch by the pixels of their crops, on the device."""
+        """Replace the JPEGs of a batch by the pixels of their crops, on the device.
+
+        On CUDA, all of it runs on a separate stream. torchvision's decoder does not wait for the current stream before
+        it writes (https://github.com/pytorch/vision/pull/9606), so it would overwrite memory of the training step.
+        """
         batch = dict(batch)
         jpegs, pixels, sizes = batch.pop("jpeg"), batch["pixels"], batch["sizes"]
         counts = sizes.prod(dim=1)  # pixels of each crop
         rows = torch.where(jpegs[:, 2] > 0, jpegs[:, 2], counts)
         crops = [pixels[first : first + count] for first, count in zip(batch["first"], rows, strict=True)]
         encoded = jpegs[:, 2].nonzero().flatten().tolist()
-        try:
-            images = decode_jpeg([crops[n].flatten() for n in encoded], "RGB", self.device) if encoded else []
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise ValueError(f"cannot decode a JPEG on the device ({reason}): set decode_on to cpu") from error
-        for n, image in zip(encoded, images, strict=True):  # (channels, height, width)
-            (top, left, _), (height, width) = jpegs[n].tolist(), sizes[n].tolist()
-            crops[n] = image[:, top : top + height, left : left + width].flatten(1).T
-        pixels = torch.cat([crop.to(self.device, non_blocking=True) for crop in crops])
+        if self.stream:
+            self.stream.synchronize()  # with the copies of the last batch
+        with torch.cuda.stream(self.stream):  # does nothing if there is none
+            try:
+                images = decode_jpeg([crops[n].flatten() for n in encoded], "RGB", self.device) if encoded else []
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                reason = str(error).partition("\n")[0]
+                raise ValueError(f"cannot decode a JPEG on the device ({reason}): set decode_on to cpu") from error
+            for n, image in zip(encoded, images, strict=True):  # (channels, height, width)
+                (top, left, _), (height, width) = jpegs[n].tolist(), sizes[n].tolist()
+                crops[n] = image[:, top : top + height, left : left + width].flatten(1).T
+            pixels = torch.cat([crop.to(self.device, non_blocking=True) for crop in crops])
+        if self.stream:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+            pixels.record_stream(torch.cuda.current_stream(self.device))
         return {**batch, "pixels": pixels, "first": counts.cumsum(0) - counts}
 
     def resize(
@@ -203,7 +214,9 @@ class DeviceAugmentation:
         dtype = torch.float64 if self.has_float64 else torch.float32
         side = self.size[axis]
         centers = torch.arange(side, dtype=dtype, device=self.device) + 0.5
-        positions = (sides.to(dtype) / side)[:, None] * centers - 0.5
+        # By a tensor, because CUDA multiplies by the rounded reciprocal of a number
+        scales = sides.to(dtype) / torch.full_like(sides, side, dtype=dtype)
+        positions = scales[:, None] * centers - 0.5
         before = positions.floor()
         last = sides[:, None] - 1
         numbers = before.long()
