@@ -110,18 +110,12 @@ def test_downloads_go_to_the_assets_cache(server, tmp_path, monkeypatch):
     assert fetch(server.url).path == kept_file(server, tmp_path)
 
 
-@pytest.mark.parametrize("harm", ["a flipped bit", "cut off", "no record", "no sum", "a broken record"])
+@pytest.mark.parametrize("harm", ["a flipped bit", "a broken record"])
 def test_a_damaged_cached_file_is_downloaded_again(harm, server, tmp_path, monkeypatch, caplog):
     fetch(server.url, tmp_path)
     file, record = kept_file(server, tmp_path), kept_file(server, tmp_path, ".json")
     if harm == "a flipped bit":
         file.write_bytes(bytes([BODY[0] ^ 1]) + BODY[1:])
-    elif harm == "cut off":
-        os.truncate(file, 100)
-    elif harm == "no record":
-        record.unlink()
-    elif harm == "no sum":
-        record.write_text(json.dumps({**json.loads(record.read_text()), "sha256": None}))
     else:
         record.write_text("{")
     with monkeypatch.context() as offline:
@@ -134,7 +128,7 @@ def test_a_damaged_cached_file_is_downloaded_again(harm, server, tmp_path, monke
     assert source.path.read_bytes() == BODY
     assert source.sha256 == hashlib.sha256(BODY).hexdigest()
     assert len(server.requests) == 2
-    assert "256" in caplog.text
+    assert str(file) in caplog.text
     assert fetch(server.url, tmp_path).sha256 == source.sha256
     assert len(server.requests) == 2
 
@@ -161,7 +155,7 @@ def test_a_very_slow_download_ends_with_an_error(server, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "MIN_SPEED", 2**20)
     server.pause_at = 100_003
     threading.Timer(1.0, server.go_on.set).start()
-    with pytest.raises(SourceError, match="slow"):
+    with pytest.raises(SourceError, match=re.escape(server.url)):
         fetch(server.url, tmp_path)
     server.pause_at = None
     assert fetch(server.url, tmp_path).path.read_bytes() == BODY
@@ -178,36 +172,36 @@ def test_messages_have_no_passwords_and_signatures(server, tmp_path):
         assert "hidden" not in str(refusal.value)
 
 
-def test_a_later_call_resumes(server, tmp_path):
+@pytest.fixture
+def interrupted(server, tmp_path):
+    """The server of a download that ended after 100003 bytes."""
     server.cuts = [100_003, 0, 0]
     with pytest.raises(SourceError, match="100003"):
         fetch(server.url, tmp_path)
-    assert fetch(server.url, tmp_path).path.read_bytes() == BODY
-    assert server.ranges[-1] == "bytes=100003-"
+    return server
 
 
-@pytest.mark.parametrize("change", ["all bytes are there", "too many bytes are there", "no record", "broken record"])
-def test_a_later_call_handles_any_state_of_the_cache(change, server, tmp_path):
-    server.cuts = [100_003, 0, 0]
-    with pytest.raises(SourceError):
-        fetch(server.url, tmp_path)
+def test_a_later_call_resumes(interrupted, tmp_path):
+    assert fetch(interrupted.url, tmp_path).path.read_bytes() == BODY
+    assert interrupted.ranges[-1] == "bytes=100003-"
+
+
+@pytest.mark.parametrize("change", ["all bytes are there", "too many bytes are there", "broken record"])
+def test_a_later_call_handles_any_state_of_the_cache(change, interrupted, tmp_path):
+    server = interrupted
     partial, record = kept_file(server, tmp_path, ".incomplete"), kept_file(server, tmp_path, ".json")
     if change == "all bytes are there":
         partial.write_bytes(BODY)
         server.statuses = [500] * 3
     elif change == "too many bytes are there":
         partial.write_bytes(BODY + b"more")
-    elif change == "no record":
-        record.unlink()
-    else:
+    elif change == "broken record":
         record.write_text("{")
     assert fetch(server.url, tmp_path).path.read_bytes() == BODY
 
 
-def test_a_changed_file_is_downloaded_from_its_beginning(server, tmp_path):
-    server.cuts = [100_003, 0, 0]
-    with pytest.raises(SourceError):
-        fetch(server.url, tmp_path)
+def test_a_changed_file_is_downloaded_from_its_beginning(interrupted, tmp_path):
+    server = interrupted
     server.body, server.version = BODY[::-1], {"ETag": '"v2"'}
     assert fetch(server.url, tmp_path).path.read_bytes() == BODY[::-1]
     assert json.loads(kept_file(server, tmp_path, ".json").read_text())["etag"] == '"v2"'
@@ -326,15 +320,6 @@ def test_two_processes_download_once(server, tmp_path):
     assert kept_file(server, tmp_path).read_bytes() == BODY
 
 
-def test_a_full_disk_is_reported(server, tmp_path):
-    partial = kept_file(server, tmp_path, ".incomplete")
-    partial.parent.mkdir(parents=True)
-    partial.symlink_to("/dev/full")
-    with pytest.raises(SourceError, match="300007"):
-        fetch(server.url, tmp_path)
-    assert not kept_file(server, tmp_path).exists()
-
-
 def test_a_download_continues_after_a_full_disk(server, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_352, limits[1]))
@@ -345,12 +330,6 @@ def test_a_download_continues_after_a_full_disk(server, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert fetch(server.url, tmp_path).path.read_bytes() == BODY
     assert server.ranges == [None, "bytes=100352-"]
-
-
-def test_a_cache_that_is_no_folder(server, tmp_path):
-    (tmp_path / "cache").write_text("")
-    with pytest.raises(SourceError, match="cache"):
-        fetch(server.url, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("progress", [True, False])
@@ -386,7 +365,6 @@ def test_addresses(location, address):
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("http://example.com/x.npz", "x.npz"),
         ("ftp://host/x.npz", "x.npz"),
         ("https://host/", "https://host/"),
         ("https://host/a/..", "https://host/a/.."),
@@ -418,12 +396,3 @@ def test_local_files_and_folders(tmp_path, monkeypatch):
     assert fetch("~/a.npz") == Fetched("~/a.npz", tmp_path / "a.npz")
     assert fetch(tmp_path) == Fetched(str(tmp_path), tmp_path)
     assert sha256_of("a.npz") == hashlib.sha256(BODY).hexdigest()
-
-
-def test_errors_of_the_local_disk(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SourceError, match=r"b\.npz"):
-        fetch("b.npz")
-    Path("empty").mkdir()
-    with pytest.raises(SourceError, match="empty"):
-        fetch("empty")

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from hf_vit.files import output as module
 from hf_vit.files.output import new_file, new_folder, new_model_files, write_json, write_text
-from hf_vit.files.owned_files import MARK, check_overwritable, write_marker
+from hf_vit.files.owned_files import MARK, write_marker
 from hf_vit.files.readme import render_readme
 from hf_vit.models.utils import MANIFEST
 
@@ -99,16 +99,6 @@ def test_an_interrupt_between_the_renames_leaves_the_old_or_the_new_folder(renam
         write_either("folder", tmp_path / "it", "new")
     assert contents(tmp_path)[f"it/{TEXT}"] == ("new" if (rename, after) == (2, True) else "old")
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
-
-
-def test_a_destination_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "full").mkdir()
-    with pytest.raises(OSError, match="Is a directory"):
-        write_text(tmp_path / "full", "text")
-    with pytest.raises(OSError, match="file"):
-        write_text(tmp_path / "file" / "below", "text")
-    assert contents(tmp_path) == {"file": "mine"}
 
 
 def test_files_are_as_readable_as_the_umask_allows(tmp_path):
@@ -262,8 +252,8 @@ def test_links_and_files_are_not_replaced_by_folders(tmp_path):
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "dangling").symlink_to("nowhere")
-    for name, kind in (("link", "symbolic link"), ("file", "file"), ("dangling", "symbolic link")):
-        with pytest.raises(FileExistsError, match=f"{name}: .*{kind}"):
+    for name in ("link", "file", "dangling"):
+        with pytest.raises(FileExistsError, match=name):
             write_either("folder", tmp_path / name, "new")
     (tmp_path / "real" / "best").symlink_to(save(tmp_path / "elsewhere", "config.json"))
     with pytest.raises(FileExistsError, match="best"):
@@ -276,12 +266,6 @@ def test_files_added_during_a_replacement_are_kept(tmp_path):
     with pytest.raises(FileExistsError, match=r"thesis\.tex"), new_folder(folder, overwrite=True):
         (folder / "thesis.tex").write_text("all of it")
     assert contents(folder)["thesis.tex"] == "all of it"
-
-
-def test_many_foreign_files_give_a_short_message(tmp_path):
-    save(tmp_path, *(f"chapter{number}.tex" for number in range(900)))
-    with pytest.raises(FileExistsError, match="895"):
-        check_overwritable(tmp_path)
 
 
 WRITER = """

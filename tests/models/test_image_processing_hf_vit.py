@@ -1,8 +1,6 @@
 """The image processor, compared with TensorFlow for every kind of input; conventions of transformers."""
 
-import copy
 import json
-import pickle
 from functools import partial
 from pathlib import Path
 
@@ -96,13 +94,6 @@ def test_sizes_before_the_crop_equal_the_original(evaluated):
             assert shortest_edge_size(height, width, side, truncate=False) == tuple(expected)
 
 
-def test_scaled_levels_equal_the_original(evaluated):
-    """`value_range(-1, 1)` of 0 to 255."""
-    levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)
-    result = process(levels, preset="augreg", do_resize=False, do_center_crop=False)
-    np.testing.assert_allclose(result[0, 1].flatten(), evaluated["value_range/levels"], rtol=0, atol=1e-6)
-
-
 def test_pixel_values_equal_transformers(pixels):
     images = [Image.fromarray(pixels), Image.fromarray(random_pixels(211, 90))]
     expected = ViTImageProcessorPil(size={"height": 20, "width": 36})(images, return_tensors="pt").pixel_values
@@ -150,15 +141,6 @@ def test_large_photographs(preset, height, width):
     expected = process(Image.fromarray(pixels), preset=preset, size=30)
     result = process(torch.from_numpy(pixels), preset=preset, size=30)
     torch.testing.assert_close(result, expected, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("preset", ["vit_jax", "augreg", "timm"])
-@pytest.mark.parametrize("shape", [(1, 3000), (3000, 31)])
-def test_extreme_aspect_ratios(preset, shape):
-    pixels = random_pixels(*shape)
-    results = [process(image, preset=preset) for image in (pixels, torch.from_numpy(pixels))]
-    assert results[0].shape == (1, 3, 224, 224)
-    torch.testing.assert_close(*results, atol=1e-6, rtol=0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -331,13 +313,6 @@ def test_processors_share_no_settings(pixels):
     before = second.to_dict()
     process(pixels, second, preset="timm", size=20, image_mean=[0.0, 0.0, 0.0])
     assert second.to_dict() == before
-
-
-def test_a_processor_can_be_copied_and_pickled(pixels):
-    processor = HfViTImageProcessor("timm", size=20)
-    for other in (copy.deepcopy(processor), pickle.loads(pickle.dumps(processor))):
-        assert other.to_dict() == processor.to_dict()
-        assert torch.equal(process(pixels, other), process(pixels, processor))
 
 
 def test_pixel_values_are_computed_on_the_device(pixels):

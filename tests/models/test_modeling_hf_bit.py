@@ -9,7 +9,7 @@ import hf_vit
 from hf_vit import HfBiTBackbone, HfBiTConfig, HfBiTForImageClassification, HfBiTModel
 from hf_vit.conversion import convert
 from hf_vit.loading import save_folder
-from hf_vit.models.configuration_hf_bit import DEPTHS, ORIGINALS, VARIANTS
+from hf_vit.models.configuration_hf_bit import ORIGINALS, VARIANTS
 
 from ..comparing import change_json
 from ..paths import golden_runs
@@ -19,23 +19,9 @@ from ..tiny_models import BIT_PIXELS, TINY_BIT, load_model, tiny_bit
 RUNS = {run["id"]: run for run in golden_runs("bit", "bit_paper")}
 
 
-def count(depths, factor: int, classes: int = 1000) -> int:
-    """Count kernels, and two numbers for each channel of a GroupNorm."""
-    width = 64 * factor
-    total, entering = 7 * 7 * 3 * width, width
-    for stage, depth in enumerate(depths):
-        middle = width * 2**stage
-        total += 4 * middle * entering  # the projection
-        for _ in range(depth):
-            total += entering * middle + 9 * middle * middle + 4 * middle * middle + 2 * (entering + 2 * middle)
-            entering = 4 * middle
-    return total + 2 * entering + (entering + 1) * classes
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_parameter_counts(name):
-    (layers, factor), config = VARIANTS[name], HfBiTConfig.from_variant(name, num_labels=1000)
-    assert count(DEPTHS[layers], factor) == BIT_PARAMETERS[name]
+    config = HfBiTConfig.from_variant(name, num_labels=1000)
     with torch.device("meta"):
         assert HfBiTForImageClassification(config).num_parameters() == BIT_PARAMETERS[name]
 
