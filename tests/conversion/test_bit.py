@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfBiTModel
 from hf_vit.cli import main
@@ -22,7 +21,7 @@ from hf_vit.models.configuration_hf_bit import ORIGINALS
 
 from ..comparing import assert_same_file, assert_same_weights, change_json, logits, read_arrays
 from ..references import resnet
-from ..tiny_models import BIT_PIXELS, load_model, tiny_bit
+from ..tiny_models import BIT_PIXELS, tiny_bit
 
 PIXELS_64 = BIT_PIXELS.double()
 
@@ -159,16 +158,6 @@ def test_the_bit_of_transformers(tmp_path, changes):
     assert (logits(model.double(), PIXELS_64) - expected).abs().max() <= 1e-12 * scale
     other, _ = convert(tmp_path, weight_standardization_eps=1e-10)
     assert 1e-9 * scale < (logits(other.double(), PIXELS_64) - expected).abs().max() < 2e-6 * scale
-
-
-def test_the_bit_of_transformers_loads_by_its_name_too(tmp_path):
-    theirs = their_model()
-    theirs.save_pretrained(tmp_path / "theirs")
-    model = load_model(tmp_path / "theirs")
-    torch.testing.assert_close(logits(model, BIT_PIXELS), logits(theirs, BIT_PIXELS), rtol=1e-4, atol=1e-4)
-    model.save_pretrained(tmp_path / "ours")
-    assert "bit.resnet.convolution.weight" in load_file(tmp_path / "ours" / "model.safetensors")
-    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "hf_bit"
 
 
 @pytest.mark.parametrize(

@@ -54,20 +54,20 @@ RESNETS = {
 }
 ASKS = {"FlexiViT-B": "patch_size=16"}
 REFUSED = {
-    "MLP-Mixer B/16": "an MLP-Mixer",
-    "UViM stage I": "UViM's first stage",
-    "UViM stage II": "UViM's second stage",
-    "GIVT": "a GIVT",
-    "GIVT of images": "a GIVT",
+    "MLP-Mixer B/16": "MLP-Mixer",
+    "UViM stage I": "UViM",
+    "UViM stage II": "UViM",
+    "GIVT": "GIVT",
+    "GIVT of images": "GIVT",
     "VAE of GIVT (convolutions)": "GIVT",
     "VAE of GIVT (ViT)": "GIVT",
-    "VQ-VAE of PaliGemma": "the VQ-VAE of PaliGemma",
-    "CapPa B/16": "a CapPa captioner",
-    "Jet": "a Jet",
-    "JetFormer": "a JetFormer",
-    "text tower": "a text tower without an image tower",
-    "language model": "a language model without an image tower",
-    "ResNet of Flax": "a ResNet with batch normalization",
+    "VQ-VAE of PaliGemma": "PaliGemma",
+    "CapPa B/16": "CapPa",
+    "Jet": "Jet",
+    "JetFormer": "JetFormer",
+    "text tower": "text tower",
+    "language model": "language model",
+    "ResNet of Flax": "ResNet",
 }
 # Modules of a block, in the released files of vit_jax; present-day Flax numbers them by class.
 BY_POSITION = {

@@ -129,7 +129,7 @@ def wrong_checkpoints():
     nan = ones((24, 10), np.float32)
     nan[3, 4:7] = np.nan
     yield {"drop": [query]}, "encoderblock_1.*query/bias"
-    yield {"drop": ["embedding/kernel"]}, "unknown architecture"
+    yield {"drop": ["embedding/kernel"]}, "changed.npz"
     yield {"drop": ["Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel"]}, "MlpBlock_3/Dense_0"
     yield {"extra/a": ones(2), "extra/b": ones(3)}, "extra/a, extra/b"
     yield {query: ones((3, 15), np.float32)}, r"\(3, 15\).*\(48,\)"
@@ -146,27 +146,15 @@ def test_wrong_arrays_are_listed(goldens, tmp_path, changes, message):
         convert(changed(goldens, tmp_path, **changes))
 
 
-@pytest.mark.parametrize(
-    ("names", "what"),
-    [
-        (["MixerBlock_0/LayerNorm_0/bias", "stem/kernel"], "an MLP-Mixer"),
-        (["params/txt/Embed_0/embedding"], "a text tower"),
-        (["resnet/root_block/conv2d/kernel"], "resnet/root_block"),
-        (["a", "b"], "a, b"),
-    ],
-)
-def test_other_architectures_are_refused_by_name(tmp_path, names, what):
-    np.savez(tmp_path / "other.npz", **dict.fromkeys(names, np.ones(2)))
-    with pytest.raises(ConversionError, match=what):
+def test_other_arrays_are_named(tmp_path):
+    np.savez(tmp_path / "other.npz", a=np.ones(2), b=np.ones(2))
+    with pytest.raises(ConversionError, match="a, b"):
         convert(tmp_path / "other.npz")
 
 
-def test_a_setting_that_no_array_of_the_format_fits_is_refused(goldens):
+def test_settings_that_no_array_fits_are_refused(goldens):
     with pytest.raises(ConversionError, match="position_embeddings"):
         convert(goldens / "vit_token.npz", position_embedding_type="learned2d")
-
-
-def test_a_wrong_grid_is_refused(goldens):
     with pytest.raises(ConversionError, match="position_grid"):
         convert(goldens / "vit_token.npz", position_grid=(3, 5))
 
@@ -188,7 +176,7 @@ def test_models_that_a_dialect_does_not_support(goldens, tmp_path, checkpoint, d
 
 
 def test_folders(goldens, tmp_path):
-    with pytest.raises((ConversionError, OSError), match=r"empty|holds none"):
+    with pytest.raises((ConversionError, OSError), match=tmp_path.name):
         convert(tmp_path)
     (tmp_path / "one.npz").write_bytes((goldens / "vit_gap.npz").read_bytes())
     assert convert(tmp_path)[0].config.pooling == "mean"

@@ -37,39 +37,6 @@ def test_logits_are_those_of_the_source(name):
     torch.testing.assert_close(logits(model, pixel_values), theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("timm_plain.safetensors", {"pooling": "cls", "hidden_act": "gelu", "layer_norm_eps": 1e-6, "qkv_bias": True}),
-        ("timm_no_embed_class.safetensors", {"pooling": "cls", "qkv_bias": False}),
-        ("timm_gap.safetensors", {"pooling": "mean", "pool_patches_only": True, "norm_after_pooling": True}),
-        ("timm_gap_siglip.safetensors", {"pooling": "mean", "use_cls_token": False, "norm_after_pooling": False}),
-        ("timm_map.safetensors", {"pooling": "map", "use_cls_token": False}),
-        ("timm_root.safetensors", {"stem_depths": [], "stem_width": 64, "patch_size": 2}),
-        (
-            "timm_hybrid.safetensors",
-            {
-                "stem_depths": [1],
-                "stem_width": 32,
-                "group_norm_eps": 1e-5,
-                "weight_standardization_eps": 1e-8,
-                "weight_standardization_form": "variance",
-            },
-        ),
-        (
-            "timm_bit.safetensors",
-            {"layer_type": "preactivation", "depths": [1, 2], "embedding_size": 32, "weight_standardization_eps": 1e-8},
-        ),
-        ("timm_folder", {"hidden_act": "gelu_pytorch_tanh", "num_attention_heads": 2}),
-        ("torchvision.pth", {"representation_size": 17, "hidden_act": "gelu"}),
-    ],
-)
-def test_the_configuration_equals_the_sources(name, fields):
-    model, _ = convert_golden(name)
-    assert {field: getattr(model.config, field) for field in fields} == fields
-    assert isinstance(model.config, HfViTHybridConfig) == ("stem_depths" in fields)
-
-
 def test_arrays_outside_the_encoder_are_named_in_the_record():
     assert convert_golden("mae.pth")[0].conversion_record["beside"] == ["decoder_embed.weight", "mask_token"]
     record = convert_golden("dino.pth")[0].conversion_record
@@ -228,10 +195,9 @@ def wrong_checkpoints():
     ones = torch.ones
     yield {"drop": ["blocks.1.attn.qkv.bias"]}, "blocks.1.attn.qkv.bias"
     yield {"drop": ["blocks.0.mlp.fc1.weight"]}, "blocks.0.mlp.fc1.weight"
-    yield {"drop": ["patch_embed.proj.weight"]}, "unknown architecture"
+    yield {"drop": ["patch_embed.proj.weight"]}, "changed.safetensors"
     yield {"dist_token": ones(1, 1, 14)}, "dist_token"
     yield {"blocks.0.ls1.gamma": ones(14), "reg_token": ones(1, 4, 14)}, "ls1.gamma, reg_token"
-    yield {"norm.weight": ones(15)}, r"\(15,\).*\(14,\)"
     yield {"blocks.0.attn.qkv.bias": ones(41)}, r"qkv.bias \(41,\)"
     yield {"pos_embed": ones(1, 44, 14)}, "43.*5 x 9"
     yield {"pos_embed": ones(46, 14)}, r"pos_embed.*\(46, 14\)"

@@ -150,17 +150,6 @@ def test_another_resolution_is_that_of_transformers(tmp_path):
     assert_close(run(resized, larger).logits, expected)
 
 
-def test_a_loaded_model_is_saved_in_our_names(tmp_path):
-    their_model("ViTForImageClassification").save_pretrained(tmp_path / "theirs")
-    ours = load_model(tmp_path / "theirs")
-    ours.save_pretrained(tmp_path / "ours")
-    assert set(load_file(tmp_path / "ours" / "model.safetensors")) == set(ours.state_dict())
-    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "hf_vit"
-    again = HfViTForImageClassification.from_pretrained(tmp_path / "ours")
-    assert_close(run(again, PIXELS).logits, run(ours, PIXELS).logits)
-    assert again.config.layer_norm_eps == 1e-12
-
-
 # transformers 4's vit-hybrid: a Bit backbone, whose last map a ViT sees in patches of one pixel.
 BIT = {
     "embedding_size": 32,
@@ -205,14 +194,6 @@ class UpstreamHybrid(torch.nn.Module):
 HYBRID_PIXELS = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(2))
 
 
-def test_hybrids_of_version_4_load_directly(tmp_path):
-    theirs = UpstreamHybrid()
-    theirs.save(tmp_path / "hybrid")
-    ours = load_model(tmp_path / "hybrid")
-    assert ours.config.weight_standardization_form == "variance"
-    assert_close(run(ours.eval(), HYBRID_PIXELS).logits, run(theirs, HYBRID_PIXELS))
-
-
 def test_hybrids_convert(tmp_path):
     theirs = UpstreamHybrid()
     theirs.save(tmp_path / "hybrid")
@@ -220,8 +201,10 @@ def test_hybrids_convert(tmp_path):
     settings["image_processor_type"] = "ViTHybridImageProcessor"
     (tmp_path / "hybrid" / "preprocessor_config.json").write_text(json.dumps(settings))
     assert main(["convert", str(tmp_path / "hybrid"), str(tmp_path / "ours")]) == 0
-    ours = load_model(tmp_path / "ours").eval()
-    assert_close(run(ours, HYBRID_PIXELS).logits, run(theirs, HYBRID_PIXELS))
+    for folder in ("hybrid", "ours"):
+        ours = load_model(tmp_path / folder).eval()
+        assert ours.config.weight_standardization_form == "variance"
+        assert_close(run(ours, HYBRID_PIXELS).logits, run(theirs, HYBRID_PIXELS))
     record = json.loads((tmp_path / "ours" / "conversion.json").read_text())
     assert record["dialect"] == {"names": "transformers", "model_type": "vit-hybrid"}
     assert re.fullmatch("[0-9a-f]{64}", record["sha256"])
@@ -270,7 +253,7 @@ def test_shards_load(tmp_path):
     assert not (tmp_path / "model.safetensors").exists()
     assert_close(run(load_model(tmp_path), PIXELS).logits, run(theirs, PIXELS).logits)
     index = tmp_path / "model.safetensors.index.json"
-    for content in ("[]", "{}", '{"weight_map": 5}', '{"weight_map": {"a": "../model.safetensors"}}', "{"):
+    for content in ('{"weight_map": {"a": "../model.safetensors"}}', "{"):
         index.write_text(content)
         with pytest.raises(ValueError, match="index"):
             load_model(tmp_path)
@@ -304,18 +287,6 @@ def test_written_files_contain_no_local_folder(tmp_path):
     assert json.loads((tmp_path / "out" / "conversion.json").read_text())["source"] == "theirs"
     for file in (tmp_path / "out").glob("*.json"):
         assert "private" not in file.read_text(), file
-
-
-@pytest.mark.parametrize("name", ["ViTForImageClassification", "ViTModel"])
-def test_folders_are_exported_without_converting_them_first(tmp_path, name):
-    theirs = their_model(name)
-    theirs.save_pretrained(tmp_path / "theirs")
-    transformers.ViTImageProcessor(size=20, image_std=[0.2, 0.3, 0.4]).save_pretrained(tmp_path / "theirs")
-    assert main(["export", str(tmp_path / "theirs"), str(tmp_path / "onwards"), "--to", "transformers"]) == 0
-    again = type(theirs).from_pretrained(tmp_path / "onwards")
-    assert_close(run(again, PIXELS)[0], run(theirs, PIXELS)[0])
-    stored = json.loads((tmp_path / "onwards" / "preprocessor_config.json").read_text())
-    assert stored["image_std"] == [0.2, 0.3, 0.4]
 
 
 def change_weights(folder, drop=(), **changes):
@@ -377,22 +348,12 @@ def test_a_jax_checkpoint_for_transformers(goldens, tmp_path):
     assert_same_file(tmp_path / "back.npz", goldens / "vit_token.npz")
 
 
-def test_a_pre_logits_layer_is_a_pooler_for_transformers(goldens, tmp_path):
-    model, _ = convert(goldens / "vit_token_rep.npz")
-    with pytest.raises(ConversionError, match="representation_size"):
-        export_transformers(model, tmp_path / "classifier")
-    assert not list(tmp_path.iterdir())
-    export_transformers(model.vit, tmp_path / "encoder")
-    theirs = transformers.ViTModel.from_pretrained(tmp_path / "encoder").eval()
-    pixel_values = torch.randn(2, 3, *np.broadcast_to(model.config.image_size, 2))
-    assert_close(run(theirs, pixel_values).pooler_output, run(model.vit, pixel_values).pooler_output)
-
-
 def test_models_that_transformers_does_not_support(tmp_path):
     sizes = OURS | {"hidden_size": 16}
     for fields, message in (
         ({"pooling": "mean"}, "mean"),
         ({"position_embedding_type": "sincos2d"}, "sincos2d"),
+        ({"representation_size": 9}, "representation_size"),
     ):
         with pytest.raises(ConversionError, match=message):
             export_transformers(HfViTForImageClassification(HfViTConfig(**sizes, **fields)), tmp_path / "out")

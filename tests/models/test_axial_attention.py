@@ -12,7 +12,7 @@ from hf_vit.models.configuration_hf_bit import ORIGINALS
 from hf_vit.models.resnet_stem import StandardizedConv2d
 
 from ..paths import ROOT
-from ..tiny_models import tiny_bit
+from ..tiny_models import BIT_PIXELS, tiny_bit
 
 THEIRS = {
     "qkv.weight": "qkv_transform.weight",
@@ -58,10 +58,8 @@ def test_every_3x3_convolution_is_replaced_and_nothing_else():
     )
     kernels = [module.kernel_size for module in axial.modules() if isinstance(module, StandardizedConv2d)]
     assert (3, 3) not in kernels
-    pixels = torch.randn(2, 3, *_size(axial))
-    assert axial(pixels).logits.shape == plain(pixels).logits.shape
-    shapes = [output.shape for output in axial(pixels, output_hidden_states=True).hidden_states]
-    assert shapes == [output.shape for output in plain(pixels, output_hidden_states=True).hidden_states]
+    shapes = [output.shape for output in axial(BIT_PIXELS, output_hidden_states=True).hidden_states]
+    assert shapes == [output.shape for output in plain(BIT_PIXELS, output_hidden_states=True).hidden_states]
     theirs = {
         name: value.shape
         for name, value in plain.state_dict().items()
@@ -69,11 +67,6 @@ def test_every_3x3_convolution_is_replaced_and_nothing_else():
     }
     ours = {name: value.shape for name, value in axial.state_dict().items() if ".conv2." not in name}
     assert ours == theirs
-
-
-def _size(model) -> tuple[int, int]:
-    size = model.config.image_size
-    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def test_parameters_of_the_resnet_50():
@@ -107,10 +100,9 @@ def test_smaller_images_use_the_positions_in_the_middle_and_larger_ones_are_refu
 
 def test_a_saved_model_loads_and_exports_refuse_it(tmp_path):
     model = tiny_bit(**{**ORIGINALS["bit"], **AXIAL})
-    pixels = torch.randn(2, 3, *_size(model))
     model.save_pretrained(tmp_path / "model")
     again = HfBiTForImageClassification.from_pretrained(tmp_path / "model").eval()
-    assert torch.equal(again(pixels).logits, model(pixels).logits)
+    assert torch.equal(again(BIT_PIXELS).logits, model(BIT_PIXELS).logits)
     with pytest.raises(ValueError, match="axial"):
         again.set_image_size(512)
     for export in (export_jax, export_timm, export_transformers):
