@@ -25,7 +25,7 @@ def pictures():
 
 @pytest.mark.parametrize("max_num_patches", [1, 7, 35, 256])
 def test_grids_equal_siglip2(max_num_patches):
-    for height, width in [*SIZES, (1, 1), (1, 8000), (375, 500), (3000, 4000), (6000, 8000)]:
+    for height, width in [*SIZES, (375, 500), (3000, 4000), (6000, 8000)]:
         expected = get_image_size_for_max_num_patches(height, width, 16, max_num_patches)
         grid = fit_grid(height, width, (16, 16), max_num_patches)
         assert (grid[0] * 16, grid[1] * 16) == expected, (height, width)
@@ -36,7 +36,7 @@ def test_grids_are_the_largest_that_fit(patch_size):
     def grid_at(scale):
         return tuple(math.ceil(scale * side / patch) for side, patch in zip((height, width), patch_size, strict=True))
 
-    for height, width in SIZES:
+    for height, width in [*SIZES, (1, 1), (1, 8000)]:
         grid = fit_grid(height, width, patch_size, 35)
         scale = min(rows * patch / side for rows, patch, side in zip(grid, patch_size, (height, width), strict=True))
         assert grid_at(scale * (1 - 1e-9)) == grid
