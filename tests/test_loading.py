@@ -26,12 +26,6 @@ def test_load_returns_model_and_processor(folder):
     assert load_processor(folder) is None
 
 
-def test_load_sets_the_image_size_of_model_and_processor(folder):
-    model, processor = load(folder, image_size=(40, 72))
-    assert model.config.image_size == (40, 72)
-    assert processor(torch.zeros(3, 9, 9, dtype=torch.uint8), return_tensors="pt").pixel_values.shape[2:] == (40, 72)
-
-
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -57,19 +51,6 @@ def test_an_incomplete_head_is_refused(folder, harm, message):
         load_model(folder)
 
 
-def test_a_folder_of_transformers(tmp_path):
-    """Outputs are those of transformers' own ViT and image processor."""
-    sizes = {"hidden_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 22}
-    theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=20, patch_size=5)).eval()
-    theirs.save_pretrained(tmp_path)
-    transformers.ViTImageProcessorPil(size={"height": 20, "width": 20}).save_pretrained(tmp_path)
-    model, processor = load(tmp_path, image_size=25)
-    assert type(model) is hf_vit.HfViTForImageClassification
-    assert dict(processor.size) == {"height": 25, "width": 25}
-    pixel_values = torch.randn(2, 3, 20, 20)
-    torch.testing.assert_close(load_model(tmp_path)(pixel_values).logits, theirs(pixel_values).logits)
-
-
 @pytest.mark.parametrize("source", ["model.npz", "timm.safetensors", "timm", "transformers"])
 def test_commands_convert_a_checkpoint_once(tmp_path, source):
     """Auto classes load the converted folder; its logits are those of `convert`."""
@@ -88,12 +69,6 @@ def test_commands_convert_a_checkpoint_once(tmp_path, source):
     assert local_model(tmp_path / source) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert local_model(folder) == folder
-
-
-def test_a_model_of_another_package_is_refused(tmp_path):
-    transformers.DeiTConfig(architectures=["DeiTModel"]).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="deit"):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["Model", "Backbone", "ForImageClassification", "ForMaskedPatchPrediction"])

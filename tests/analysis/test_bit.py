@@ -1,14 +1,10 @@
 """Compute of BiT ResNets, compared with the paper's values; filters of BiT ResNets."""
 
 import pytest
-import torch
 
-from hf_vit import HfBiTConfig, HfBiTForImageClassification, analysis
+from hf_vit import HfBiTConfig, analysis
 from hf_vit.analysis import training_runs
-from hf_vit.analysis.inspection import inspect
-from hf_vit.loading import load, save_folder
 from hf_vit.models.configuration_hf_bit import DEPTHS, VARIANTS
-from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 
 from ..references import BIT_PARAMETERS
 
@@ -63,15 +59,3 @@ def test_exaflops_of_resnets_are_close_to_table_6():
         exaflops = analysis.training_exaflops(seen, row["epochs"], 303e6)
         assert exaflops == pytest.approx(row["exaFLOPs"], rel=0.015), row["model"]
         assert row["computed_without_padding"] == pytest.approx(exaflops)
-
-
-def test_the_command(run_command):
-    assert "25,549,352" in run_command(["compute", "R50x1"])
-
-
-def test_a_report_of_a_resnet_has_filters(tmp_path):
-    torch.manual_seed(0)
-    model = HfBiTForImageClassification(HfBiTConfig(embedding_size=32, depths=[1, 1], image_size=32, num_labels=5))
-    save_folder(tmp_path / "folder", model, HfViTImageProcessor("bit", size=32))
-    assert inspect(*load(tmp_path / "folder"), [], tmp_path / "report", title="tiny") == []
-    assert (tmp_path / "report" / "filters.png").is_file()

@@ -79,27 +79,9 @@ def test_the_page_is_complete_and_self_contained(report):
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     assert "url(" not in html
     assert "http" not in re.sub(r'http-equiv="Content-Security-Policy"|base64,[A-Za-z0-9+/=]+', "", html)
-    for words in (
-        "a b.png",
-        "broken.png",
-        "<b>class</b> & ",
-        "5 x 6 patches",
-        "3 layers, 2 heads",
-        "multiply-adds",
-        "MiB",
-    ):
-        assert words in page.text
+    for name in ("a b.png", "broken.png", "<b>class</b> & "):
+        assert name in page.text
     assert "<b>" not in page.tags
-
-
-def test_an_unreadable_image_is_reported_by_the_command(tmp_path, capsys):
-    save(tmp_path / "tiny", tiny())
-    make_image(tmp_path / "good.png")
-    images = [str(tmp_path / name) for name in ("good.png", "none.png")]
-    assert main(["inspect", str(tmp_path / "tiny"), "--image", *images, "--output", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err.strip().split("\r")[-1]
-    assert "none.png" in error
-    assert (tmp_path / "out" / "01-good.rollout.png").exists()
 
 
 def test_weights_that_are_nan_leave_the_other_figures(tmp_path, run_command):
@@ -136,8 +118,7 @@ def test_every_kind_of_model(fields, preset, tmp_path, capsys):
     save_folder(tmp_path / "model", model, processor)
     image = str(make_image(tmp_path / "image.png"))
     assert main(["inspect", str(tmp_path / "model"), "--image", image, "--output", str(tmp_path / "out")]) == 0
-    text = Page((tmp_path / "out" / "report.html").read_text()).text
-    assert ("position embeddings" in text) == ("position_embedding_type" in fields)
+    assert (tmp_path / "out" / "position_similarity.png").exists() == ("position_embedding_type" not in fields)
     assert (tmp_path / "out" / "01-image.rollout.png").exists()
     assert (tmp_path / "out" / "attention_distance.png").exists()
 
@@ -149,16 +130,7 @@ def test_a_resnet_has_no_attention(tmp_path, capsys):
     image = str(make_image(tmp_path / "image.png"))
     assert main(["inspect", str(tmp_path / "bit"), "--image", image, "--output", str(tmp_path / "out")]) == 0
     assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == {"report.html", "filters.png"}
-    text = Page((tmp_path / "out" / "report.html").read_text()).text
-    for words in ("1 + 2", "attention", "position embeddings", "14.3%"):
-        assert words in text
-
-
-def test_the_command_refuses_bad_folders_before_it_starts(tmp_path, run_command):
-    (tmp_path / "out").mkdir()
-    assert "--overwrite" in run_command(["inspect", "anything", "--output", tmp_path / "out"], status=2)
-    assert "nowhere" in run_command(["inspect", tmp_path / "nowhere", "--output", tmp_path / "new"], status=2)
-    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+    assert "14.3%" in Page((tmp_path / "out" / "report.html").read_text()).text  # each of 7 classes
 
 
 @pytest.mark.parametrize("channels", [3, 1])

@@ -63,8 +63,3 @@ def test_rollout_finds_the_remote_controls_and_cats(model, pixel_values):
     blanket = rollout[9:13, 5:8]
     assert blanket.mean() < 0.9 * rollout.mean()
     assert rollout[2:5, 1:5].mean() > 1.1 * rollout.mean()  # the left remote control and a cat's head
-
-
-def test_filters_are_orthonormal(model):
-    filters = analysis.embedding_filters(model).reshape(28, -1)
-    np.testing.assert_allclose(filters @ filters.T, np.eye(28), atol=1e-9)

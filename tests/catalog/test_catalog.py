@@ -24,34 +24,11 @@ from hf_vit.conversion import convert
 from hf_vit.models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from hf_vit.models.configuration_hf_vit import VARIANTS
 
-REFUSED = {"MLP-Mixer", "UViM", "GIVT", "VAE of GIVT", "VQ-VAE of PaliGemma's segmentation"}
-REFUSED |= {"BiT-S and BiT-M for Keras", "the same for TensorFlow Hub"}
 LIGHT = "R_Ti_16-i21k-30ep-lr_0.001-aug_light0-wd_0.03-do_0.1-sd_0.1--oxford_iiit_pet-steps_0k-lr_0.003-res_384"
 
 
-def test_the_number_of_released_files_by_family():
-    counts = {family: sum(entry.family == family for entry in released()) for family in released_facts()["families"]}
-    assert counts == {
-        "imagenet21k": 9,
-        "imagenet21k+imagenet2012": 8,
-        "augreg": 18,
-        "sam": 5,
-        "gsam": 4,
-        "big_vision": 3,
-        "deit3": 12,
-        "flexivit": 15,
-        "flexivit_baselines": 2,
-        "lit": 6,
-        "clippo": 6,
-        "siglip": 9,
-        "siglip2": 15,
-        "siglip2_naflex": 2,
-        "bit_s": 5,
-        "bit_m": 6,
-        "bit_m+imagenet2012": 6,
-        "bit_distilled": 2,
-        "bit_teachers": 6,
-    }
+def test_the_number_of_released_files():
+    assert {entry.family for entry in released()} == set(released_facts()["families"])
     others = {"So400m/14", "So400m/16", "g-opt/16", "B/30"}
     assert {entry.variant for entry in released()} <= {*VARIANTS, *BIT_VARIANTS, *others}
     assert len({entry.location for entry in released()}) == 139
@@ -158,9 +135,7 @@ A_FILE_OF = {
 
 @pytest.mark.parametrize("family", A_FILE_OF)
 def test_a_file_of_every_released_family_is_found(family):
-    about = explain(f"gs://{A_FILE_OF[family]}")
-    assert about.startswith(f"gs://{A_FILE_OF[family]}")
-    assert ("not converted by hf_vit" in about) == (family in REFUSED), about
+    assert explain(f"gs://{A_FILE_OF[family]}").startswith(f"gs://{A_FILE_OF[family]}")
 
 
 def test_families_are_listed(run_command):
