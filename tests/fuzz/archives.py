@@ -125,36 +125,46 @@ def rewrite_pth(data: bytes, random: Random) -> tuple[bytes, str]:
     return _zipped(members, compressed=random.random() < 0.05), how
 
 
+TENSOR_TYPES = (
+    "uint8 uint8 float32 float32 float64 float16 bfloat16 int8 int16 int32 int64 uint16 uint32 uint64 bool complex64 "
+    "float8_e4m3fn float8_e5m2"
+).split()
+
+
+def odd_tensor(tensor: torch.Tensor, random: Random) -> tuple[Any, str]:
+    """A tensor with other numbers, or of another type, shape or layout; itself where it cannot have that."""
+    twice, row = [tensor, tensor], tensor.flatten()[None]
+    makers: dict[str, Callable[[], Any]] = {
+        "NaN": lambda: tensor * torch.nan,
+        "type": lambda: tensor.to(getattr(torch, random.choice(TENSOR_TYPES))),
+        "sparse": lambda: random.choice((tensor.to_sparse(), row.to_sparse(), row.to_sparse_csr())),
+        "meta": lambda: tensor.to("meta"),
+        "parameter": lambda: torch.nn.Parameter(tensor),
+        "transposed": lambda: tensor.transpose(0, -1),
+        "expanded": lambda: tensor.flatten()[:1].expand(random.choice(((2**20,) * 3, (100_000, 1_000_000, 3)))),
+        "wide": lambda: tensor[:1].expand(2**20, *tensor.shape[1:]),
+        "scalar": tensor.sum,
+        "empty": lambda: tensor[:0],
+        "quantized": lambda: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.quint8),
+        "no tensor": lambda: random.choice(("x", None, {"weight": tensor}, [tensor])),
+        "strided": lambda: torch.stack(twice, -1)[..., 0],
+        "nested": lambda: torch.nested.nested_tensor(twice, layout=random.choice((torch.strided, torch.jagged))),
+        "flipped": lambda: tensor.flip(0).conj(),
+        "negative": lambda: torch.view_as_real(torch.complex(tensor.float(), tensor.float()).conj())[..., 1],
+    }
+    kind = random.choice(list(makers))
+    with suppress(RuntimeError, IndexError, NotImplementedError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return makers[kind](), kind
+    return tensor, kind
+
+
 def odd_pth(weights: dict[str, torch.Tensor], random: Random) -> tuple[bytes, str]:
     """What `torch.save` writes of weights of which one is odd, or among odd neighbors."""
     content: dict[Any, Any] = dict(weights)
     name = random.choice(list(content))
     tensor = content[name]
-    twice, row = [tensor, tensor], tensor.flatten()[None]
-    makers: dict[str, Callable[[], Any]] = {
-        "NaN": lambda: tensor * torch.nan,
-        "type": lambda: tensor.to(random.choice((
-            torch.half, torch.bfloat16, torch.double, torch.long, torch.complex64, torch.float8_e4m3fn,
-        ))),
-        "sparse": lambda: random.choice((row.to_sparse(), row.to_sparse_csr())),
-        "meta": lambda: tensor.to("meta"),
-        "parameter": lambda: torch.nn.Parameter(tensor),
-        "transposed": lambda: tensor.transpose(0, -1),
-        "expanded": lambda: tensor.flatten()[:1].expand(100_000, 1_000_000),
-        "wide": lambda: tensor[:1].expand(2**20, *tensor.shape[1:]),
-        "scalar": tensor.sum,
-        "empty": lambda: tensor[:0],
-        "quantized": lambda: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8),
-        "no tensor": lambda: random.choice(("x", None, {"weight": tensor}, [tensor])),
-        "strided": lambda: torch.stack(twice, -1)[..., 0],
-        "nested": lambda: torch.nested.nested_tensor(twice),
-        "flipped": lambda: tensor.flip(0).conj(),
-        "negative": lambda: torch.view_as_real(torch.complex(tensor.float(), tensor.float()).conj())[..., 1],
-    }  # fmt: skip
-    kind = random.choice(list(makers))
-    with suppress(RuntimeError), warnings.catch_warnings():  # not every tensor can be written so
-        warnings.simplefilter("ignore")
-        content[name] = makers[kind]()
+    content[name], kind = odd_tensor(tensor, random)
     around = random.choice(("", "", "", "rename", "container", "number", "list", "more"))
     if around == "rename":
         new = random.choice(("x", name + ".x", "blocks.99999999999.x", "blocks.x.y", "blocks.", "\0"))

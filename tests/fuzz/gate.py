@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -106,17 +107,11 @@ def run(
         shared = Path(folder) / "shared"
         shared.mkdir()
         kind.prepare(shared)
-        crew = [_Worker(kind, seed, Path(folder) / str(index), most_bytes) for index in range(workers)]
+        crew = [_Worker(kind, seed, Path(folder) / str(index), seconds, most_bytes) for index in range(workers)]
         try:
-            busy = [worker for worker in crew if worker.give(next(todo, None), seconds)]
-            while busy:
-                rest = min(worker.deadline for worker in busy) - time.monotonic()
-                wait([worker.connection for worker in busy], timeout=max(0.0, rest))
-                for worker in busy:
-                    if (outcome := worker.take(seconds)) is not None:
-                        yield outcome
-                        worker.give(next(todo, None), seconds)
-                busy = [worker for worker in busy if worker.number is not None]
+            while any([worker.is_busy or worker.give(next(todo, None)) for worker in crew]):
+                ready = wait([worker.connection for worker in crew if worker.is_busy])
+                yield from [worker.take() for worker in crew if worker.connection in ready]
         finally:
             for worker in crew:
                 worker.stop()
@@ -125,11 +120,8 @@ def run(
 class _Worker:
     """A forked process and what the parent knows of it."""
 
-    def __init__(self, kind: Kind, seed: int, folder: Path, most_bytes: int):
-        self._arguments = (kind, seed, folder, most_bytes)
-        self._uses = 0
-        self.number: int | None = None
-        self.deadline = 0.0  # when to look whether it hangs
+    def __init__(self, *arguments: Any):
+        self._arguments = arguments
         self._start()
 
     def _start(self) -> None:
@@ -138,46 +130,31 @@ class _Worker:
         self._process = context.Process(target=_work, args=(*self._arguments, theirs), daemon=False)
         self._process.start()
         theirs.close()
-        self._uses = 0
+        self._uses, self.is_busy = 0, False
 
-    def give(self, number: int | None, seconds: float) -> bool:
+    def give(self, number: int | None) -> bool:
         """Let it use a case; False where there is none left."""
-        self.number = number
         if number is None:
             return False
         if self._uses >= _INPUTS_PER_PROCESS:
             self.stop()
             self._start()
-        self._uses += 1
-        self._began = time.monotonic(), _processor_seconds(self._process.pid)
-        self.deadline = self._began[0] + seconds
+        self._number, self._uses, self.is_busy = number, self._uses + 1, True
         self.connection.send(number)
         return True
 
-    def take(self, seconds: float) -> Outcome | None:
-        """The outcome of its case; None while it is at work. A process that hangs or died is replaced."""
-        assert self.number is not None
-        if self.connection.poll():
-            try:
-                return self.connection.recv()
-            except (EOFError, ConnectionResetError):
-                self._process.join()
-                return self._replace("crash", f"the process ended with {self._process.exitcode}")
-        if time.monotonic() < self.deadline:
-            return None
-        waited = time.monotonic() - self._began[0]
-        used = _processor_seconds(self._process.pid) - self._began[1]
-        if used < seconds and waited < _WAITING * seconds:
-            self.deadline = time.monotonic() + min(1.0, seconds / 2)
-            return None
-        return self._replace("hang", f"it took {used:.1f} s of the processor in {waited:.0f} s")
-
-    def _replace(self, verdict: str, text: str) -> Outcome:
-        number = self.number
-        assert number is not None
-        self.stop()
-        self._start()
-        return Outcome(number, verdict, text)
+    def take(self) -> Outcome:
+        """The outcome of its case. A process that died is replaced."""
+        try:
+            self.is_busy = False
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            status = self._process.exitcode
+            self.stop()
+            self._start()
+            verdict = "hang" if status in (-signal.SIGPROF, -signal.SIGALRM) else "crash"
+            return Outcome(self._number, verdict, f"the process ended with {status}")
 
     def stop(self) -> None:
         """End the process and clear its folder."""
@@ -188,8 +165,8 @@ class _Worker:
         shutil.rmtree(self._arguments[2], ignore_errors=True)
 
 
-def _work(kind: Kind, seed: int, folder: Path, most_bytes: int, connection: Any) -> None:
-    """The worker process: one outcome for each number that comes."""
+def _work(kind: Kind, seed: int, folder: Path, seconds: float, most_bytes: int, connection: Any) -> None:
+    """The worker process: one outcome for each number that comes; a signal ends it when its time is over."""
     _shield(folder)
     parent, imports = os.getppid(), _memory("VmRSS")
     limit = _memory("VmSize") + max(_MORE_ADDRESSES, 2 * most_bytes)
@@ -199,7 +176,11 @@ def _work(kind: Kind, seed: int, folder: Path, most_bytes: int, connection: Any)
             if os.getppid() != parent:
                 os._exit(0)
         number = connection.recv()
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, _WAITING * seconds)
         outcome = _try(kind, seed, number, folder / "case")
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         outcome.peak = max(0, _memory("VmHWM") - imports)
         if not outcome.is_fault and outcome.peak > most_bytes:
             outcome.text = f"it took {outcome.peak / 2**20:,.0f} MiB of memory; then: {outcome.verdict} {outcome.text}"
@@ -207,15 +188,6 @@ def _work(kind: Kind, seed: int, folder: Path, most_bytes: int, connection: Any)
         if not outcome.is_fault and (left := sorted(path.name for path in (folder / "tmp").iterdir())):
             outcome.verdict, outcome.text = "left behind", f"in the folder of temporary files: {', '.join(left)}"
         connection.send(outcome)
-
-
-def _processor_seconds(process: int | None) -> float:
-    """What a process and its threads have used of the processor."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:  # it has ended
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _shield(folder: Path) -> None:

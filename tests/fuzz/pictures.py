@@ -4,7 +4,6 @@ import hashlib
 import io
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from PIL import Image
 
 from hf_vit import HfViTImageProcessor
 
-from .archives import mutate_png
+from .archives import TENSOR_TYPES, mutate_png, odd_tensor
 from .gate import Case, Kind
 from .mutators import mutate_bytes, odd_value
 
@@ -243,32 +242,12 @@ def _array(random: Random) -> Any:
     return random.choice(layouts)() if random.random() < 0.6 else array
 
 
-_TENSOR_TYPES = (
-    "uint8 uint8 float32 float32 float64 float16 bfloat16 int8 int16 int32 int64 uint16 uint32 uint64 bool complex64 "
-    "float8_e4m3fn float8_e5m2"
-).split()
-
-
 def _tensor(random: Random) -> Any:
     """A tensor of some shape, type and layout."""
-    dtype = getattr(torch, random.choice(_TENSOR_TYPES))
-    generator = torch.Generator().manual_seed(random.getrandbits(32))
-    tensor = torch.rand(random.choice(_SHAPES), generator=generator)
+    dtype = getattr(torch, random.choice(TENSOR_TYPES))
+    tensor = torch.rand(random.choice(_SHAPES), generator=torch.Generator().manual_seed(random.getrandbits(32)))
     tensor = (tensor if dtype.is_floating_point or dtype.is_complex else tensor * 120).to(dtype)
-    layouts: list[Callable[[], Any]] = [
-        lambda: tensor.requires_grad_(),
-        lambda: tensor.to("meta"),
-        lambda: tensor.to_sparse() if tensor.ndim else tensor,
-        lambda: torch.zeros(1, dtype=dtype).expand(random.choice((*_WIDE, (2**20, 2**20, 2**20)))),
-        lambda: tensor.transpose(0, -1),
-        lambda: torch.quantize_per_tensor(tensor, 0.1, 0, torch.quint8),
-        lambda: torch.nested.nested_tensor([tensor, tensor], layout=torch.jagged),
-        lambda: torch.nn.Parameter(tensor),
-        lambda: tensor.conj(),
-    ]
-    with suppress(RuntimeError, IndexError, NotImplementedError):  # not every type and shape has every layout
-        return random.choice(layouts)() if random.random() < 0.66 else tensor
-    return tensor
+    return odd_tensor(tensor, random)[0] if random.random() < 0.66 else tensor
 
 
 _MODES = "1 L P RGB RGB RGBA CMYK YCbCr LAB HSV I F LA PA RGBX RGBa La I;16 I;16L I;16B I;16N".split()
