@@ -1,6 +1,5 @@
 """Tiny models that tests share. No two sizes of one are equal, so that a swapped axis cannot pass."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -99,11 +98,6 @@ UNKNOWN_FIELDS = {
     "layer_types": ["full"],
     "_private": 1.5,
 }
-
-
-def add_fields(file: Path, fields: dict) -> None:
-    """Add fields to a JSON object in a file."""
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 OUTLIERS = "vit.layers.1.mlp.fc2"  # the layer of `save_quantized` whose inputs have outliers

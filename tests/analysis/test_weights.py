@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_vit import analysis
-from hf_vit.models.position_embeddings import resize_position_embeddings, sincos2d
+from hf_vit.models.position_embeddings import sincos2d
 
 from ..tiny_models import tiny, tiny_bit
 
@@ -74,13 +74,6 @@ def test_similarity_of_learned_positions(fields):
     found = analysis.position_similarity(model)
     np.testing.assert_allclose(found, cosines(positions, model.config.grid_size), atol=1e-12)
     assert found[0, 1, 0, 1] == pytest.approx(1)
-
-
-def test_similarity_on_another_grid():
-    model = tiny()
-    resized = resize_position_embeddings(model.vit.embeddings.position_embeddings, (5, 6), (3, 4), 1)[0, 1:]
-    found = analysis.position_similarity(model, image_size=(12, 24))
-    np.testing.assert_allclose(found, cosines(resized, (3, 4)), atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["learned", "learned2d"])

@@ -24,6 +24,7 @@ from hf_vit.loading import save_folder
 from hf_vit.models.image_presets import PRESETS
 from hf_vit.models.image_processing_hf_vit import scale_and_offset
 
+from ..photographs import write_pictures
 from ..tiny_models import tiny
 
 SIZE = {"height": 20, "width": 36}
@@ -38,26 +39,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
-    """Files of one picture: colored, tall, gray, transparent, with a palette, turned, smaller than the input; and
-    noise with 16 bits and in floating point."""
-    folder, noise = tmp_path_factory.mktemp("photographs"), np.random.default_rng(3)
-    coarse = Image.fromarray(noise.integers(0, 256, (7, 9, 4), np.uint8)).resize((83, 61), Image.Resampling.BICUBIC)
-    pixels = np.clip(np.asarray(coarse) + noise.normal(0, 9, (61, 83, 4)), 0, 255).astype(np.uint8)
-    color, clear = Image.fromarray(pixels[..., :3]), Image.fromarray(pixels)
-    color.save(folder / "color.png")
-    color.resize((31, 97)).save(folder / "tall.png")
-    color.convert("L").save(folder / "gray.png")
-    clear.save(folder / "transparent.png")
-    clear.convert("LA").save(folder / "gray_transparent.png")
-    color.quantize(16).save(folder / "palette.png", transparency=3)
-    color.convert("CMYK").save(folder / "cmyk.jpg")
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    color.save(folder / "turned.jpg", exif=turned)
-    color.resize((17, 13)).save(folder / "small.png")
-    deep = noise.integers(0, 65536, (31, 43), np.uint16)
-    Image.fromarray(deep).save(folder / "sixteen_bits.png")
-    Image.fromarray((deep / 65535).astype(np.float32)).save(folder / "spectrum.tiff")
+    folder = tmp_path_factory.mktemp("photographs")
+    write_pictures(folder)
     return sorted(folder.iterdir())
 
 
@@ -166,9 +149,6 @@ def test_the_command_writes_a_script_that_needs_no_torch(
     [
         ({"preset": "native"}, "patches"),
         ({"num_channels": 1}, "num_channels"),
-        ({"do_resize": False}, "do_resize"),
-        ({"size": {"shortest_edge": 36}}, "crop"),
-        ({"do_center_crop": True, "crop_size": {"height": 20, "width": 40}}, "crop_size"),
         ({"antialias": True}, "resize_output"),
     ],
 )

@@ -21,6 +21,7 @@ from hf_vit.loading import save_folder
 from hf_vit.prediction import predict
 
 from ..paths import ROOT
+from ..photographs import write_pictures
 from ..tiny_models import tiny
 
 BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-browser")
@@ -103,12 +104,6 @@ def test_the_programs_agree_with_the_model(folder, package, tmp_path):
 
 def test_bad_input_is_refused(folder, package, tmp_path):
     model, processor = hf_vit.load(folder)
-    for arguments, message in (
-        ({"processor": None, "runtime": package}, "NoneType"),
-        ({"processor": HfViTImageProcessor("native"), "runtime": package}, "native"),
-    ):
-        with pytest.raises(ConversionError, match=message):
-            export(model, tmp_path / "page", "web", **arguments)
     with pytest.raises(ConversionError, match="runtime"):
         export(model, tmp_path / "page", "onnx", processor=processor, runtime=package)
     with pytest.raises(ConversionError, match="5 channels"):
@@ -161,39 +156,20 @@ def page(folder, tmp_path_factory):
     server.server_close()
 
 
-def write_pictures(folder):
-    """Files by the largest difference in levels from Python's that a browser makes."""
-    noise = np.random.default_rng(7)
-    coarse = Image.fromarray(noise.integers(0, 256, (7, 9, 4), np.uint8)).resize((83, 61), Image.Resampling.BICUBIC)
-    clear, color = coarse, coarse.convert("RGB")
-    color.save(folder / "color.png")
-    color.save(folder / "color.jpg", quality=90)
-    color.resize((31, 97)).save(folder / "tall.png")
-    color.resize((2600, 1900)).save(folder / "large.png")
-    color.resize((1, 1)).save(folder / "tiny.png")
-    color.convert("L").save(folder / "gray.png")
-    color.quantize(16).save(folder / "palette.png")
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    color.save(folder / "turned.jpg", exif=turned)
-    clear.save(folder / "transparent.png")
-    Image.fromarray(noise.integers(0, 65536, (31, 43), np.uint16)).save(folder / "sixteen_bits.png")
-    exact = {
-        path.name: 1e-4 for path in folder.glob("*.*g") if path.name not in ("transparent.png", "sixteen_bits.png")
-    }
-    return {**exact, "transparent.png": 0.02, "sixteen_bits.png": 0.02}
+# Of pictures with alpha or 16 bits, a browser makes other levels than Python.
+TOLERANCES = {"transparent.png": 0.02, "gray_transparent.png": 0.02, "palette.png": 0.02, "sixteen_bits.png": 0.02}
 
 
 @pytest.mark.browser
 def test_logits_in_a_browser_are_those_of_python(page, folder, tmp_path):
     model, processor = hf_vit.load(folder)
-    pictures = write_pictures(tmp_path)
-    for name, tolerance in pictures.items():
+    write_pictures(tmp_path)
+    for name in (path.name for path in tmp_path.glob("*.*g") if path.name != "cmyk.jpg"):
         shutil.copy(tmp_path / name, page.folder / name)
         with torch.no_grad():
             expected = model(**processor(str(tmp_path / name), return_tensors="pt")).logits[0]
         logits = page.evaluate(CLASSIFY, [name, "onnx/model.onnx"])
-        np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=TOLERANCES.get(name, 1e-4), err_msg=name)
     Image.open(page.folder / "color.jpg").save(page.folder / "decoded.png")
     for program in json.loads((page.folder / "page.json").read_text())["models"][0]["programs"]:
         decoded, jpeg = (page.evaluate(CLASSIFY, [name, program["file"]]) for name in ("decoded.png", "color.jpg"))

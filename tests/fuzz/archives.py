@@ -142,7 +142,7 @@ def odd_tensor(tensor: torch.Tensor, random: Random) -> tuple[Any, str]:
         "parameter": lambda: torch.nn.Parameter(tensor),
         "transposed": lambda: tensor.transpose(0, -1),
         "expanded": lambda: tensor.flatten()[:1].expand(random.choice(((2**20,) * 3, (100_000, 1_000_000, 3)))),
-        "wide": lambda: tensor[:1].expand(2**20, *tensor.shape[1:]),
+        "wide": lambda: tensor[:1].expand(2**20 if tensor.ndim < 4 else 1, *tensor.shape[1:]),  # no batch of a million
         "scalar": tensor.sum,
         "empty": lambda: tensor[:0],
         "quantized": lambda: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.quint8),

@@ -19,7 +19,7 @@ from hf_vit.prediction import predict
 
 from ..comparing import change_json
 from ..processes import ForkServer, finish, start
-from ..tiny_models import TINY, UNKNOWN_FIELDS, add_fields, load_model, save_tiny, tiny, tiny_bit
+from ..tiny_models import TINY, UNKNOWN_FIELDS, load_model, save_tiny, tiny, tiny_bit
 
 LOAD = """
     import torch
@@ -88,7 +88,7 @@ def folder_with_code(request, tmp_path):
     save_folder(folder, model, hf_vit.HfViTImageProcessor(size={"height": height, "width": width}))
     add_code(folder)
     for file in ("config.json", "preprocessor_config.json"):
-        add_fields(folder / file, UNKNOWN_FIELDS)
+        change_json(folder / file, **UNKNOWN_FIELDS)
     torch.save(torch.randint(0, 256, (3, 3, 31, 57), dtype=torch.uint8), folder / "images.pt")
     return folder
 

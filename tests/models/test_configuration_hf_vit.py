@@ -10,8 +10,9 @@ from hf_vit.loading import load, save_folder
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 from hf_vit.variants import config_of_variant
 
+from ..comparing import change_json
 from ..references import VIT_PARAMETERS
-from ..tiny_models import UNKNOWN_FIELDS, add_fields, save_tiny
+from ..tiny_models import UNKNOWN_FIELDS, save_tiny
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -84,7 +85,7 @@ def newer_folder(tmp_path):
     logging.warning_once.cache_clear()
     folder = save_tiny(tmp_path / "folder")
     for file in FILES:
-        add_fields(folder / file, UNKNOWN_FIELDS)
+        change_json(folder / file, **UNKNOWN_FIELDS)
     return folder
 
 

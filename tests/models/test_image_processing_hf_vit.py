@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import (
-    AutoImageProcessor,
-)
+from transformers import AutoImageProcessor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from hf_vit.models.image_presets import PRESETS
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError
@@ -22,13 +19,6 @@ from hf_vit.models.image_resizing import shortest_edge_size
 from ..paths import GOLDENS
 
 TENSORFLOW_PIXELS = np.load(GOLDENS / "preprocess.npz")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _registered():
-    classes = {"pil": HfViTImageProcessor, "torchvision": HfViTImageProcessor}
-    for config_class in (HfViTConfig, HfViTHybridConfig):
-        AutoImageProcessor.register(config_class, image_processor_classes=classes, exist_ok=True)
 
 
 @pytest.fixture

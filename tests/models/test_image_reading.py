@@ -266,11 +266,6 @@ def test_the_channel_axis_of_tensors():
     assert read_image(torch.zeros(6, 5, 9), num_channels=9).shape == (9, 6, 5)
 
 
-def test_values_are_kept_without_rescaling():
-    array = RNG.standard_normal((HEIGHT, WIDTH, 3))
-    np.testing.assert_allclose(read(array, keep_float=True), array, rtol=1e-6)
-
-
 # Defects
 
 

@@ -153,11 +153,3 @@ def test_pretraining_continues_from_an_encoder_or_a_classifier(tmp_path):
         assert not model.predictor.weight.any()
         for name, tensor in model.vit.state_dict().items():  # without the pre-logits layer
             assert torch.equal(classifier.vit.state_dict()[name], tensor)
-
-
-def test_outputs_as_a_tuple_and_with_hidden_states_and_attentions(pixel_values):
-    model = make()
-    output = model(pixel_values, output_hidden_states=True, output_attentions=True)
-    assert [states.shape for states in output.hidden_states] == [(3, 1 + PATCHES, 14)] * 3
-    assert [attention.shape for attention in output.attentions] == [(3, 2, 1 + PATCHES, 1 + PATCHES)] * 2
-    assert isinstance(model(pixel_values, return_dict=False), tuple)

@@ -3,7 +3,7 @@ import pytest
 import scipy.ndimage
 import torch
 
-from hf_vit.models.position_embeddings import resize_position_embeddings, sincos2d
+from hf_vit.models.position_embeddings import resize_position_embeddings
 
 
 def cases(goldens):
@@ -61,11 +61,3 @@ def test_half_precision_is_resampled_in_float32():
     expected = resize_position_embeddings(table.float(), (3, 4), (7, 5), 0)
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours, expected.bfloat16(), rtol=0, atol=0)
-
-
-def test_sincos2d_by_hand():
-    table = sincos2d((2, 3), 8)
-    row, column = 1, 2
-    omega = np.array([1.0, 1e-4])
-    expected = [np.sin(column * omega), np.cos(column * omega), np.sin(row * omega), np.cos(row * omega)]
-    np.testing.assert_allclose(table[0, row * 3 + column], np.concatenate(expected), atol=1e-15)
