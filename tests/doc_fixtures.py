@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,8 @@ def write_documents_folder(root: Path) -> None:
         export_jax(bit.eval(), root / "bit.npz")
         theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32))
         theirs.save_pretrained(root / "theirs")
-    write_index(root / "index.csv")
+    name = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
+    write_index(root / "index.csv", [(name, 0.5, 384, 0.9)])
     convert_to_folder(folder / "Ti_16-....npz", folder / "ti16", labels="imagenet1k")
     shutil.copytree(folder / "ti16", folder / "l16")
     convert_to_folder(root / "bit.npz", folder / "bit-r50x1", labels="imagenet1k")
@@ -82,12 +84,15 @@ def save_mae(path: Path) -> None:
     torch.save({"model": load_file(path.with_suffix(".safetensors"))}, path)
 
 
-def write_index(path: Path) -> None:
-    name = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
-    row = {"name": "B/16", "ds": "i21k", "final_val": 0.5, "adapt_ds": "oxford_iiit_pet", "adapt_resolution": 384,
-           "adapt_final_val": 0.9, "adapt_final_test": 0.9, "filename": name,
-           "adapt_filename": f"{name}--oxford_iiit_pet-steps_0k-lr_0.01-res_384"}  # fmt: skip
+def write_index(path: Path, rows: Iterable[tuple[str, float, int, float]]) -> None:
+    """AugReg's index: names of files, their accuracy, and resolution and accuracy after adapting to Oxford-IIIT Pet."""
+    columns = "name ds final_val adapt_ds adapt_resolution adapt_final_val adapt_final_test filename adapt_filename"
     with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, row)
-        writer.writeheader()
-        writer.writerow(row)
+        writer = csv.writer(file)
+        writer.writerow(columns.split())
+        for name, accuracy, resolution, adapted in rows:
+            model, data, epochs, *_ = name.split("-")
+            model, data = model.replace("_", "/"), "i21k_30" if epochs == "30ep" else data
+            numbers = [resolution, adapted + accuracy / 100, adapted]
+            adapted_name = f"{name}--oxford_iiit_pet-steps_0k-lr_0.01-res_{resolution}"
+            writer.writerow([model, data, accuracy, "oxford_iiit_pet", *numbers, name, adapted_name])

@@ -13,14 +13,5 @@ def test_numbers_of_every_protocol():
         "held_out_accuracy": {"0.1": 0.5},
         "groups": {"natural": None},
     }
-    table = dict(line.rsplit("  ", 1) for line in summarize(metrics).splitlines())
-    assert {name.strip(): value for name, value in table.items()} == {
-        "loss": "0.1235",
-        "accuracy": "95.83%",
-        "images": "1,234",
-        "5 shots l2 reg": "1024",
-        "5 shots accuracy": "25.00%",
-        "5 shots spread": "20.00%, 30.00%",
-        "held out accuracy 0.1": "50.00%",
-        "groups natural": "-",
-    }
+    values = [line.rpartition("  ")[2] for line in summarize(metrics).splitlines()]
+    assert values == ["0.1235", "95.83%", "1,234", "1024", "25.00%", "20.00%, 30.00%", "50.00%", "-"]

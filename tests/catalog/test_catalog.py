@@ -1,6 +1,5 @@
 """The catalog: names of files, the built-in list, and AugReg's index."""
 
-import csv
 import itertools
 
 import pytest
@@ -23,6 +22,8 @@ from hf_vit.cli import main
 from hf_vit.conversion import convert
 from hf_vit.models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from hf_vit.models.configuration_hf_vit import VARIANTS
+
+from ..doc_fixtures import write_index
 
 LIGHT = "R_Ti_16-i21k-30ep-lr_0.001-aug_light0-wd_0.03-do_0.1-sd_0.1--oxford_iiit_pet-steps_0k-lr_0.003-res_384"
 
@@ -154,34 +155,15 @@ def test_files_are_found_by_a_name_pattern():
 
 @pytest.fixture
 def index(tmp_path):
-    """A few rows in the format of AugReg's index: two pre-trained B/16, another data set, B/8."""
+    """Two pre-trained B/16, one on another data set, and B/8."""
+    names = {"B_16-i21k-300ep-light1": 0.46, "B_16-i21k-300ep-strong2": 0.49, "B_16-i21k-30ep-none": 0.51}
+    names |= {"B_8-i21k-300ep-medium2": 0.50}
     rows = []
-    for model, data, augmentation, final_val in (
-        ("B_16", "i21k", "light1", 0.46),
-        ("B_16", "i21k", "strong2", 0.49),
-        ("B_16", "i21k_30", "none", 0.51),
-        ("B_8", "i21k", "medium2", 0.50),
-    ):
-        epochs = "30ep" if data == "i21k_30" else "300ep"
-        filename = f"{model}-i21k-{epochs}-lr_0.001-aug_{augmentation}-wd_0.1-do_0.0-sd_0.0"
-        for resolution, accuracy in ((224, 0.91), (384, 0.93)):
-            rows.append(
-                {
-                    "name": AUGREG_MODELS[model],
-                    "ds": data,
-                    "final_val": final_val,
-                    "adapt_ds": "oxford_iiit_pet",
-                    "adapt_resolution": resolution,
-                    "adapt_final_val": accuracy + final_val / 100,
-                    "adapt_final_test": accuracy,
-                    "filename": filename,
-                    "adapt_filename": f"{filename}--oxford_iiit_pet-steps_0k-lr_0.01-res_{resolution}",
-                }
-            )
-    with open(tmp_path / "index.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    for name, accuracy in names.items():
+        settings, _, augmentation = name.rpartition("-")
+        file = f"{settings}-lr_0.001-aug_{augmentation}-wd_0.1-do_0.0-sd_0.0"
+        rows += [(file, accuracy, 224, 0.91), (file, accuracy, 384, 0.93)]
+    write_index(tmp_path / "index.csv", rows)
     return tmp_path / "index.csv"
 
 

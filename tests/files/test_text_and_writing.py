@@ -1,40 +1,11 @@
-"""Texts are UTF-8 in any locale, and an interrupted picture keeps the earlier one."""
+"""Texts are UTF-8 in any locale."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from hf_vit.evaluation.vtab_data import read_table
-from hf_vit.training.reports import write_curve
-from hf_vit.training.vtab import summarize, write_figure
-
 from ..processes import locale_environment
-
-
-@pytest.mark.parametrize("kind", ["learning curve", "vtab"])
-def test_an_interrupted_picture_keeps_the_earlier_one(kind, tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    path = tmp_path / "picture.png"
-    path.write_bytes(b"earlier")
-
-    def break_off(self, place, **options):
-        Path(place).write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Figure, "savefig", break_off)
-    tasks = read_table()["tasks"]
-    draw = {
-        "vtab": lambda: write_figure(tasks, summarize(tasks, {tasks[0].name: 0.5}), path),
-        "learning curve": lambda: write_curve([{"step": 1, "loss": 0.5}], path),
-    }[kind]
-    with pytest.raises(KeyboardInterrupt):
-        draw()
-    assert path.read_bytes() == b"earlier"
-    assert list(tmp_path.iterdir()) == [path]
-
 
 IN_ANOTHER_LOCALE = """
 import json, locale, sys

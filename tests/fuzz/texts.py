@@ -27,6 +27,7 @@ from hf_vit.settings.options import parse_settings
 from hf_vit.settings.reader import build, dump
 from hf_vit.training.models import build_config
 
+from ..doc_fixtures import write_index
 from ..paths import PEERS, RECIPES
 from ..tiny_models import save_tiny, tiny_bit
 from .containers import SQUARE, Files, files_below
@@ -151,17 +152,7 @@ class Recipe(Kind):
         files = {**self._family(name), name: text}
         arguments = ["--print_config"] if random.random() < 0.5 else ["--dataset=digits", "--output_dir=x", "--steps=9"]
         if random.random() < 0.3:
-            options = (
-                "steps",
-                "learning_rate",
-                "config",
-                "crop_area",
-                "select",
-                "crop",
-                "image_size",
-                "seed",
-                "freeze",
-            )
+            options = "steps learning_rate config crop_area select crop image_size seed freeze".split()
             arguments += [f"--{random.choice(options)}", str(odd_value(random))]
         kind = FinetuneSettings if "finetune" in name or name == "lora.yaml" else PretrainSettings
         settings = random.choice((kind, kind, kind, EvaluateSettings))
@@ -195,13 +186,11 @@ class Index(Kind):
     name = "index"
 
     def prepare(self, folder: Path) -> None:
-        rows = ["name,ds,final_val,adapt_ds,adapt_resolution,adapt_final_val,adapt_final_test,filename,adapt_filename"]
-        for number in range(12):
-            model, data = ("B/16", "R50+L/32", "Ti/16")[number % 3], ("imagenet2012", "cifar100", "kitti")[number // 4]
-            file = f"{model.replace('/', '_')}-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.{number}"
-            numbers = f"0.{number}5,{data},{(224, 384)[number % 2]},0.9{number},0.8{number}"
-            rows.append(f"{model},i21k,{numbers},{file},{file}--{data}")
-        self.original = "\n".join(rows)
+        models = ("B_16", "R50_L_32", "Ti_16")
+        names = [f"{model}-i21k-300ep-lr_0.001-aug_light{n}-wd_0.1-do_0.0-sd_0.0" for n in (0, 1) for model in models]
+        rows = [(name, 0.5, resolution, 0.9) for name in names for resolution in (224, 384)]
+        write_index(folder / "index.csv", rows)
+        self.original = (folder / "index.csv").read_text()
 
     def make(self, random: Random) -> Case:
         way = random.choice(("bytes", "cells", "lines"))
@@ -214,7 +203,7 @@ class Index(Kind):
             data = encode("\n".join(rows), random)
         else:
             data, how = mutate_lines(self.original, random)
-        wanted = random.choice((None, "imagenet2012", "cifar100")), random.choice((None, 224, 384))
+        wanted = random.choice((None, "imagenet2012", "oxford_iiit_pet")), random.choice((None, 224, 384))
         return Case(f"{how} {wanted}", {"index.csv": data}, (random.choice(("B/16", "Ti/16")), *wanted))
 
     def use(self, case: Case, folder: Path) -> Any:

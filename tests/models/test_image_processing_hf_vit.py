@@ -254,8 +254,6 @@ def test_an_unknown_argument_is_refused(pixels, tmp_path):
             load(tmp_path, imag_mean=0.5)
     with pytest.raises(TypeError, match="do_normalise"):
         HfViTImageProcessor()(pixels, do_normalise=False)
-    with pytest.raises(ValueError, match="'vit'"):
-        HfViTImageProcessor("vit")
     with pytest.raises(ValueError, match="return_tensors"):
         HfViTImageProcessor()(pixels, return_tensors="tf")
     with pytest.raises(ValueError, match="data_format"):

@@ -193,26 +193,21 @@ def test_reduced_decoding_gives_at_least_the_requested_size():
 # Arrays
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        COLOR.astype(np.int64),
-        COLOR.astype(np.uint32),
-        COLOR.astype(np.uint64),
-        COLOR.astype(np.float32) / 255,
-        COLOR / np.longdouble(255),
-        COLOR / 255,
-        COLOR.astype(np.uint16) * 257,
-        COLOR.astype(">u2") * 257,
-        COLOR[::-1][::-1],
-        np.asfortranarray(COLOR),
-        np.frombuffer(COLOR.tobytes(), np.uint8).reshape(COLOR.shape),  # read-only
-    ],
-    ids=[
-        *("int64", "uint32", "uint64", "float32", "longdouble", "float64", "uint16", "big-endian", "reversed twice"),
-        *("column-major", "read-only"),
-    ],
-)
+ARRAYS = {
+    "int64": COLOR.astype(np.int64),
+    "uint64": COLOR.astype(np.uint64),
+    "float32": COLOR.astype(np.float32) / 255,
+    "longdouble": COLOR / np.longdouble(255),
+    "float64": COLOR / 255,
+    "uint16": COLOR.astype(np.uint16) * 257,
+    "big-endian": COLOR.astype(">u2") * 257,
+    "reversed twice": COLOR[::-1][::-1],
+    "column-major": np.asfortranarray(COLOR),
+    "read-only": np.frombuffer(COLOR.tobytes(), np.uint8).reshape(COLOR.shape),
+}
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
 def test_types_of_arrays(array):
     np.testing.assert_array_equal(read(array), COLOR)
     np.testing.assert_array_equal(read(array.transpose(2, 0, 1)), COLOR)
