@@ -11,7 +11,8 @@ GENERATOR = np.random.default_rng(3)
 COLOR = GENERATOR.random((40, 60, 3))
 
 
-def draw_all() -> dict:
+@pytest.fixture(scope="module")
+def drawn() -> dict:
     similarity = GENERATOR.uniform(-1, 1, (9, 12, 9, 12))
     runs = [analysis.Run(f"model {index}", "CNN" if index % 2 else "ViT", 10**index, 70 + index) for index in range(4)]
     return {
@@ -40,11 +41,6 @@ def draw_all() -> dict:
         ),
         "compute of the paper": analysis.plot_compute_accuracy(analysis.published_runs()),
     }
-
-
-@pytest.fixture(scope="module")
-def drawn():
-    return draw_all()
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from argparse import Namespace
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageClassification
 
 import hf_vit
@@ -119,14 +118,10 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_the_computed_cost_equals_torchs_counter(config):
+def test_the_computed_cost_is_that_of_the_analysis(config):
+    """Whose numbers are compared with torch's counter."""
     parts = load_benchmark("cost").cost(config)
-    model = AutoModelForImageClassification.from_config(config, attn_implementation="eager").eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        size = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
-        model(torch.zeros(1, 3, *size))
-    assert 2 * sum(part.multiply_adds for part in parts) == counter.get_total_flops()
-    assert sum(part.weights for part in parts) == sum(weight.numel() for weight in model.parameters())
+    assert sum(part.weights for part in parts) == count_compute(config).parameters
     assert sum(part.multiply_adds for part in parts) == count_compute(config).logits_multiply_adds
 
 

@@ -9,6 +9,7 @@ from transformers import AutoImageProcessor, AutoModel, pipeline
 from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
 from hf_vit.loading import save_folder
 
+from ..comparing import read_arrays
 from ..paths import MORE, golden_runs
 from ..tiny_models import load_model
 from .test_way_back import stored
@@ -19,8 +20,7 @@ ORIGINAL = MORE / RUN["checkpoint"]
 
 @pytest.fixture(scope="module")
 def expected():
-    with np.load(MORE / RUN["expected"]) as arrays:
-        return dict(arrays)
+    return read_arrays(MORE / RUN["expected"])
 
 
 def gap(ours, theirs):
@@ -101,11 +101,10 @@ def test_a_folder_in_transformers(tmp_path, expected):
 
 
 def test_patches_that_are_not_square_are_refused(tmp_path):
-    with np.load(ORIGINAL) as arrays:
-        kernel = arrays["params/img/embedding/kernel"]
-        positions = arrays["params/img/pos_embedding"]
-        np.savez(tmp_path / "values.npz", **{**arrays, "params/img/embedding/kernel": kernel[:47]})
-        np.savez(tmp_path / "grid.npz", **{**arrays, "params/img/pos_embedding": positions[..., :16]})
+    kernel, positions = "params/img/embedding/kernel", "params/img/pos_embedding"
+    arrays = read_arrays(ORIGINAL)
+    np.savez(tmp_path / "values.npz", **arrays | {kernel: arrays[kernel][:47]})
+    np.savez(tmp_path / "grid.npz", **arrays | {positions: arrays[positions][..., :16]})
     with pytest.raises(ConversionError, match=r"values.npz"):
         convert(tmp_path / "values.npz")
     with pytest.raises(ConversionError, match=r"\(4, 4, 16\)"):

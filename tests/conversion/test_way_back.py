@@ -9,7 +9,7 @@ from hf_vit.conversion import convert, export_jax
 from hf_vit.files.npz import NpzReader
 from hf_vit.loading import save_folder
 
-from ..comparing import assert_same_weights
+from ..comparing import assert_same_weights, read_arrays
 from ..paths import golden_runs
 from ..tiny_models import load_model
 
@@ -35,8 +35,7 @@ def written(path, prefix):
 
 def stored(path):
     """Names in their order, shapes, dtypes and bytes of a file, read by NumPy."""
-    with np.load(path) as arrays:
-        return [(name, array.shape, str(array.dtype), array.tobytes()) for name, array in arrays.items()]
+    return [(name, array.shape, str(array.dtype), array.tobytes()) for name, array in read_arrays(path).items()]
 
 
 def convert_golden(path, run):
@@ -50,8 +49,7 @@ def assert_comes_back(path, run, tmp_path):
     save_folder(tmp_path / "folder", model, processor)
     name = "big_vision" if run["family"] != "vit" else dialect["names"]
     export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz", name)
-    with np.load(tmp_path / "back.npz") as back:
-        theirs, ours = written(path, dialect["prefix"]), dict(back)
+    theirs, ours = written(path, dialect["prefix"]), read_arrays(tmp_path / "back.npz")
     assert set(ours) == set(theirs)
     for name, array in theirs.items():
         assert (ours[name].shape, ours[name].dtype) == (array.shape, array.dtype), name
@@ -74,10 +72,10 @@ def test_every_golden_is_restored_completely(goldens, tmp_path, checkpoint):
 @pytest.mark.parametrize("shape", [(-1,), (1, 1, 1, -1)])
 @pytest.mark.parametrize("checkpoint", WITH_GROUP_NORM)
 def test_group_norms_are_restored_in_either_shape(goldens, tmp_path, checkpoint, shape):
-    with np.load(goldens / checkpoint) as arrays:
-        changed = {name: arrays[name].reshape(shape) if GROUP_NORM.search(name) else arrays[name] for name in arrays}
-    assert any(GROUP_NORM.search(name) for name in changed)
-    np.savez(tmp_path / "in.npz", **changed)
+    arrays = read_arrays(goldens / checkpoint)
+    norms = {name: array.reshape(shape) for name, array in arrays.items() if GROUP_NORM.search(name)}
+    assert norms
+    np.savez(tmp_path / "in.npz", **arrays | norms)
     assert_comes_back(tmp_path / "in.npz", RUNS[checkpoint], tmp_path)
     model, _ = convert_golden(tmp_path / "in.npz", RUNS[checkpoint])
     assert model.conversion_record["dialect"].get("flat_group_norm", False) == (len(shape) == 1)
@@ -88,16 +86,15 @@ def test_group_norms_are_restored_in_either_shape(goldens, tmp_path, checkpoint,
     "checkpoint", ["vit_token.npz", "vit_linen.npz", "hybrid_stem.npz", "bv_tok.npz", "bit_v2.npz"]
 )
 def test_a_prefix_is_not_written(goldens, tmp_path, checkpoint, prefix):
-    with np.load(goldens / checkpoint) as arrays:
-        np.savez(tmp_path / "in.npz", **{prefix + name: arrays[name] for name in arrays}, step=np.int32(3))
+    arrays = {prefix + name: array for name, array in read_arrays(goldens / checkpoint).items()}
+    np.savez(tmp_path / "in.npz", **arrays, step=np.int32(3))
     assert_comes_back(tmp_path / "in.npz", RUNS[checkpoint], tmp_path)
 
 
 def test_negative_zeros_are_restored(goldens, tmp_path):
     """The class token, to which big_vision's dialect adds its row of positions, keeps -0.0."""
-    with np.load(goldens / "bv_tok.npz") as arrays:
-        changed = {name: np.full_like(arrays[name], -0.0) if name == "cls" else arrays[name] for name in arrays}
-    np.savez(tmp_path / "in.npz", **changed)
+    arrays = read_arrays(goldens / "bv_tok.npz")
+    np.savez(tmp_path / "in.npz", **arrays | {"cls": np.full_like(arrays["cls"], -0.0)})
     assert_comes_back(tmp_path / "in.npz", RUNS["bv_tok.npz"], tmp_path)
 
 

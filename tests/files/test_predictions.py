@@ -8,7 +8,7 @@ import torch
 import hf_vit
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data.issues import Issue, read_issues, write_issues
-from hf_vit.files.predictions import Table, distances_to_classes, lowest_scores, most_likely, predictions_writer
+from hf_vit.files.predictions import Table, distances_to_classes, lowest_scores, most_likely
 
 SHAPE = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 SHAPE |= {"image_size": 8, "patch_size": 4, "num_labels": 3}
@@ -25,38 +25,29 @@ def test_classes_reach_their_own_thresholds():
     assert lowest_scores(config, "auto") == [0.5] * 3
 
 
-def test_sets_of_a_coverage(tmp_path):
+def test_sets_of_a_coverage():
     config = HfViTConfig(**SHAPE, coverage_thresholds={"0.9": 0.3, "0.95": 0.0})
-    HfViTForImageClassification(config).save_pretrained(tmp_path)  # its head is zero: each class has 1/3
-    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path)
-    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
-    assert len(next(hf_vit.predict(str(tmp_path), [image], top_k=1, coverage=0.9))) == 3
-    assert list(hf_vit.predict(str(tmp_path), [image], threshold=0.4)) == [[]]
+    pair = HfViTForImageClassification(config).eval(), HfViTImageProcessor.for_model(config)
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)  # the head is zero: each class has 1/3
+    assert len(next(hf_vit.predict(pair, [image], top_k=1, coverage=0.9))) == 3
+    assert list(hf_vit.predict(pair, [image], threshold=0.4)) == [[]]
     with pytest.raises(ValueError, match=r"0\.9, 0\.95"):
-        next(hf_vit.predict(str(tmp_path), [image], coverage=0.8))
+        next(hf_vit.predict(pair, [image], coverage=0.8))
     with pytest.raises(ValueError, match="coverage"):
         lowest_scores(config, 0.5, 0.9)
     with pytest.raises(ValueError, match="calibrate"):
         lowest_scores(HfViTConfig(**SHAPE), coverage=0.9)
 
 
-def test_an_image_far_from_all_classes_has_none(tmp_path):
+def test_an_image_far_from_all_classes_has_none():
     config = HfViTConfig(**SHAPE, rejection_thresholds=[1.0, -2.0, 3.0])
     logits = torch.tensor([[1.5, 0.0, 0.0], [0.5, 0.0, 0.0], [-3.0, -1.0, -3.0], [0.0, 0.0, 2.5]])
     torch.testing.assert_close(distances_to_classes(logits, config), torch.tensor([-0.5, 0.5, -1.0, 0.5]))
-    assert [[one.label for one in image] for image in most_likely(logits, config, top_k=1, reject=True)] == [
-        ["LABEL_0"],
-        [],
-        ["LABEL_1"],
-        [],
-    ]
-    write = predictions_writer("text", text := io.StringIO())
-    write("x.png", [])
-    assert text.getvalue().splitlines() == ["x.png", "  none of the classes"]
-    HfViTForImageClassification(config).save_pretrained(tmp_path)
-    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path)
+    chosen = [[one.label for one in image] for image in most_likely(logits, config, top_k=1, reject=True)]
+    assert chosen == [["LABEL_0"], [], ["LABEL_1"], []]
+    pair = HfViTForImageClassification(config).eval(), HfViTImageProcessor.for_model(config)
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)  # the head is zero, and so are its logits
-    assert next(hf_vit.predict(str(tmp_path), [image], reject=True)) == []
+    assert next(hf_vit.predict(pair, [image], reject=True)) == []
     with pytest.raises(ValueError, match="calibrate"):
         most_likely(logits, HfViTConfig(**SHAPE), reject=True)
 

@@ -86,21 +86,14 @@ def _report(kind, arguments: argparse.Namespace, outcome, aloud: bool) -> None:
 
 def _repeat(kind, arguments: argparse.Namespace) -> int:
     """Use one input in this process."""
-    from .gate import case_of, write_files
+    from .gate import case_of, try_case
 
     with tempfile.TemporaryDirectory(prefix="fuzz_") as folder:
         (Path(folder) / "shared").mkdir()
         kind.prepare(Path(folder) / "shared")
-        case = case_of(kind, arguments.seed, arguments.only)
-        print(case.how, case.expected, sep="\n")
-        write_files(case, Path(folder) / "case")
-        try:
-            result = kind.use(case, Path(folder) / "case")
-        except Exception:
-            traceback.print_exc()
-            return 1
-        print("accepted;", kind.judge(case, result) or "nothing is wrong with it")
-    return 0
+        outcome = try_case(kind, arguments.seed, arguments.only, Path(folder) / "case")
+        print(case_of(kind, arguments.seed, arguments.only).how, outcome.verdict, outcome.text, sep="\n")
+        return int(outcome.is_fault)
 
 
 if __name__ == "__main__":

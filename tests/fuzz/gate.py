@@ -178,7 +178,7 @@ def _work(kind: Kind, seed: int, folder: Path, seconds: float, most_bytes: int, 
         number = connection.recv()
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, _WAITING * seconds)
-        outcome = _try(kind, seed, number, folder / "case")
+        outcome = try_case(kind, seed, number, folder / "case")
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         outcome.peak = max(0, _memory("VmHWM") - imports)
@@ -208,7 +208,7 @@ def _memory(name: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
 
 
-def _try(kind: Kind, seed: int, number: int, folder: Path) -> Outcome:
+def try_case(kind: Kind, seed: int, number: int, folder: Path) -> Outcome:
     """Use one case, and look at what came of it."""
     case = case_of(kind, seed, number)
     write_files(case, folder)
