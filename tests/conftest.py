@@ -131,6 +131,13 @@ def quantized(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def onnxruntime():
+    """ONNX Runtime; skips the test where it, or what writes programs for it, is not installed."""
+    pytest.importorskip("onnxscript", reason="the extra export is not installed")
+    return pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+
+
+@pytest.fixture(scope="session")
 def doc_fixtures(tmp_path_factory) -> Path:
     """Return a folder with the files that the pages use, in `folder`, and with what replaces downloads."""
     root = tmp_path_factory.mktemp("doc_fixtures")

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from hf_vit import analysis
-from hf_vit.analysis.attention import MeanDistance, layer_mixing, mix_heads
+from hf_vit.analysis.attention import MeanDistance, layer_mixing
 from hf_vit.analysis.attention_hooks import LAYER_BYTES, batches, collect_attentions, encoder_of, patch_pixels
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.image_processing_hf_vit import patchify
@@ -46,16 +46,6 @@ def test_distance_by_hand_on_a_2_x_2_grid():
     by_hand = (5 + 3 + 4 + 0) / 4
     assert MeanDistance(config, image, renormalize=False)(attentions).tolist() == [0, 0.5 * by_hand]
     assert MeanDistance(config, image, renormalize=True)(attentions).tolist() == [0, by_hand]
-
-
-def test_rollout_by_hand_on_a_2_x_2_grid():
-    """Of two heads, one attends to the first patch and one to the last."""
-    attentions = torch.zeros(1, 2, 4, 4)
-    attentions[0, 0, :, 0] = attentions[0, 1, :, 3] = 1
-    without, mixing = mix_heads(attentions, identity=False), mix_heads(attentions, identity=True)
-    assert without[0, 1].tolist() == [0.5, 0, 0, 0.5]
-    assert mixing[0, 1].tolist() == [0.25, 0.5, 0, 0.25]
-    assert (mixing @ mixing)[0, 1].tolist() == [0.375, 0.25, 0, 0.375]
 
 
 def test_uniform_attention_by_hand():

@@ -27,8 +27,7 @@ def random_levels(*shape, dtype=torch.uint8):
     return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def session_of(program, folder):
-    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime (extra export) is not installed")
+def session_of(onnxruntime, program, folder):
     program.save(folder / "program.onnx")
     return onnxruntime.InferenceSession(folder / "program.onnx", providers=["CPUExecutionProvider"])
 
@@ -59,10 +58,10 @@ def test_pixel_values_are_those_of_the_image_processor(preset):
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ONE_PRESET_PER_RESIZE)
 @pytest.mark.parametrize(("dtype", "crop_pct"), [(torch.uint8, 0.92), (torch.float32, 0.53)])
-def test_the_program_of_a_preset_has_the_same_pixel_values(preset, dtype, crop_pct, tmp_path):
+def test_the_program_of_a_preset_has_the_same_pixel_values(preset, dtype, crop_pct, onnxruntime, tmp_path):
     processor = HfViTImageProcessor(preset, size=(20, 36), crop_pct=crop_pct)
     example = torch.zeros(2, 3, 37, 53, dtype=dtype)
-    session = session_of(to_onnx(TensorImageProcessor(processor), example, ["pixels"]), tmp_path)
+    session = session_of(onnxruntime, to_onnx(TensorImageProcessor(processor), example, ["pixels"]), tmp_path)
     for size in SIZES:
         levels = random_levels(2, 3, *size, dtype=dtype)
         expected = processor(levels.byte(), return_tensors="pt").pixel_values
@@ -74,10 +73,10 @@ def test_the_program_of_a_preset_has_the_same_pixel_values(preset, dtype, crop_p
     "fields",
     [{}, {"pooling": "mean"}, {"pooling": "map", "representation_size": 9}, {"hybrid": True}, {"num_channels": 4}],
 )
-def test_logits_and_attention_are_those_of_the_model(fields, tmp_path):
+def test_logits_and_attention_are_those_of_the_model(fields, onnxruntime, tmp_path):
     model = tiny(num_hidden_layers=2, **fields)
     processor = HfViTImageProcessor.for_model(model.config, preset="augreg")
-    session = session_of(make_any_size_onnx(model, processor), tmp_path)
+    session = session_of(onnxruntime, make_any_size_onnx(model, processor), tmp_path)
     for size in [(1, 1), (61, 47)]:
         levels = random_levels(3, model.config.num_channels, *size)
         pixel_values = processor(levels, return_tensors="pt").pixel_values
@@ -89,11 +88,10 @@ def test_logits_and_attention_are_those_of_the_model(fields, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_program_without_attention(tmp_path):
+def test_a_program_without_attention(onnxruntime, tmp_path):
     model = tiny_bit()
     processor = HfViTImageProcessor.for_model(model.config, preset="bit")
     export(model, tmp_path / "bit.onnx", "onnx", processor=processor, size="any")
-    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime (extra export) is not installed")
     session = onnxruntime.InferenceSession(tmp_path / "bit.onnx", providers=["CPUExecutionProvider"])
     levels = random_levels(1, 3, 61, 47)
     (logits,) = run(session, levels)

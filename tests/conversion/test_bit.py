@@ -21,7 +21,7 @@ from hf_vit.models.configuration_hf_bit import ORIGINALS
 
 from ..comparing import assert_same_file, assert_same_weights, change_json, logits, read_arrays
 from ..references import resnet
-from ..tiny_models import BIT_PIXELS, tiny_bit
+from ..tiny_models import BIT_PIXELS, randomize, tiny_bit
 
 PIXELS_64 = BIT_PIXELS.double()
 
@@ -138,12 +138,8 @@ THEIRS = {
 
 
 def their_model(model_class=transformers.BitForImageClassification, **changes):
-    torch.manual_seed(0)
     sizes = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 2], "num_labels": 11}
-    model = model_class(transformers.BitConfig(**sizes, **changes)).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, mean=0.1, std=0.3)
-    return model
+    return randomize(model_class(transformers.BitConfig(**sizes, **changes)), mean=0.1)
 
 
 @pytest.mark.parametrize("changes", THEIRS.values(), ids=THEIRS)

@@ -54,10 +54,8 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def program(model):
+def program(model, onnxruntime):
     """Scaling of the presets, which share mean and deviation."""
-    pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
-    pytest.importorskip("onnxruntime", reason="onnxruntime (extra export) is not installed")
     return deployment.make_onnx(model, (20, 36), scaling=scale_and_offset(1 / 255, [0.5] * 3, [0.5] * 3, "cpu"))
 
 

@@ -34,8 +34,7 @@ def assert_same(run, model, *shapes):
         torch.testing.assert_close(run(pixel_values), logits(model, pixel_values), rtol=0, atol=1e-5)
 
 
-def onnx_runner(path):
-    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime (extra export) is not installed")
+def onnx_runner(onnxruntime, path):
     session = onnxruntime.InferenceSession(path)
     return lambda pixel_values: torch.from_numpy(session.run(None, {"pixel_values": pixel_values.numpy()})[0])
 
@@ -50,24 +49,22 @@ def torch_runner(path):
     return run
 
 
-def test_onnx_of_the_models_own_size(classifier, tmp_path):
-    pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
+def test_onnx_of_the_models_own_size(classifier, onnxruntime, tmp_path):
     classifier.save_pretrained(tmp_path / "folder")
     assert main(["export", str(tmp_path / "folder"), str(tmp_path / "model.onnx"), "--to", "onnx"]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "model.onnx"}
     shutil.move(tmp_path / "model.onnx", tmp_path / "elsewhere.onnx")  # the weights are in it
-    run = onnx_runner(tmp_path / "elsewhere.onnx")
+    run = onnx_runner(onnxruntime, tmp_path / "elsewhere.onnx")
     assert_same(run, classifier, (1, 3, 20, 36), (5, 3, 20, 36))
     with pytest.raises(Exception, match="Got invalid dimensions"):
         run(torch.randn(1, 3, 24, 36))
 
 
-def test_onnx_of_any_size(tmp_path):
-    pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
+def test_onnx_of_any_size(onnxruntime, tmp_path):
     sizes = {**SIXTEEN, "num_hidden_layers": 1, "image_size": 32, "patch_size": 2}
     hybrid = randomize(HfViTHybridModel(HfViTHybridConfig(**sizes, stem_depths=[1], stem_width=32, pooling="mean")))
     export_onnx(hybrid, tmp_path / "any.onnx", size="dynamic")
-    assert_same(onnx_runner(tmp_path / "any.onnx"), hybrid, (1, 3, 32, 32), (3, 3, 40, 24))
+    assert_same(onnx_runner(onnxruntime, tmp_path / "any.onnx"), hybrid, (1, 3, 32, 32), (3, 3, 40, 24))
     assert str(ROOT).encode() not in (tmp_path / "any.onnx").read_bytes()  # paths of source files on this machine
 
 
@@ -77,11 +74,10 @@ def test_onnx_of_any_size(tmp_path):
     [{"position_embedding_type": "relative"}, {"attention_axes": "axial", "pooling": "mean"}],
     ids=["relative", "axial"],
 )
-def test_onnx_of_variants(fields, tmp_path):
-    pytest.importorskip("onnxscript", reason="onnxscript (extra export) is not installed")
+def test_onnx_of_variants(fields, onnxruntime, tmp_path):
     model = randomize(HfViTForImageClassification(HfViTConfig(**SIXTEEN, **fields, num_labels=11)))
     export_onnx(model, tmp_path / "any.onnx", size="dynamic")
-    assert_same(onnx_runner(tmp_path / "any.onnx"), model, (1, 3, 20, 36), (3, 3, 24, 12))
+    assert_same(onnx_runner(onnxruntime, tmp_path / "any.onnx"), model, (1, 3, 20, 36), (3, 3, 24, 12))
 
 
 def test_torch_export(classifier, tmp_path):

@@ -69,8 +69,7 @@ def package(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_programs_agree_with_the_model(folder, package, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime (extra export) is not installed")
+def test_the_programs_agree_with_the_model(folder, package, onnxruntime, tmp_path):
     output = tmp_path / "page"
     assert main(["demo", str(folder), "--static", str(output), "--runtime", str(package)]) == 0
     assert (output / "runtime" / "ort-wasm-simd-threaded.wasm").read_text() == "ort-wasm-simd-threaded.wasm"

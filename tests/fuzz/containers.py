@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -153,17 +155,16 @@ class Arrays(FolderConversion):
     checked = r"input/(manifest\.ocdbt|_sharding)|.*/c/.*"
 
     def prepare(self, folder: Path) -> None:
-        """Nothing here uses tensorstore, whose threads would not survive the fork."""
+        """Nothing in this process uses tensorstore, whose threads would not survive the fork."""
         convert_to_folder(MORE / "container.npz", folder / "whole")
         self.whole = [fingerprint(load_file(folder / "whole" / "model.safetensors"))]
-        with np.load(MORE / "container.npz") as file:
-            arrays = {name.replace("/", "."): file[name] for name in file.files}
+        subprocess.run([sys.executable, "-c", _WRITE_ZARR, MORE / "container.npz", folder], check=True)
         self.originals = {
             "big_vision": files_below(MORE / "tensorstore_folder-000000010"),
             "orbax": files_below(MORE / "orbax_folder"),
             "orbax_train": files_below(MORE / "orbax_train_folder"),
-            "zarr": _as_zarr(arrays),
-            "zarr3": _as_zarr3(arrays),
+            "zarr": files_below(folder / "zarr"),
+            "zarr3": files_below(folder / "zarr3"),
         }
 
     def compare(self, case: Case, result: Any) -> str | None:
@@ -171,47 +172,24 @@ class Arrays(FolderConversion):
         return None if theirs is None else other_numbers(result["arrays"], theirs)
 
 
-def _as_zarr(arrays: dict[str, np.ndarray]) -> Files:
-    """Arrays as zarr 2 describes them, each in one chunk."""
-    files = {}
-    for name, array in arrays.items():
-        metadata = {"zarr_format": 2, "shape": array.shape, "chunks": array.shape, "dtype": array.dtype.str}
-        metadata |= {"compressor": None, "filters": None, "fill_value": None, "dimension_separator": ".", "order": "C"}
-        files[f"input/{name}/.zarray"] = json.dumps(metadata).encode()
-        files[f"input/{name}/{'.'.join('0' * array.ndim)}"] = array.tobytes()
-    return files
+# Arrays in zarr 2, each in one chunk, and in zarr 3, in chunks of half their rows with checksums.
+_WRITE_ZARR = """
+import sys
+import numpy as np, tensorstore
 
-
-def _as_zarr3(arrays: dict[str, np.ndarray]) -> Files:
-    """Arrays as zarr 3 describes them, in chunks of half their rows."""
-    files = {}
-    for name, array in arrays.items():
-        rows = max(1, len(array) // 2)
-        chunk = {"name": "regular", "configuration": {"chunk_shape": [rows, *array.shape[1:]]}}
-        metadata = {"zarr_format": 3, "node_type": "array", "shape": array.shape, "data_type": str(array.dtype)}
-        metadata |= {
-            "chunk_grid": chunk,
-            "chunk_key_encoding": {"name": "default"},
-            "fill_value": 0.0,
-            "attributes": {},
-        }
-        metadata["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-        files[f"input/{name}/zarr.json"] = json.dumps(metadata).encode()
-        for index in range(0, len(array), rows):
-            key = "/".join(("c", str(index // rows), *"0" * (array.ndim - 1)))
-            data = array[index : index + rows].tobytes()
-            files[f"input/{name}/{key}"] = data + _crc32c(data).to_bytes(4, "little")
-    return files
-
-
-def _crc32c(data: bytes) -> int:
-    """The checksum of RFC 3720, appendix B.4."""
-    value = 0xFFFFFFFF
-    for byte in data:
-        value ^= byte
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-    return value ^ 0xFFFFFFFF
+ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
+for name, array in np.load(sys.argv[1]).items():
+    rows = max(1, len(array) // 2)
+    chunks = {"name": "regular", "configuration": {"chunk_shape": [rows, *array.shape[1:]]}}
+    for driver, metadata in (
+        ("zarr", {"chunks": array.shape, "compressor": None}),
+        ("zarr3", {"chunk_grid": chunks, "codecs": [ENDIAN, {"name": "crc32c"}]}),
+    ):
+        place = {"driver": "file", "path": f"{sys.argv[2]}/{driver}/{name.replace('/', '.')}"}
+        spec = {"driver": driver, "kvstore": place, "metadata": metadata, "store_data_equal_to_fill_value": True}
+        store = tensorstore.open(spec, create=True, dtype=array.dtype, shape=array.shape).result()
+        store.write(array).result()
+"""
 
 
 def _numbers_of_zarr(files: Files) -> list[np.ndarray] | None:
