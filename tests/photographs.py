@@ -4,6 +4,7 @@ import io
 import zipfile
 from pathlib import Path
 
+import datasets
 import numpy as np
 from PIL import Image
 
@@ -23,6 +24,9 @@ def read_photographs(shared: Path) -> dict[str, bytes]:
 def pixels_of(photograph: bytes) -> np.ndarray:
     """(height, width, 3) in float64, read by nothing of ours."""
     return np.asarray(Image.open(io.BytesIO(photograph)).convert("RGB")).astype(np.float64)
+
+
+COLORS = {"blue": (30, 60, 220), "green": (40, 200, 50), "red": (220, 40, 40)}
 
 
 def draw_picture(color: tuple[int, int, int], rng: np.random.Generator) -> Image.Image:
@@ -52,3 +56,36 @@ def write_pictures(folder: Path) -> None:
     deep = noise.integers(0, 65536, (31, 43), np.uint16)
     Image.fromarray(deep).save(folder / "sixteen_bits.png")
     Image.fromarray((deep / 65535).astype(np.float32)).save(folder / "spectrum.tiff")
+
+
+def write_colors(root: Path, kinds: tuple[str, ...] = tuple(COLORS), suffix: str = "png", **counts: int) -> Path:
+    """Write COUNT pictures of each color into `root`/SPLIT/COLOR/; return `root`."""
+    rng = np.random.default_rng(0)
+    for split, count in counts.items():
+        for kind in kinds:
+            (root / split / kind).mkdir(parents=True)
+            for number in range(count):
+                draw_picture(COLORS[kind], rng).save(root / split / kind / f"{number}.{suffix}")
+    return root
+
+
+def encode(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+    """The bytes of an image file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def table_of(images: list, labels: list, label) -> datasets.Dataset:
+    """A data set of images and their labels, whose feature is `label`: names of classes, or of `datasets`."""
+    kind = datasets.ClassLabel(names=label) if isinstance(label, list) else label
+    features = datasets.Features({"image": datasets.Image(), "label": kind})
+    return datasets.Dataset.from_dict({"image": images, "label": labels}, features=features)
+
+
+def write_labeled(folder: Path, labels: list[str]) -> Path:
+    """Write a picture for each entry of `labels`, and the table with them; return `folder`."""
+    write_colors(folder, ("blue",), pictures=len(labels))
+    rows = [f"pictures/blue/{number}.png,{names}" for number, names in enumerate(labels)]
+    (folder / "labels.csv").write_text("\n".join(["image,labels", *rows]))
+    return folder

@@ -1,11 +1,10 @@
 """A folder of pictures with planted faults, and a tiny model."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter, ImageOps
 
+from ..photographs import encode
 from ..tiny_models import save_tiny
 
 
@@ -26,12 +25,6 @@ def draw(color, rng, size=(96, 80)):
     return Image.blend(Image.blend(coarse, fine, 0.3), Image.new("RGB", size, color), 0.4)
 
 
-def encode(image, quality=60):
-    content = io.BytesIO()
-    image.save(content, "JPEG", quality=quality)
-    return content.getvalue()
-
-
 @pytest.fixture(scope="session")
 def faulty(tmp_path_factory):
     """SPLIT/CLASS/FILE with 44 training and 12 test images, and one planted fault of each kind."""
@@ -46,10 +39,10 @@ def faulty(tmp_path_factory):
     (root / "train" / "blue" / "twice.png").write_bytes((root / "train" / "blue" / "03.png").read_bytes())
     first = Image.open(root / "train" / "blue" / "05.png")
     (root / "train" / "blue" / "near.jpg").write_bytes(
-        encode(ImageOps.mirror(first.crop((6, 4, 90, 76))).resize((60, 52)))
+        encode(ImageOps.mirror(first.crop((6, 4, 90, 76))).resize((60, 52)), "JPEG", quality=60)
     )
     tested = Image.open(root / "test" / "red" / "02.png")
-    (root / "train" / "red" / "leak.jpg").write_bytes(encode(tested.resize((70, 60))))
+    (root / "train" / "red" / "leak.jpg").write_bytes(encode(tested.resize((70, 60)), "JPEG", quality=60))
     draw(colors["red"], rng).point(lambda level: level // 8).save(root / "train" / "red" / "dark.png")
     draw(colors["red"], rng).filter(ImageFilter.GaussianBlur(6)).save(root / "train" / "red" / "blurred.png")
     draw(colors["blue"], rng, (17, 14)).save(root / "train" / "blue" / "tiny.png")

@@ -10,24 +10,29 @@ from PIL import Image, ImageOps
 from hf_vit.auditing.duplicates import find_near_duplicates
 from hf_vit.auditing.image_quality import measure
 
-from .conftest import draw, encode
+from ..photographs import encode
+from .conftest import draw
 
 IMAGES = 60
+
+
+def jpeg(image, quality=40):
+    return Image.open(io.BytesIO(encode(image, "JPEG", quality=quality)))
+
+
 DISGUISES = {
-    "encoded": lambda image: Image.open(io.BytesIO(encode(image, 40))),
+    "encoded": jpeg,
     "smaller": lambda image: image.resize((50, 43)),
     "larger": lambda image: image.resize((190, 160)),
     "squashed": lambda image: image.resize((64, 64)),
     "mirrored": ImageOps.mirror,
     "cropped": lambda image: image.crop((9, 3, 88, 71)),
-    "all": lambda image: Image.open(io.BytesIO(encode(ImageOps.mirror(image.crop((2, 10, 84, 80))).resize((61, 53))))),
+    "all": lambda image: jpeg(ImageOps.mirror(image.crop((2, 10, 84, 80))).resize((61, 53)), quality=60),
 }
 
 
 def picture(image):
-    content = io.BytesIO()
-    image.save(content, "PNG")
-    return torch.from_numpy(np.array(measure(content.getvalue()).picture))
+    return torch.from_numpy(np.array(measure(encode(image)).picture))
 
 
 @pytest.fixture(scope="module")

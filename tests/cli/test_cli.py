@@ -43,20 +43,6 @@ def test_a_position_grid_can_be_stated(goldens, tmp_path, run_command):
     assert "(16, 64)" in run_command(command)
 
 
-def test_outputs_are_not_overwritten(goldens, tmp_path, run_command):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").write_text("mine")
-    (tmp_path / "out.npz").write_text("mine")
-    run_command(["convert", goldens / "vit_token.npz", tmp_path / "folder"])
-    before = sorted(tmp_path.rglob("*"))
-    convert = ["convert", goldens / "vit_token.npz", tmp_path / "out"]
-    for command in (convert, ["export", tmp_path / "folder", tmp_path / "out.npz", "--to", "jax"]):
-        error = run_command(command, status=2)
-        assert "--overwrite" in error
-        assert error.count("\n") == 1
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize(("output", "status", "said"), [
     ("pipe", 141, ""),
     ("/dev/full", 2, "hf-vit launch-configs: No space left on device\n"),

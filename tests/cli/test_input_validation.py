@@ -97,16 +97,17 @@ ALIASES = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 8)}]\n" for before, name in zip("abcdef", "bcdefg", strict=True)
 )
 RECIPES_OF_WRONG_VALUES = [
-    ("base: recipe.yaml\n", "recipe.yaml is its own base"),
-    ("base: [1]\n", r"base in .*recipe.yaml is \[1\]"),
-    ("options: {a: {b: 3}}\n", "options in .* is .*'b': 3"),
-    ("select: [a]\n", r"select in .* is \['a'\]"),
+    ("base: recipe.yaml\n", "recipe.yaml"),
+    ("base: [1]\n", r"\[1\]"),
+    ("options: {a: {b: 3}}\n", "options.*'b'"),
+    ("select: [a]\n", "select.*'a'"),
     ("1: 2\n", "recipe.yaml|1"),
-    (ALIASES + "learning_rate: *g\n", "alias"),
+    (ALIASES + "learning_rate: *g\n", "recipe.yaml"),
     ("[" * 5_000, "recipe.yaml"),
+    ("- a\n- b\n", "recipe.yaml"),
     ("batch_size: " + "9" * 5_000, "recipe.yaml"),
     ("flip: !!bool x\n", "'x'"),
-    ("epochs: .inf\n", "epochs is inf"),
+    ("epochs: .inf\n", "epochs"),
     ("learning_rate: {a: b}\n", "learning_rate"),
     ("learning_rate: [" + "x, " * 90_000 + "]\n", "learning_rate"),
 ]
@@ -176,13 +177,6 @@ def test_weights_of_a_folder_that_are_damaged(whole, tmp_path, capfd, name):
     (folder / name).write_bytes(
         content[:-4] if name == "model.safetensors" else (PEERS / "deit.pth").read_bytes()[:-99]
     )
-    assert str(folder) in refused(capfd, "predict", folder, whole.parent / "picture.png")
-
-
-def test_malformed_adapter(whole, tmp_path, capfd):
-    pytest.importorskip("peft")
-    folder = shutil.copytree(whole, tmp_path / "folder")
-    shutil.copy(folder / "config.json", folder / "adapter_config.json")
     assert str(folder) in refused(capfd, "predict", folder, whole.parent / "picture.png")
 
 

@@ -1,6 +1,5 @@
 """Images of a data set: training and evaluation decode alike, within limits, and unreadable ones are listed by name."""
 
-import io
 import os
 import struct
 import zlib
@@ -28,6 +27,8 @@ from hf_vit.models.image_reading import ImageReadingError, read_size
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings
 from hf_vit.training.build import train_transform
 
+from ..photographs import encode, table_of
+
 HEIGHT, WIDTH = 8, 12
 RNG = np.random.default_rng(3)
 COLOR = Image.fromarray(RNG.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8))
@@ -36,12 +37,6 @@ ALPHA = Image.fromarray(RNG.integers(0, 256, (HEIGHT, WIDTH), np.uint8))
 DEEP = RNG.integers(0, 65536, (HEIGHT, WIDTH), np.uint16)
 RGBA = Image.merge("RGBA", (*COLOR.split(), ALPHA))
 PALETTE = COLOR.quantize(8)
-
-
-def encode(image: Image.Image, kind: str = "PNG", **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def rotated() -> bytes:
@@ -84,8 +79,7 @@ UNCHANGED = TrainTransform((HEIGHT, WIDTH), "none", flip=False)
 
 def split_of(*contents: bytes | None, paths=None) -> Split:
     rows = [{"bytes": content, "path": path} for content, path in zip(contents, paths or [None] * 99, strict=False)]
-    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-    return open_split(datasets.Dataset.from_dict({"image": rows, "label": [0] * len(rows)}, features=kinds))
+    return open_split(table_of(rows, [0] * len(rows), ["a", "b"]))
 
 
 def levels_of(processor: Any, image: Any) -> np.ndarray:
@@ -102,14 +96,6 @@ def test_training_decodes_like_the_image_processor(name):
     trained = TrainDataset(split, UNCHANGED, 0)[0]
     assert trained["skipped"] == 0
     assert np.abs(trained["image"] - expected).max() <= (0.5 if name in DEEP_FILES else 0)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_evaluation_and_features_decode_like_the_image_processor(name):
-    processor: Any = HfViTImageProcessor(size={"height": HEIGHT, "width": WIDTH})
-    sample = EvalDataset(split_of(FILES[name]), processor, (HEIGHT, WIDTH))[0]
-    assert sample["valid"]
-    assert np.array_equal(sample["image"], processor(FILES[name], return_tensors="np")["pixel_values"][0])
 
 
 @pytest.mark.parametrize(("preset", "dtype"), [("vit_jax", "float32"), ("augreg", "uint8"), ("timm", "uint8")])
@@ -183,7 +169,7 @@ def test_what_no_command_decodes_is_an_unreadable_image(content, caplog):
 # Paths in the rows of a table
 
 
-def table_of(file, *paths: str) -> None:
+def write_table(file, *paths: str) -> None:
     """Write a table whose last row has its bytes and whose other rows have paths alone."""
     rows = [{"bytes": None, "path": path} for path in paths] + [{"bytes": FILES["RGB PNG"], "path": "/etc/passwd"}]
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
@@ -196,9 +182,9 @@ def test_a_table_names_no_file_outside_of_its_folder(tmp_path, path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "outside.png").write_bytes(FILES["RGB PNG"])
-    table_of(tmp_path / "data" / "train.parquet", path)
+    write_table(tmp_path / "data" / "train.parquet", path)
     for name in ("data", "data/train.parquet"):
-        with pytest.raises(ValueError, match="bytes"):
+        with pytest.raises(ValueError, match=path):
             load_split(name, "train")
     streamed = open_split(load_split("data", "train", streaming=True))
     samples = EvalDataset(streamed, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
@@ -208,7 +194,7 @@ def test_a_table_names_no_file_outside_of_its_folder(tmp_path, path, monkeypatch
 def test_a_table_names_regular_files_of_its_folder(tmp_path):
     (tmp_path / "inside.png").write_bytes(FILES["RGB PNG"])
     os.mkfifo(tmp_path / "pipe.png")
-    table_of(tmp_path / "train.parquet", str(tmp_path / "inside.png"), str(tmp_path / "pipe.png"))
+    write_table(tmp_path / "train.parquet", str(tmp_path / "inside.png"), str(tmp_path / "pipe.png"))
     split = open_split(load_split(str(tmp_path), "train"))
     assert fingerprint_data(split)["images"] == 3  # reading the pipe would wait forever
     samples = EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))

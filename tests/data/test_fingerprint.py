@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 
-import numpy as np
 import pytest
 from huggingface_hub import constants
 
@@ -19,13 +18,11 @@ from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import EvaluateSettings
 
 from ..comparing import change_json
-from ..photographs import draw_picture
+from ..photographs import write_colors
 from ..processes import DIGITS, arguments
 from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
-
-COLORS = {"blue": (30, 60, 220), "green": (40, 200, 50), "red": (220, 40, 40)}
 
 
 @pytest.fixture
@@ -36,14 +33,7 @@ def tiny(tmp_path):
 @pytest.fixture
 def colors(tmp_path):
     """Pictures of three colors, 8 of each to learn from and 4 to measure on."""
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 8), ("test", 4)):
-        for name, color in COLORS.items():
-            folder = tmp_path / "colors" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                draw_picture(color, rng).save(folder / f"{number}.bmp")
-    return tmp_path / "colors"
+    return write_colors(tmp_path / "colors", suffix="bmp", train=8, test=4)
 
 
 def replace_in_silence(folder, like):
@@ -149,24 +139,15 @@ def test_a_run_whose_model_changed_is_not_resumed(tiny, colors, tmp_path):
         finetune_colors(colors, tiny, tmp_path / "out", resume="true")
 
 
-def edit_state(output, edit):
-    """Change the state of the newest checkpoint, with its checksum."""
-    checkpoint = sorted((output / "checkpoints").iterdir())[-1]
-    state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-    edit(state)
-    (checkpoint / "state.json").write_text(json.dumps(state), encoding="utf-8")
-    change_json(checkpoint / "checksums.json", **{"state.json": sha256_of(checkpoint / "state.json")})
-
-
 def test_a_run_of_an_earlier_version_is_resumed(tmp_path):
     """Its checkpoint lacks a new setting, which must have its default."""
     settings = {**DIGITS, "steps": 2, "warmup_steps": 0, "save_every": 2, "num_workers": 0, "output_dir": tmp_path}
     pretrain(arguments(**settings))
-
-    def age(state):
-        del state["settings"]["head"], state["settings"]["cooldown_steps"]
-
-    edit_state(tmp_path, age)
+    file = tmp_path / "checkpoints" / "step_00000002" / "state.json"
+    state = json.loads(file.read_text(encoding="utf-8"))
+    del state["settings"]["head"], state["settings"]["cooldown_steps"]
+    file.write_text(json.dumps(state), encoding="utf-8")
+    change_json(file.with_name("checksums.json"), **{"state.json": sha256_of(file)})
     pretrain(arguments(**settings, resume="true"))
     with pytest.raises(ValueError, match="cooldown_steps"):
         pretrain(arguments(**settings, resume="true", cooldown_steps=1))

@@ -1,6 +1,5 @@
 """Tables of issues: the images to leave out, and the labels to set."""
 
-import datasets
 import numpy as np
 import pytest
 
@@ -8,6 +7,7 @@ from hf_vit.data.issues import Issue, read_issues, write_issues
 from hf_vit.data.splits import open_named, open_splits
 from hf_vit.settings.fields import FinetuneSettings
 
+from ..photographs import table_of
 from .test_splits import write_images
 
 COUNTS = {"ants": 12, "bees": 11, "wasps": 4}
@@ -60,10 +60,9 @@ def test_labels_are_set(folder, table):
 
 @pytest.mark.parametrize("split", ["train", "train[4:]", "train[:30%]+train[50%:]"])
 def test_rows_of_tables(tmp_path, table, split):
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-    rows = {"image": [np.full((9, 9, 3), number, np.uint8) for number in range(10)], "label": [0, 1] * 5}
+    images = [np.full((9, 9, 3), number, np.uint8) for number in range(10)]
     (tmp_path / "data").mkdir()
-    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "data" / "train.parquet")
+    table_of(images, [0, 1] * 5, ["a", "b"]).to_parquet(tmp_path / "data" / "train.parquet")
     issues = table("train[7]", "train[0]", header="image")
     whole = open_named(settings(tmp_path / "data"), split)
     part = open_named(settings(tmp_path / "data", exclude=issues), split)
@@ -82,10 +81,10 @@ def test_rows_of_tables(tmp_path, table, split):
         ("exclude", ["train[3]"], "image", "train\\[3\\]"),
         ("exclude", ["a,b,c"], "image", "issues.csv"),
         ("exclude", ["x"], "file", "file"),
-        ("exclude", [",dark"], "image,issue", "row 2"),
+        ("exclude", [",dark"], "image,issue", r"issues\.csv.* 2"),
         ("relabel", ["train/ants/1.png"], "image", "suggested"),
         ("relabel", ["train/ants/1.png,moths"], "image,suggested", "moths"),
-        ("relabel", ["train/ants/1.png,bees", "train/ants/1.png,wasps"], "image,suggested", "two labels"),
+        ("relabel", ["train/ants/1.png,bees", "train/ants/1.png,wasps"], "image,suggested", "bees .* wasps"),
     ],
 )
 def test_wrong_tables_are_refused(folder, table, option, lines, header, named):
@@ -105,7 +104,7 @@ def test_one_class_or_no_image_left_is_refused(folder, table):
     with pytest.raises(ValueError, match="bees"):
         open_splits(settings(folder, exclude=table(*others, header="image")))
     bees = [f"train/bees/{number}.png" for number in range(COUNTS["bees"])]
-    with pytest.raises(ValueError, match="all 27"):
+    with pytest.raises(ValueError, match="27"):
         open_splits(settings(folder, exclude=table(*others, *bees, header="image")))
 
 

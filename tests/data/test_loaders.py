@@ -24,6 +24,8 @@ from hf_vit.data.sources import load_split, read_idx, split_digits
 from hf_vit.data.splits import open_split
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 
+from ..photographs import encode
+
 TRANSFORM = TrainTransform((6, 10))
 
 
@@ -33,9 +35,7 @@ def picture(number: int, mode: str = "RGB") -> Image.Image:
 
 
 def as_png(number: int) -> bytes:
-    stream = io.BytesIO()
-    picture(number).save(stream, "PNG")
-    return stream.getvalue()
+    return encode(picture(number))
 
 
 def make(count: int = 13, **columns) -> datasets.Dataset:
@@ -74,7 +74,7 @@ def test_two_candidates_need_a_choice_and_the_error_lists_the_columns():
         open_split(make(), image_column="image")
 
 
-def test_labels_as_text_as_numbers_and_several():
+def test_labels_as_text_and_as_numbers():
     text = open_split(
         make().remove_columns("fine_label").add_column("kind", ["b", "a", "c"] * 4 + ["b"]), label_column="kind"
     )
@@ -82,12 +82,6 @@ def test_labels_as_text_as_numbers_and_several():
     assert text.label(text.samples[0]) == 1
     numbers = open_split(make().cast_column("fine_label", datasets.Value("int32")))
     assert (numbers.label_names, numbers.num_labels) == (None, 3)
-    feature = datasets.List(datasets.ClassLabel(names=["x", "y", "z", "w"]))
-    several = open_split(
-        make().remove_columns("fine_label").add_column("tags", [[0, 2]] * 13).cast_column("tags", feature)
-    )
-    assert several.multi_label
-    assert several.label(several.samples[4]).tolist() == [1, 0, 1, 0]
 
 
 def test_without_labels():
@@ -113,7 +107,7 @@ def test_image_folder_and_slices(folder):
     assert split.label_names == ["cat", "owl"]
     with pytest.raises(ValueError, match="'validation'"):
         load_split(str(folder), "validation")
-    with pytest.raises(ValueError, match="folder"):
+    with pytest.raises(ValueError, match="nothing"):
         load_split(str(folder / "nothing"), "train")
 
 
@@ -147,7 +141,7 @@ def test_mnist_files(shared):
 def test_idx_file_cut_short(tmp_path):
     file = tmp_path / "a-images-idx3-ubyte"
     file.write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2]) + b"1234567")
-    with pytest.raises(ValueError, match="truncated"):
+    with pytest.raises(ValueError, match=file.name):
         read_idx(file)
 
 
@@ -228,11 +222,10 @@ def as_jpeg(width: int, height: int, orientation: int = 1) -> bytes:
     """Slow waves, different along each axis and in each channel, so that a shifted or turned crop shows."""
     rows, columns = np.mgrid[:height, :width]
     waves = [np.sin(rows / 61 + 1), np.sin(columns / 47), np.cos(rows / 83 + columns / 71)]
-    exif, stream = Image.Exif(), io.BytesIO()
+    exif = Image.Exif()
     exif[0x0112] = orientation
     levels = (128 + 100 * np.stack(waves, axis=-1)).astype(np.uint8)
-    Image.fromarray(levels).save(stream, "JPEG", quality=95, exif=exif)
-    return stream.getvalue()
+    return encode(Image.fromarray(levels), "JPEG", quality=95, exif=exif)
 
 
 @pytest.mark.parametrize("crop", ["inception", "none"])

@@ -27,6 +27,7 @@ from hf_vit.files.messages import format_error
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.settings.fields import EvaluateSettings
 
+from ..photographs import encode
 from ..processes import DIGITS, history, launch, weights
 from .test_loaders import TRANSFORM, make, write_tar
 
@@ -77,9 +78,7 @@ def counting(monkeypatch):
 
 def numbered(number: int) -> bytes:
     """An image that shows its number."""
-    image = io.BytesIO()
-    Image.new("RGB", (4, 4), (number, 7, 9)).save(image, "PNG")
-    return image.getvalue()
+    return encode(Image.new("RGB", (4, 4), (number, 7, 9)))
 
 
 @pytest.fixture(params=["tar", "parquet", "remote tar", "remote parquet"])
@@ -243,17 +242,6 @@ def test_workers_are_spawned_with_an_event_loop(place, monkeypatch):
     assert (context is not None and context.get_start_method() == "spawn") == place.startswith("counting")
 
 
-def test_whole_numbers_and_words_are_classes_of_tars(tmp_path):
-    write_tar(tmp_path / "train-0.tar", range(6))
-    split = open_split(load_split(str(tmp_path), "train", streaming=True))
-    assert (split.image_column, split.label_column, split.label_names, split.num_labels) == ("png", "cls", None, 3)
-    assert [split.label(split.samples[row]) for row in range(6)] == [0, 1, 2, 0, 1, 2]
-    write_tar(tmp_path / "test-0.tar", range(5), label="n{}")
-    split = open_split(load_split(str(tmp_path), "test", streaming=True))
-    assert (split.label_names, split.num_labels) == (["n0", "n1", "n2"], 3)
-    assert [split.label(split.samples[row]) for row in range(5)] == [0, 1, 2, 0, 1]
-
-
 def test_an_index_is_made_once_and_again_when_a_shard_changes(tmp_path, monkeypatch):
     write_tar(tmp_path / "train-0.tar", range(6))
     write_tar(tmp_path / "train-1.tar", range(6))
@@ -335,15 +323,24 @@ def test_wrong_names_are_one_sentence(tmp_path, counting):
             load_split(str(name), split, streaming=True)
 
 
-def test_classes_can_be_stated(tmp_path):
+def test_whole_numbers_and_words_are_classes_of_tars_and_can_be_stated(tmp_path):
     write_tar(tmp_path / "train-0.tar", range(6), label="n{}")
     write_tar(tmp_path / "test-0.tar", range(6))
     (tmp_path / "names.txt").write_text("n2\nother\nn0\nn1\n")
     words = open_split(load_split(str(tmp_path), "train", streaming=True))
+    assert (words.label_names, words.num_labels) == (["n0", "n1", "n2"], 3)
+    assert [words.label(words.samples[row]) for row in range(6)] == [0, 1, 2, 0, 1, 2]
     split = state_classes(words, None, str(tmp_path / "names.txt"))
     assert (split.label_names, split.num_labels) == (["n2", "other", "n0", "n1"], 4)
     assert [split.label(split.samples[row]) for row in range(6)] == [2, 3, 0, 2, 3, 0]
     numbers = open_split(load_split(str(tmp_path), "test", streaming=True))
+    assert (numbers.image_column, numbers.label_column, numbers.label_names, numbers.num_labels) == (
+        "png",
+        "cls",
+        None,
+        3,
+    )
+    assert [numbers.label(numbers.samples[row]) for row in range(6)] == [0, 1, 2, 0, 1, 2]
     assert state_classes(numbers, 9, None).num_labels == 9
     assert state_classes(numbers, None, str(tmp_path / "names.txt")).label_names == ["n2", "other", "n0", "n1"]
     with pytest.raises(ValueError, match=r"3 .* 2"):

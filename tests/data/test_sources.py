@@ -33,11 +33,10 @@ def out_of_reach(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["photgraphs", "./photgraphs", "photo graphs", "data/photgraphs", "a/b/photgraphs"])
 def test_a_misspelled_folder_is_refused_at_once(out_of_reach, name):
-    hint = "photographs?" if name.count("/") < 2 and not name.startswith("data/") else name
+    hint = "photographs" if name.count("/") < 2 and not name.startswith("data/") else name
     for look in (lambda: sources.load_split(name, "train"), lambda: sources.names_of_splits(name)):
-        with pytest.raises(ValueError, match="folder") as refusal:
+        with pytest.raises(ValueError, match=hint):
             look()
-        assert hint in str(refusal.value)
     assert not out_of_reach
 
 
@@ -69,7 +68,7 @@ def test_a_name_that_the_hub_lacks(hub):
     ],
 )
 def test_addresses_that_are_not_encrypted_or_not_public_are_refused(address):
-    with pytest.raises(ValueError, match=r"HF_VIT_ALLOW|expected https") as refusal:
+    with pytest.raises(ValueError, match=r"HF_VIT_ALLOW|https://") as refusal:
         read_range(sources.load_split(address, "train")[0], 0, 1)
     assert "hidden" not in str(refusal.value)
 
@@ -110,7 +109,7 @@ def test_metadata_on_the_hub_name_no_files_elsewhere(files, name, monkeypatch, t
     info = SimpleNamespace(card_data=card, siblings=[SimpleNamespace(rfilename=name)])
     monkeypatch.setattr(HfApi, "dataset_info", lambda *_, **__: info)
     monkeypatch.setattr(HfApi, "hf_hub_download", lambda *_, **__: tmp_path / name)
-    with pytest.raises(ValueError, match="not in the data set"):
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1|/etc/|\.\./"):
         sources.load_split("someone/photographs", "train")
 
 

@@ -1,12 +1,9 @@
 """A tiny model, and small folders of images that it can distinguish."""
 
-import numpy as np
 import pytest
 
-from ..photographs import draw_picture
+from ..photographs import write_colors
 from ..tiny_models import save_tiny
-
-COLORS = {"blue": (30, 60, 220), "green": (40, 200, 50), "red": (220, 40, 40)}
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +19,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def colors(tmp_path_factory):
-    """Images of three colors: 7, 9 and 8 for training, 5 each for testing; one red test image is broken."""
-    root, rng = tmp_path_factory.mktemp("colors"), np.random.default_rng(0)
-    for split, counts in (("train", (7, 9, 8)), ("test", (5, 5, 5))):
-        for (name, color), count in zip(COLORS.items(), counts, strict=True):
-            (root / split / name).mkdir(parents=True)
-            for number in range(count):
-                draw_picture(color, rng).save(root / split / name / f"{number}.png")
+    """Images of three colors: 8 each for training, 5 each for testing; one red test image is broken."""
+    root = write_colors(tmp_path_factory.mktemp("colors"), train=8, test=5)
     (root / "test" / "red" / "3.png").write_bytes(b"this is no picture")
     return root

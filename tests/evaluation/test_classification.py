@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -11,14 +10,13 @@ from PIL import Image
 
 from hf_vit.evaluation import classification
 from hf_vit.evaluation.classification import read_objectnet_classes
-from hf_vit.evaluation.metrics import SetTopKAccuracy
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training.api import run_script
 
-from ..photographs import draw_picture
+from ..photographs import draw_picture, table_of
 from ..processes import arguments
 from ..tiny_models import save_tiny
 
@@ -72,10 +70,9 @@ def test_real_labels_are_matched_by_file_name(tiny, validation, tmp_path):
 def test_real_labels_are_matched_by_position_without_file_names(tiny, validation, tmp_path, capsys):
     real = labels_by_number(tiny, validation)
     files = sorted(validation.rglob("*.png"), key=lambda file: file.name)
-    columns = {"image": [{"bytes": file.read_bytes(), "path": None} for file in files], "label": [0] * 7}
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    images = [{"bytes": file.read_bytes(), "path": None} for file in files]
     (tmp_path / "data").mkdir()
-    datasets.Dataset.from_dict(columns, features=features).to_parquet(tmp_path / "data" / "validation.parquet")
+    table_of(images, [0] * 7, ["a", "b"]).to_parquet(tmp_path / "data" / "validation.parquet")
     (tmp_path / "real.json").write_text(json.dumps(real))
     settings = {"model": tiny, "dataset": tmp_path / "data", "num_workers": 0, "real_labels": tmp_path / "real.json"}
     assert evaluate(arguments(**settings, protocol="real"))["real_accuracy"] == pytest.approx(4 / 6)
@@ -111,15 +108,6 @@ def test_accuracy_with_the_native_preset(tiny, colors):
     """Aspect ratios are kept, and a broken image is skipped."""
     results = evaluate(arguments(model=tiny, dataset=colors, num_workers=0, preset="native", eval_batch_size=4))
     assert (results["samples"], results["skipped"]) == (14, 1)
-
-
-def test_top_k_accuracy_with_several_labels():
-    metric = SetTopKAccuracy(ks=(1, 3))
-    ranked = [[4, 1, 2], [0, 1, 2], [3, 2, 0], [5, 6, 7]]
-    assert metric.compute(predictions=ranked, references=[[2, 9], [0], [], [1]]) == {
-        "accuracy": pytest.approx(1 / 3),
-        "top3_accuracy": pytest.approx(2 / 3),
-    }
 
 
 @pytest.mark.parametrize("entry", ["3", [1.0], [True], [-1], [10**400], [[1]], None])
@@ -171,14 +159,6 @@ def test_accuracy_on_objectnet(tmp_path):
     assert (results["accuracy"], results["top5_accuracy"]) == (pytest.approx(top1), pytest.approx(top5))
     assert (results["samples"], results["skipped"]) == (6, 0)
     assert 0 < top1 < top5
-
-
-def test_the_red_border_of_objectnet_is_removed():
-    framed = Image.new("RGB", (19, 16), "red")
-    framed.paste((10, 20, 30), (2, 2, 17, 14))
-    inside = classification.without_border(lambda image, **options: np.asarray(image), framed, return_tensors="np")
-    assert inside.shape == (12, 15, 3)
-    assert (inside == (10, 20, 30)).all()
 
 
 def test_objectnet_refuses_other_classes(tiny, colors, tmp_path):

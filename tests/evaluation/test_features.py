@@ -62,7 +62,7 @@ def test_layers_and_tokens(config, colors, tmp_path):
         if first:
             torch.testing.assert_close(found(features="class_token", feature_layer=2), tokens[0])
         else:
-            with pytest.raises(ValueError, match="class token"):
+            with pytest.raises(ValueError, match="--features"):
                 found(features="class_token")
 
 
@@ -122,7 +122,7 @@ def test_not_finite_features_are_an_error(tiny, colors, tmp_path):
     torch.nn.init.constant_(model.vit.layers[1].mlp.fc1.bias, torch.nan)
     model.save_pretrained(tmp_path)
     HfViTImageProcessor.from_pretrained(tiny).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="image 0"):
+    with pytest.raises(ValueError, match=r"\b0$"):
         extract(extractor_of(tmp_path, colors))
 
 

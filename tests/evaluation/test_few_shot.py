@@ -8,7 +8,6 @@ import torch
 
 from hf_vit.evaluation.few_shot import BIAS, EPSILON, LeastSquares, draw
 from hf_vit.scripts.evaluate import evaluate
-from hf_vit.training.api import run_script
 
 from ..processes import arguments
 
@@ -32,16 +31,6 @@ def test_weights_equal_numpys_solver(images, l2):
     np.testing.assert_allclose(solver.weights(l2).numpy(), expected, rtol=1e-8, atol=1e-9)
 
 
-def test_five_shots_of_a_thousand_classes():
-    """5,000 features of B/16's width: the center of their class with noise."""
-    torch.manual_seed(0)
-    centers = torch.randn(1000, 768)
-    labels = torch.arange(1000).repeat(5)
-    solver = LeastSquares(centers[labels] + torch.randn(5000, 768), labels, 1000)
-    tested = torch.arange(0, 1000, 7)
-    assert solver.accuracy(centers[tested] + torch.randn(len(tested), 768), tested, 2.0**10) > 0.95
-
-
 def test_the_draw_equals_big_vision():
     """`rng = default_rng(seed)`, then for each class in turn `rng.permutation` of its images."""
     labels = np.array([1, 0, 1, 1, 0, 2, 2, 1])
@@ -63,14 +52,10 @@ def test_few_shot_protocol(tiny, colors, tmp_path):
     assert json.loads((tmp_path / "few_shot.json").read_text()) == results
 
 
-def test_too_few_images_are_refused(tiny, colors, capsys):
-    for shots, name in (("[1, 8]", "blue"), ("0", "shots")):
-        with pytest.raises(SystemExit):
-            run_script(evaluate, arguments(model=tiny, dataset=colors, protocol="few_shot", shots=shots, num_workers=0))
-        error = capsys.readouterr().err
-        assert error.startswith("error: ")
-        assert name in error
-        assert error.count("\n") == 1
+def test_too_few_images_are_refused(tiny, colors):
+    for shots, name in (("[1, 9]", "blue"), ("0", "shots")):
+        with pytest.raises(ValueError, match=name):
+            evaluate(arguments(model=tiny, dataset=colors, protocol="few_shot", shots=shots, num_workers=0))
 
 
 @pytest.mark.slow

@@ -4,14 +4,14 @@ import csv
 
 import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, Features, List
-from datasets import Image as Picture
-from PIL import Image
+from datasets import ClassLabel, List
 from sklearn.metrics import average_precision_score, f1_score
 
 from hf_vit.data.splits import open_split
 from hf_vit.evaluation.multi_label import average_precision, choose_thresholds, f1_scores, score_labels
 from hf_vit.evaluation.result_page import HeldOut, write_results
+
+from ..photographs import table_of, write_colors
 
 
 @pytest.fixture(params=["continuous", "tied"])
@@ -52,19 +52,13 @@ def test_no_threshold_has_a_better_f1(scored):
 
 
 def test_the_report_has_scores_labels_and_thresholds(tmp_path):
-    names, files = ["a<b>", "c", "d"], []
-    for number in range(4):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        files.append(tmp_path / "data" / f"{number}.png")
-        Image.new("RGB", (9, 6), (60 * number, 0, 0)).save(files[-1])
-    labels = [[0], [0, 1], [], [1]]
-    features = Features({"image": Picture(decode=False), "labels": List(ClassLabel(names=names))})
-    rows = {"image": [{"bytes": None, "path": str(file)} for file in files], "labels": labels}
-    split = open_split(Dataset.from_dict(rows, features=features))
+    names, folder = ["a<b>", "c", "d"], write_colors(tmp_path, ("blue",), data=4) / "data" / "blue"
+    images = [{"bytes": None, "path": str(folder / f"{number}.png")} for number in range(4)]
+    split = open_split(table_of(images, [[0], [0, 1], [], [1]], List(ClassLabel(names=names))))
     scores = np.array([[0.9, 0.1, 0.2], [0.3, 0.8, 0.1], [0.2, 0.7, 0.6], [0.1, 0.95, 0.3]], np.float32)
     indicators = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0]], np.float32)
     predictions = {"scores": scores, "label": indicators, "index": np.arange(4), "skipped": 0}
-    held_out = HeldOut(predictions, split, names, tmp_path / "data", thresholds=[0.25, 0.75, 0.65])
+    held_out = HeldOut(predictions, split, names, folder, thresholds=[0.25, 0.75, 0.65])
     write_results(tmp_path / "out", held_out, "model on data", {"device": "cpu"}, "seed: 0")
     with open(tmp_path / "out" / "predictions.csv", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -1,6 +1,5 @@
 """Images with any number of channels: adapted kernels, files, training and prediction."""
 
-import io
 import json
 
 import numpy as np
@@ -21,6 +20,8 @@ from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTHybridForImageClassification
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from hf_vit.settings.fields import EvaluateSettings
+
+from ..photographs import encode
 
 SIZES = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 MODELS = {
@@ -149,16 +150,10 @@ def test_arrays_are_augmented_as_color_images(options):
     colors, arrays = TrainTransform((12, 16), **options), ArrayTransform((12, 16), **options, num_channels=3)
     for seed in range(8):
         expected = colors.sample(image, np.random.default_rng(seed))["image"].astype(int)
-        levels = arrays.read({"bytes": png(image), "path": None})
+        levels = arrays.read({"bytes": encode(image), "path": None})
         ours = arrays.sample(levels, np.random.default_rng(seed))["image"].astype(int)
         assert np.abs(ours - expected).max() <= 1
         assert (ours != expected).mean() < 0.05
-
-
-def png(image: Image.Image) -> bytes:
-    content = io.BytesIO()
-    image.save(content, "PNG")
-    return content.getvalue()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Released files while their bucket answers 403: from mirrors, and from copies in other formats on the Hub."""
 
 import json
-import re
 import shutil
 
 import pytest
@@ -15,10 +14,10 @@ from hf_vit.conversion.checkpoint import fetch_any, open_checkpoint
 from hf_vit.conversion.converting import read_as_original
 from hf_vit.conversion.recognition import recognize
 from hf_vit.conversion.source import Request
-from hf_vit.prediction import classify
 
 from ..comparing import assert_same_file, assert_same_weights
-from ..paths import PEERS, ROOT, SHARED
+from ..paths import PEERS, SHARED
+from ..photographs import write_colors
 from ..tiny_models import SIZES, randomize
 
 WEIGHTS = SHARED / "weights"
@@ -108,16 +107,13 @@ print(copy.config.id2label[281], copy.config.hidden_act, copy.config.layer_norm_
 def test_commands_work_while_the_bucket_is_closed(client, closed_bucket, real_copy, tmp_path):
     address, _ = real_copy
     Image.new("RGB", (40, 30), (200, 20, 20)).save(tmp_path / "cat.jpg")
-    for split in ("train", "test"):
-        for kind, color in (("red", (200, 20, 20)), ("blue", (20, 20, 200))):
-            (tmp_path / "data" / split / kind).mkdir(parents=True)
-            Image.new("RGB", (40, 36), color).save(tmp_path / "data" / split / kind / "0.png")
-    few_steps = "--epochs null --steps 2 --warmup_steps 0 --batch_size 2 --num_workers 0 --report_to none --device cpu"
+    write_colors(tmp_path / "data", ("red", "blue"), train=1, test=1)
+    few_steps = "--epochs null --steps 2 --warmup_steps 0 --batch_size 2 --num_workers 0 --report_to none"
     commands = [
         ["convert", address, str(tmp_path / "ti16")],
         ["predict", "augreg:Ti/16", str(tmp_path / "cat.jpg"), "--top-k", "3"],
         ["finetune", "--model", "augreg:Ti/16", "--dataset", str(tmp_path / "data"), "--output-dir",
-         str(tmp_path / "mine"), *few_steps.split()[:-2]],
+         str(tmp_path / "mine"), *few_steps.split()],
     ]  # fmt: skip
     code = f"from hf_vit.cli import main\nfor command in {commands!r}:\n    assert main(command) == 0, command"
     output = client(with_bucket(closed_bucket, code))
@@ -125,18 +121,6 @@ def test_commands_work_while_the_bucket_is_closed(client, closed_bucket, real_co
     assert output.count("cat.jpg") == 1
     assert fingerprint(tmp_path / "ti16") == fingerprint(NPZ)
     assert (tmp_path / "mine" / "model.safetensors").is_file()
-
-
-def test_the_first_python_block_of_the_readme_needs_no_bucket(client, closed_bucket, real_copy, tmp_path, monkeypatch):
-    Image.effect_noise((256, 300), 80).convert("RGB").save(tmp_path / "cat.jpg")
-    block = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    output = client(with_bucket(closed_bucket, f"os.chdir({str(tmp_path)!r})\n{block}"))
-    monkeypatch.setenv("HF_VIT_SOURCES", str(tmp_path / "mirror"))
-    expected = classify(*convert(real_copy[0]), [Image.open(tmp_path / "cat.jpg")], top_k=3)
-    found = re.findall(r"label=.(.+?)., score=([\d.]+)", output.splitlines()[-1])
-    assert [(label, float(score)) for label, score in found] == [
-        (label, pytest.approx(score, rel=1e-5)) for label, score in expected[0]
-    ]
 
 
 @pytest.mark.parametrize(

@@ -74,29 +74,13 @@ def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
     assert output.splitlines()[-1] == "{'height': 20, 'width': 36}"
     client(["push", tmp_path / "out", "alice/trained", "--license", "mit"])
     readme = readme_of(hub, "alice/trained")
-    assert "rendered by `hf-vit card`" in readme
+    assert "`hf-vit card`" in readme
     assert "license: mit" in readme
     assert "More information needed" not in readme
     assert "## Training procedure" in readme  # what Trainer did know stays
 
 
 LORA = ["q_proj", "v_proj"]
-
-
-def test_lora_by_add_adapter_of_transformers(folder, pixel_values, tmp_path):
-    peft = pytest.importorskip("peft")
-    model = AutoModelForImageClassification.from_pretrained(folder)
-    plain = logits_of(model, pixel_values)
-    model.add_adapter(peft.LoraConfig(r=2, target_modules=LORA, init_lora_weights=False))
-    adapted = logits_of(model, pixel_values)
-    assert not torch.allclose(adapted, plain)
-    model.disable_adapters()
-    torch.testing.assert_close(logits_of(model, pixel_values), plain)
-    model.enable_adapters()
-    model.save_pretrained(tmp_path / "adapter")
-    again = AutoModelForImageClassification.from_pretrained(folder)
-    again.load_adapter(str(tmp_path / "adapter"))
-    torch.testing.assert_close(logits_of(again, pixel_values), adapted)
 
 
 @pytest.mark.parametrize("kind", ["auto", "offloaded", "auto with little memory"])

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from torch import nn
 from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 
 import hf_vit
@@ -80,13 +79,6 @@ def test_load_with_another_image_size_sets_model_and_processor(pair, preset, tmp
     assert sizes_in_pipeline(model=model, image_processor=processor) == {ASKED}
     save_folder(tmp_path / "saved", model, processor)
     assert sizes_in_pipeline(str(tmp_path / "saved")) == {ASKED}
-    assert not warned()
-
-
-def test_load_keeps_the_stored_image_size(pair, warned):
-    model, processor = hf_vit.load(pair)
-    assert sizes_in_pipeline(model=model, image_processor=processor) == {output_size(processor)}
-    assert output_size(processor) in ((24, 24), (24, 48))
     assert not warned()
 
 
@@ -201,26 +193,6 @@ def test_images_of_another_size_give_one_warning_unless_requested(kind, warned):
     model(images), model(torch.zeros(1, 3, 56, 80))
     (message,) = warned()
     assert "40 x 64" in message
-
-
-def test_native_resolution_and_analysis_give_no_warning(warned):
-    model = model_of("vit")
-    native = processor_for(model, preset="native", patch_size=8, max_num_patches=20)(PICTURE, return_tensors="pt")
-    model(**native)
-    hf_vit.analysis.attention_rollout(model, native)
-    hf_vit.analysis.attention_rollout(model, torch.zeros(1, 3, *ASKED))
-    assert not warned()
-
-
-@pytest.mark.slow
-def test_exported_and_compiled_models_have_no_graph_break_and_no_warning(warned):
-    model = model_of("vit")
-    with torch.no_grad():
-        program = torch.export.export(nn.Sequential(model), (torch.zeros(2, 3, *ASKED),))
-    assert program.module()(torch.zeros(2, 3, *ASKED)).logits.shape == (2, 11)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    compiled(torch.zeros(1, 3, *ASKED))
-    assert not warned()
 
 
 @pytest.mark.parametrize("theirs", [False, True])

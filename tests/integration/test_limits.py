@@ -236,5 +236,5 @@ def test_an_array_of_a_million_channels_is_not_resized():
 
 def test_a_pipe_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
-    with pytest.raises(ImageReadingError, match="regular file"):
+    with pytest.raises(ImageReadingError):
         read_image(tmp_path / "pipe.png")

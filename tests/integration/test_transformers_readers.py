@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,21 +63,6 @@ trainer.save_model("trained")
 )
 
 
-IN_JAVASCRIPT = """
-import { env, pipeline, AutoModelForImageClassification, Tensor } from "@huggingface/transformers";
-import fs from "node:fs";
-env.allowRemoteModels = false;
-env.localModelPath = "./";
-const bytes = fs.readFileSync("pixels.bin");
-const numbers = new Float32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4);
-const model = await AutoModelForImageClassification.from_pretrained("folder", { dtype: "fp32" });
-const { logits } = await model({ pixel_values: new Tensor("float32", numbers, [4, 3, 20, 36]) });
-const classify = await pipeline("image-classification", "folder", { dtype: "fp32" });
-const [best] = await classify("image.png");
-console.log(JSON.stringify({ logits: Array.from(logits.data), label: best.label }));
-"""
-
-
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory) -> Path:
     """The Python of an environment that has all packages but hf_vit."""
@@ -129,24 +113,6 @@ def test_every_reader_without_hf_vit(written, bare):
     assert processor.to_dict() == ours.to_dict()
     assert trained.config.position_interpolation == model.config.position_interpolation
     assert not torch.equal(trained.classifier.bias, model.classifier.bias)
-
-
-@pytest.mark.slow
-def test_transformers_js(written, bare):
-    modules = os.environ.get("HF_VIT_NODE_MODULES")
-    if not modules or shutil.which("node") is None:
-        pytest.skip("needs HF_VIT_NODE_MODULES, of `npm install --ignore-scripts @huggingface/transformers`")
-    here = written.parent
-    run(here, bare, "-c", READ)
-    (written / "onnx").mkdir()
-    shutil.copy(here / "model.onnx", written / "onnx")
-    np.load(here / "pixels.npy").tofile(here / "pixels.bin")
-    (here / "node_modules").symlink_to(Path(modules).resolve())
-    (here / "read.mjs").write_text(IN_JAVASCRIPT)
-    found = json.loads(run(here, "node", "read.mjs").splitlines()[-1])
-    expected = np.load(here / "expected.npy")
-    np.testing.assert_allclose(np.reshape(found["logits"], expected.shape), expected, rtol=0, atol=1e-5)
-    assert found["label"].startswith("LABEL_")
 
 
 @pytest.mark.slow

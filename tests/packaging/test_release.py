@@ -5,24 +5,9 @@ import re
 import pytest
 
 from ..paths import ROOT
-from .commands import Check, judge
 from .release import version_problems
 
 CITATION = "title: hf_vit\nversion: 1.2.3\n"
-
-
-@pytest.mark.parametrize(
-    ("status", "output", "extras", "word"),
-    [
-        (0, "written to report", (), "passed"),
-        (0, "nothing", ("analysis",), "failed"),
-        (2, "matplotlib is not installed: pip install 'hf_vit[analysis]'", (), "refused"),
-        (2, "matplotlib is not installed: pip install 'hf_vit[analysis]'", ("analysis",), "failed"),
-        (1, "Traceback ... pip install", (), "failed"),
-    ],
-)
-def test_a_check_passes_is_refused_or_fails(status, output, extras, word):
-    assert judge(Check("hf-vit inspect model", "report", "analysis"), status, output, extras) == word
 
 
 @pytest.mark.parametrize(

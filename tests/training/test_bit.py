@@ -2,10 +2,8 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from transformers import pipeline
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTImageProcessor
@@ -14,6 +12,7 @@ from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
 
 from ..paths import RECIPES
+from ..photographs import write_colors
 from ..processes import arguments
 from ..tiny_models import load_model
 
@@ -21,19 +20,8 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
 
 @pytest.fixture(scope="module")
-def stripes(tmp_path_factory):
-    """Image folder of horizontal and vertical stripes."""
-    root = tmp_path_factory.mktemp("stripes")
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 16), ("test", 5)):
-        for kind in ("lying", "standing"):
-            folder = root / split / kind
-            folder.mkdir(parents=True)
-            for number in range(count):
-                levels = rng.integers(0, 255, (8, 1, 3)).repeat(5, axis=0).repeat(40, axis=1)
-                pixels = levels if kind == "lying" else levels.swapaxes(0, 1)
-                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
-    return root
+def colors(tmp_path_factory):
+    return write_colors(tmp_path_factory.mktemp("colors"), ("blue", "red"), train=16, test=5)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +34,9 @@ def pretrained(tmp_path_factory):
     return folder
 
 
-def test_finetuning_with_the_hyper_rule(stripes, pretrained, tmp_path):
+def test_finetuning_with_the_hyper_rule(colors, pretrained, tmp_path):
     """The recipe, with smaller images and fewer steps."""
-    settings = {"recipe": RECIPES / "bit_hyperrule_medium.yaml", "model": pretrained, "dataset": stripes}
+    settings = {"recipe": RECIPES / "bit_hyperrule_medium.yaml", "model": pretrained, "dataset": colors}
     settings |= {"eval_split": "test", "output_dir": tmp_path / "out", "image_size": "32,36", "resize": 40}
     settings |= {"batch_size": 8, "learning_rate": 0.03, "steps": 30, "warmup_steps": 5, "decay_steps": "20,25"}
     settings |= {"flip": "false", "num_workers": 0, "report_to": "none"}
@@ -56,16 +44,16 @@ def test_finetuning_with_the_hyper_rule(stripes, pretrained, tmp_path):
     assert metrics["accuracy"] >= 0.9
     model = load_model(tmp_path / "out")
     assert type(model) is HfBiTForImageClassification
-    assert model.config.id2label == {0: "lying", 1: "standing"}
+    assert model.config.id2label == {0: "blue", 1: "red"}
     classify = pipeline("image-classification", model=str(tmp_path / "out"))
-    assert classify(str(stripes / "test" / "standing" / "0.png"))[0]["label"] in ("lying", "standing")
-    again = evaluate(arguments(model=tmp_path / "out", dataset=stripes, num_workers=0))
+    assert classify(str(colors / "test" / "red" / "0.png"))[0]["label"] in ("blue", "red")
+    again = evaluate(arguments(model=tmp_path / "out", dataset=colors, num_workers=0))
     assert again["accuracy"] == metrics["accuracy"]
 
 
-def test_pretraining_without_a_variant(stripes, tmp_path):
+def test_pretraining_without_a_variant(colors, tmp_path):
     config = {"embedding_size": 32, "depths": [1, 1], "image_size": 32}
-    settings = {"dataset": stripes, "output_dir": tmp_path / "out", "config": json.dumps(config), "steps": 2}
+    settings = {"dataset": colors, "output_dir": tmp_path / "out", "config": json.dumps(config), "steps": 2}
     settings |= {"optimizer": "adamw", "learning_rate": 0.001, "weight_decay": 0.1, "batch_size": 4, "dropout": 0}
     settings |= {"gradient_checkpointing": "true", "num_workers": 0, "report_to": "none"}
     pretrain(arguments(**settings))
@@ -82,7 +70,7 @@ def test_pretraining_without_a_variant(stripes, tmp_path):
         ({"objective": "masked_patch_prediction"}, "masked_patch_prediction"),
     ],
 )
-def test_settings_that_a_resnet_lacks_are_refused(stripes, tmp_path, changes, message):
-    settings = {"dataset": stripes, "output_dir": tmp_path / "out", "variant": "R50x1", "steps": 1, "batch_size": 2}
+def test_settings_that_a_resnet_lacks_are_refused(colors, tmp_path, changes, message):
+    settings = {"dataset": colors, "output_dir": tmp_path / "out", "variant": "R50x1", "steps": 1, "batch_size": 2}
     with pytest.raises(ValueError, match=message):
         pretrain(arguments(**settings, **changes))

@@ -3,15 +3,12 @@
 import io
 import json
 import math
-import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from accelerate.tracking import TensorBoardTracker
@@ -20,23 +17,24 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForImageClassification, pipeline
 
 from hf_vit import devices
-from hf_vit.data.sources import load_split
-from hf_vit.models.configuration_hf_vit import HfViTConfig
+from hf_vit.data.splits import Split
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.registration import register_auto_classes
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.settings.fields import EvaluateSettings
+from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings
 from hf_vit.settings.reader import SettingsError
 from hf_vit.training import console
 from hf_vit.training.api import run_script
+from hf_vit.training.models import load_for_finetuning
 from hf_vit.training.objectives import Classification
-from hf_vit.training.trainer import Trainer, TrainingStopped
+from hf_vit.training.trainer import TrainingStopped
 
+from ..photographs import table_of, write_colors
 from ..processes import DIGITS, arguments, history, weights
-from ..tiny_models import SIZES
+from ..tiny_models import SIZES, save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
@@ -46,39 +44,25 @@ SHORT = {**DIGITS, "steps": 6, "num_workers": 0}
 
 
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory):
-    """An image folder of two flags, three stripes each, in shades; one file is broken and one is gray."""
-    root = tmp_path_factory.mktemp("flags")
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 20), ("test", 9)):
-        for country, axis in (("france", 1), ("netherlands", 0)):
-            folder = root / split / country
-            folder.mkdir(parents=True)
-            for number in range(count):
-                stripes = np.array([[0, 0, 200], [250, 250, 250], [200, 0, 0]]) + rng.integers(-40, 40, (3, 1))
-                pixels = np.repeat(np.clip(stripes, 0, 255), 12, axis=0)[:, None].repeat(36, axis=1)
-                image = Image.fromarray((pixels if axis == 0 else pixels.swapaxes(0, 1)).astype(np.uint8))
-                (image.convert("L") if number == 1 else image).save(folder / f"{number}.png")
-    (root / "test" / "france" / "broken.png").write_bytes(b"this is no picture")
+def colors(tmp_path_factory):
+    """An image folder of two colors; one file is broken and one is gray."""
+    root = write_colors(tmp_path_factory.mktemp("colors"), ("blue", "red"), train=20, test=9)
+    Image.open(root / "train" / "red" / "1.png").convert("L").save(root / "train" / "red" / "1.png")
+    (root / "test" / "blue" / "broken.png").write_bytes(b"this is no picture")
     return root
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     """A tiny model with a pre-logits layer and a head for other labels."""
-    folder = tmp_path_factory.mktemp("pretrained")
-    torch.manual_seed(0)
-    model = HfViTForImageClassification(HfViTConfig(**SMALL, num_labels=11, representation_size=10))
-    torch.nn.init.normal_(model.classifier.weight)
-    model.save_pretrained(folder)
-    HfViTImageProcessor(size={"height": 20, "width": 36}).save_pretrained(folder)
-    return folder
+    own = {"num_hidden_layers": 2, "patch_size": 4, "representation_size": 10}
+    return save_tiny(tmp_path_factory.mktemp("pretrained") / "tiny", **own)
 
 
-def finetune_flags(flags, pretrained, output, **changes) -> dict:
+def finetune_colors(colors, pretrained, output, **changes) -> dict:
     settings = {
         "model": pretrained,
-        "dataset": flags,
+        "dataset": colors,
         "eval_split": "test",
         "output_dir": output,
         "steps": 30,
@@ -93,61 +77,47 @@ def finetune_flags(flags, pretrained, output, **changes) -> dict:
     return finetune(arguments(**settings))
 
 
-def test_finetuning_an_image_folder(flags, pretrained, tmp_path):
+def test_finetuning_an_image_folder(colors, pretrained, tmp_path):
     output = tmp_path / "out"
-    metrics = finetune_flags(flags, pretrained, output)
+    metrics = finetune_colors(colors, pretrained, output)
     assert metrics["accuracy"] == 1.0
     assert (metrics["samples"], metrics["skipped"]) == (18, 1)
     assert json.loads((output / "metrics.json").read_text()) == metrics
     register_auto_classes()
     classify = pipeline("image-classification", model=str(output))
-    assert classify(str(flags / "test" / "france" / "0.png"))[0]["label"] == "france"
+    assert classify(str(colors / "test" / "blue" / "0.png"))[0]["label"] == "blue"
     model = AutoModelForImageClassification.from_pretrained(output / "best")
     assert model.config.representation_size is None
-    assert model.config.id2label == {0: "france", 1: "netherlands"}
+    assert model.config.id2label == {0: "blue", 1: "red"}
     card = json.loads((output / "card_data.json").read_text())
     assert card["metrics"]["accuracy"] == 1.0
     assert card["settings"]["learning_rate"] == 0.05
-    again = evaluate(arguments(model=output, dataset=flags, eval_batch_size=7, num_workers=0))
+    again = evaluate(arguments(model=output, dataset=colors, eval_batch_size=7, num_workers=0))
     assert again["accuracy"] == 1.0
 
 
-def test_a_sigmoid_model_is_evaluated_as_in_training(flags, pretrained, tmp_path):
-    metrics = finetune_flags(flags, pretrained, tmp_path / "out", steps=2, warmup_steps=0, loss="sigmoid", head_bias=-1)
-    again = evaluate(arguments(model=tmp_path / "out", dataset=flags, split="test", num_workers=0))
+def test_a_sigmoid_model_is_evaluated_as_in_training(colors, pretrained, tmp_path):
+    metrics = finetune_colors(
+        colors, pretrained, tmp_path / "out", steps=2, warmup_steps=0, loss="sigmoid", head_bias=-1
+    )
+    again = evaluate(arguments(model=tmp_path / "out", dataset=colors, split="test", num_workers=0))
     assert again["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
-    answers = pipeline("image-classification", model=str(tmp_path / "out"))(str(flags / "test" / "france" / "0.png"))
+    answers = pipeline("image-classification", model=str(tmp_path / "out"))(str(colors / "test" / "blue" / "0.png"))
     assert sum(answer["score"] for answer in answers) != pytest.approx(1, abs=1e-4)
 
 
-def test_images_with_several_labels_train_with_the_sigmoid_loss(flags, pretrained, tmp_path):
+def test_images_with_several_labels_train_with_the_sigmoid_loss(colors, pretrained, tmp_path):
     """Two labels each, and both are near 1; a softmax could give each at most 1/2."""
-    files = sorted((flags / "train").glob("*/*.png"))
+    files = sorted((colors / "train").glob("*/*.png"))
     images = [{"bytes": file.read_bytes(), "path": None} for file in files]
-    features = {"image": datasets.Image(), "tags": datasets.List(datasets.ClassLabel(names=["flag", "stripes", "cat"]))}
-    columns = {"image": images, "tags": [[0, 1]] * (len(images) - 1) + [[0, 1, 2]]}
+    tags = datasets.List(datasets.ClassLabel(names=["photograph", "color", "cat"]))
     (tmp_path / "data").mkdir()
-    data = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    data = table_of(images, [[0, 1]] * (len(images) - 1) + [[0, 1, 2]], tags)
     data.to_parquet(tmp_path / "data" / "train.parquet")
-    finetune_flags(tmp_path / "data", pretrained, tmp_path / "out", warmup_steps=0, eval_split="train")
+    finetune_colors(tmp_path / "data", pretrained, tmp_path / "out", warmup_steps=0, eval_split="train")
     answers = pipeline("image-classification", model=str(tmp_path / "out"))(str(files[0]))
     assert [answer["score"] > 0.9 for answer in answers] == [True, True, False]
     assert json.loads((tmp_path / "out" / "card_data.json").read_text())["settings"]["loss"] == "sigmoid"
-
-
-def test_evaluation_uses_the_models_class_numbers(flags, pretrained, tmp_path):
-    """A data set that has the model's labels in another order, and one that has more of them."""
-    finetune_flags(flags, pretrained, tmp_path / "out")
-    split = load_split(str(flags), "test")
-    images = [{"bytes": Path(path).read_bytes(), "path": None} for path in split.data["image"].flatten()[1].to_pylist()]
-    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["netherlands", "france"])}
-    columns = {"image": images, "label": [1 - label for label in split["label"]]}
-    other_way = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
-    (tmp_path / "data").mkdir()
-    other_way.to_parquet(tmp_path / "data" / "test.parquet")
-    assert evaluate(arguments(model=tmp_path / "out", dataset=tmp_path / "data", num_workers=0))["accuracy"] == 1.0
-    with pytest.raises(ValueError, match="10"):
-        evaluate(arguments(model=tmp_path / "out", dataset="digits"))
 
 
 def test_killed_data_worker_is_reported(client, tmp_path):
@@ -162,7 +132,7 @@ def test_killed_data_worker_is_reported(client, tmp_path):
         """,
         status=2,
     )
-    assert re.search(r"data worker .* step 0", printed)
+    assert "--num-workers" in printed
 
 
 def test_tensorboard_has_what_was_logged(tmp_path, monkeypatch):
@@ -194,17 +164,9 @@ def test_failed_tracker_is_reported_and_training_continues(tmp_path, monkeypatch
     assert len([entry for entry in history(tmp_path / "out") if "loss" in entry]) == SHORT["steps"]
 
 
-def test_new_head_is_zero_and_other_weights_are_unchanged(flags, pretrained, tmp_path, monkeypatch):
-    seen = {}
-
-    def look(trainer):
-        seen["model"] = trainer.model
-        raise TrainingStopped
-
-    monkeypatch.setattr(Trainer, "fit", look)
-    with pytest.raises(TrainingStopped):
-        finetune_flags(flags, pretrained, tmp_path, image_size="[24, 40]")
-    model = seen["model"]
+def test_new_head_is_zero_and_other_weights_are_unchanged(pretrained):
+    settings = FinetuneSettings(model=str(pretrained), image_size=[24, 40])
+    model, _ = load_for_finetuning(settings, Split(None, "image", "label", ["blue", "red"], 2))
     assert not model.classifier.weight.any()
     assert model.classifier.weight.shape == (2, 14)
     assert model.vit.pooler.dense is None
@@ -215,18 +177,18 @@ def test_new_head_is_zero_and_other_weights_are_unchanged(flags, pretrained, tmp
             assert torch.equal(tensor, original.vit.state_dict()[name]), name
 
 
-def test_preset_sets_resizing_but_not_normalization(flags, pretrained, tmp_path):
+def test_preset_sets_resizing_but_not_normalization(colors, pretrained, tmp_path):
     shutil.copytree(pretrained, tmp_path / "model")
     own = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
     HfViTImageProcessor(preset="timm", size=[20, 36], **own).save_pretrained(tmp_path / "model")
-    finetune_flags(flags, tmp_path / "model", tmp_path / "out", preset="bit", steps=2)
+    finetune_colors(colors, tmp_path / "model", tmp_path / "out", preset="bit", steps=2)
     saved = HfViTImageProcessor.from_pretrained(tmp_path / "out")
     assert (saved.preset, saved.do_center_crop, saved.size) == ("bit", False, {"height": 20, "width": 36})
     assert {name: list(getattr(saved, name)) for name in own} == own
 
 
-def test_linear_probe_trains_only_the_head(flags, pretrained, tmp_path):
-    finetune_flags(flags, pretrained, tmp_path / "out", linear_probe="true", steps=5)
+def test_linear_probe_trains_only_the_head(colors, pretrained, tmp_path):
+    finetune_colors(colors, pretrained, tmp_path / "out", linear_probe="true", steps=5)
     trained = HfViTForImageClassification.from_pretrained(tmp_path / "out")
     original = HfViTForImageClassification.from_pretrained(pretrained)
     for name, tensor in trained.vit.state_dict().items():
@@ -234,10 +196,10 @@ def test_linear_probe_trains_only_the_head(flags, pretrained, tmp_path):
     assert trained.classifier.weight.any()
 
 
-def test_averaged_weights_are_saved(flags, pretrained, tmp_path):
+def test_averaged_weights_are_saved(colors, pretrained, tmp_path):
     for decay in (0.0, 0.99):
-        finetune_flags(flags, pretrained, tmp_path / str(decay), ema_decay=decay, steps=6)
-    finetune_flags(flags, pretrained, tmp_path / "none", steps=6)
+        finetune_colors(colors, pretrained, tmp_path / str(decay), ema_decay=decay, steps=6)
+    finetune_colors(colors, pretrained, tmp_path / "none", steps=6)
     plain, last, slow = (
         HfViTForImageClassification.from_pretrained(tmp_path / name).classifier.weight
         for name in ("none", "0.0", "0.99")
@@ -246,16 +208,16 @@ def test_averaged_weights_are_saved(flags, pretrained, tmp_path):
     assert slow.norm() < 0.2 * plain.norm()
 
 
-def test_low_rank_adapters(flags, pretrained, tmp_path):
+def test_low_rank_adapters(colors, pretrained, tmp_path):
     pytest.importorskip("peft", reason="PEFT is an optional extra")
     with pytest.raises(ValueError, match=r"lora.rank"):
-        finetune_flags(flags, pretrained, tmp_path / "out", lora_rank=3, freeze="encoder")
-    biased = finetune_flags(
-        flags, pretrained, tmp_path / "biased", lora_rank=3, head_bias=-3, steps=1, learning_rate=1e-9
+        finetune_colors(colors, pretrained, tmp_path / "out", lora_rank=3, freeze="encoder")
+    biased = finetune_colors(
+        colors, pretrained, tmp_path / "biased", lora_rank=3, head_bias=-3, steps=1, learning_rate=1e-9
     )
     assert biased["loss"] == pytest.approx(math.log(2), abs=1e-3)
     assert weights(tmp_path / "biased")["classifier.bias"].tolist() == pytest.approx([-3, -3])
-    metrics = finetune_flags(flags, pretrained, tmp_path / "out", lora_rank=3, steps=40)
+    metrics = finetune_colors(colors, pretrained, tmp_path / "out", lora_rank=3, steps=40)
     assert metrics["accuracy"] > 0.9
     merged = HfViTForImageClassification.from_pretrained(tmp_path / "out").vit.state_dict()
     original = HfViTForImageClassification.from_pretrained(pretrained).vit.state_dict()
@@ -264,9 +226,9 @@ def test_low_rank_adapters(flags, pretrained, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["mean_color", "pixels"])
-def test_masked_patch_prediction_then_finetuning(flags, tmp_path, target, capsys):
+def test_masked_patch_prediction_then_finetuning(colors, tmp_path, target, capsys):
     settings = {
-        "dataset": flags,
+        "dataset": colors,
         "objective": "masked_patch_prediction",
         "target": target,
         "config": json.dumps(SMALL),
@@ -289,35 +251,7 @@ def test_masked_patch_prediction_then_finetuning(flags, tmp_path, target, capsys
     assert metrics["loss"] < 0.75 * losses[0]
     if target == "mean_color":
         assert losses[0] == pytest.approx(math.log(512))
-    assert finetune_flags(flags, tmp_path / "pretrained", tmp_path / "tuned")["samples"] == 18
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"mixup_alpha": 0.2, "cutmix_alpha": 1.0, "label_smoothing": 0.1},
-        {"loss": "sigmoid", "head_bias": -3},
-        {"layer_decay": 0.7, "freeze": "[embeddings]", "optimizer": "adamw", "learning_rate": 0.003},
-        {"mixed_precision": "bf16", "momentum_dtype": "bfloat16"},
-        {"gradient_checkpointing": "true", "randaugment_layers": 2, "randaugment_magnitude": 5},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_every_kind_of_training_learns(flags, pretrained, tmp_path, changes):
-    assert finetune_flags(flags, pretrained, tmp_path / "out", steps=60, **changes)["accuracy"] > 0.9
-
-
-def test_accumulated_gradients_equal_those_of_the_large_batch(tmp_path):
-    """One step of 24 at once and of 6 four times: the same weights to 1e-6."""
-    weights = []
-    for forward in (24, 6):
-        output = tmp_path / str(forward)
-        settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "per_device_batch_size": forward, "num_workers": 0}
-        pretrain(arguments(**settings, output_dir=output))
-        weights.append(HfViTForImageClassification.from_pretrained(output).state_dict())
-    for name, tensor in weights[0].items():
-        torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=1e-6, msg=name)
+    assert finetune_colors(colors, tmp_path / "pretrained", tmp_path / "tuned")["samples"] == 18
 
 
 @pytest.mark.slow
@@ -341,8 +275,7 @@ def test_infinite_loss_stops_with_step_rate_and_checkpoint(tmp_path):
         "num_workers": 0,
         "max_grad_norm": "none",
     }
-    message = r"(nan|inf) at step \d+ .*step_0"
-    with pytest.raises(TrainingStopped, match=message):
+    with pytest.raises(TrainingStopped, match=r"(nan|inf)\b.*step_0"):
         pretrain(arguments(**settings, output_dir=tmp_path / "out"))
     newest = sorted((tmp_path / "out" / "checkpoints").iterdir())[-1]
     state = json.loads((newest / "state.json").read_text())
@@ -371,20 +304,6 @@ def test_lack_of_memory_halves_the_forward(tmp_path, monkeypatch):
         assert torch.equal(tensor, weights(tmp_path / "found")[name]), name
 
 
-def test_a_later_lack_of_memory_ends_the_run(tmp_path, monkeypatch):
-    original = Trainer.train_step
-
-    def lack_later(trainer, step):
-        if step == 3:
-            raise RuntimeError("CUDA out of memory. Tried to allocate 99 bytes")
-        original(trainer, step)
-
-    monkeypatch.setattr(Trainer, "train_step", lack_later)
-    settings = {**DIGITS, "steps": 5, "num_workers": 0, "warmup_steps": 0}
-    with pytest.raises(TrainingStopped, match="step 3"):
-        pretrain(arguments(**settings, output_dir=tmp_path / "late"))
-
-
 def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
     """With its lock, which ends with the process; both would write the same files."""
     pytest.importorskip("fcntl")
@@ -396,7 +315,7 @@ def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
     assert other.stdout.readline() == b"held\n"
     settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "output_dir": tmp_path / "out"}
     for how in ({}, {"resume": "true"}, {"overwrite": "true"}):
-        with pytest.raises(SettingsError, match="another process"):
+        with pytest.raises(SettingsError, match="--output-dir"):
             pretrain(arguments(**settings, **how))
     other.kill()
     other.communicate()
@@ -429,13 +348,3 @@ def test_a_class_name_that_the_terminal_lacks_is_printed_with_escapes(monkeypatc
     run_script(lambda argv: {"printed": print("classes (Gänseblümchen, 蓮)")}, [])
     terminal.flush()
     assert terminal.buffer.getvalue().decode("cp1252") == "classes (Gänseblümchen, \\u84ee)\n"
-
-
-def test_mistakes_end_with_status_2_and_one_sentence(capsys, tmp_path):
-    with pytest.raises(SystemExit) as raised:
-        run_script(pretrain, arguments(**{**DIGITS, "eval_split": "validation", "output_dir": tmp_path / "out"}))
-    assert raised.value.code == 2
-    message = capsys.readouterr().err
-    assert "'validation'" in message
-    assert message.count("\n") == 1
-    assert not (tmp_path / "out").exists()

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from scipy.special import expit, rel_entr, softmax
 
 import hf_vit
@@ -13,12 +12,13 @@ from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.training.distillation import Teacher, distillation_loss
 from hf_vit.training.objectives import Normalizer
 
+from ..photographs import COLORS, write_colors, write_labeled
 from ..processes import history, weights
 from ..tiny_models import save_tiny, tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
-NAMES = ["ant", "bee", "cow"]
+NAMES = [*COLORS]
 RUN = {"steps": 3, "batch_size": 4, "per_device_batch_size": 2, "num_workers": 0, "report_to": "none"}
 RUN |= {"learning_rate": 1e-2, "mixup_alpha": 0.5, "ema_decay": 0.5, "eval_split": "train", "save_every": 1}
 
@@ -50,14 +50,7 @@ def test_loss_and_gradient_are_those_of_the_definition(kind, temperature):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """Three classes of random images."""
-    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for name in NAMES:
-        (root / name).mkdir()
-        for number in range(4):
-            pixels = rng.integers(0, 255, (20, 36, 3)).astype(np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{number}.png")
-    return root
+    return write_colors(tmp_path_factory.mktemp("images"), train=4)
 
 
 def save_classifier(folder, names, **fields):
@@ -141,11 +134,7 @@ def test_resumed_to_the_bit(images, folders, tmp_path, own):
 
 
 def test_several_labels(tmp_path, folders):
-    rng, rows = np.random.default_rng(0), ["image,labels"]
-    for number in range(8):
-        Image.fromarray(rng.integers(0, 255, (20, 36, 3)).astype(np.uint8)).save(tmp_path / f"{number}.png")
-        rows.append(f"{number}.png,{';'.join(NAMES[: number % 3 + 1])}")
-    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    write_labeled(tmp_path, [";".join(NAMES[: number % 3 + 1]) for number in range(8)])
     teacher = save_classifier(tmp_path / "models" / "teacher", NAMES, seed=1, problem_type="multi_label_classification")
     metrics = hf_vit.finetune(folders[0], tmp_path, tmp_path / "out", teacher=str(teacher), **RUN)
     assert np.isfinite(metrics["loss"])
@@ -156,8 +145,8 @@ def test_several_labels(tmp_path, folders):
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"names": ["ant", "bee", "dog"]}, "dog"),
-        ({"names": NAMES[:2]}, "2 classes"),
+        ({"names": [*NAMES[:2], "dog"]}, "dog"),
+        ({"names": NAMES[:2]}, "blue, green"),
         ({"num_channels": 1}, "channels"),
         ({"settings": {"preset": "native", "mixup_alpha": 0}}, "teacher"),
         ({"settings": {"label_smoothing": 0.1}}, "label_smoothing"),

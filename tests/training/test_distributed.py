@@ -1,16 +1,12 @@
 """Two CPU processes over gloo do what one process does."""
 
 import json
-import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
-from ..paths import ROOT
-from ..processes import DIGITS, LIMIT, MODEL, arguments, environment, finish, history, launch, start, weights
+from ..processes import DIGITS, MODEL, arguments, finish, history, launch, start, weights
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +118,3 @@ def test_a_program_trains_twice(tmp_path):
     assert done.stdout.count("samples 20") == 2
     card = json.loads((tmp_path / "two" / "card_data.json").read_text())
     assert (card["processes"], card["command"].split("(")[0]) == (2, "hf_vit.finetune")
-
-
-@pytest.mark.slow
-def test_a_launch_that_cannot_train_is_rejected_once(tmp_path):
-    """FSDP on CPUs: the main process prints a sentence, and the launcher its report."""
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--main_process_port", "0"]
-    line = [*launcher, "--config_file", str(ROOT / "training" / "accelerate" / "fsdp.yaml"), "--mixed_precision", "no"]
-    line += [str(ROOT / "training" / "pretrain.py"), *arguments(**DIGITS, output_dir=tmp_path / "out")]
-    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=LIMIT)
-    assert len(re.findall("error: .*FSDP", done.stderr)) == 1
-    assert "exitcode  : 2" in done.stderr
-    assert not (tmp_path / "out").exists()

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
-from hf_vit.models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification
+from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training.optimization import (
     MovingAverage,
@@ -34,24 +34,6 @@ def model():
 
 def settings_with(**changes) -> FinetuneSettings:
     return FinetuneSettings(**{"learning_rate": 0.1, **changes})
-
-
-def test_only_kernels_decay(model):
-    kernels = kernel_names(model)
-    assert "vit.embeddings.patch_embeddings.projection.weight" in kernels
-    assert "vit.layers.2.attention.o_proj.weight" in kernels
-    assert "classifier.weight" in kernels
-    others = {name for name, _ in model.named_parameters()} - kernels
-    tokens = {"vit.embeddings.cls_token", "vit.embeddings.position_embeddings"}
-    assert {name for name in others if not name.endswith(".bias") and "layernorm" not in name} == tokens
-
-
-def test_standardized_convolutions_of_the_stem_are_kernels_and_their_norms_are_not():
-    config = HfViTHybridConfig(**{**TINY, "patch_size": 1, "image_size": 32}, stem_depths=[1], stem_width=32)
-    kernels = kernel_names(HfViTHybridForImageClassification(config))
-    stem = {name for name in kernels if ".stem." in name}
-    assert stem
-    assert not any("norm" in name for name in stem)
 
 
 def test_groups_hold_every_trainable_parameter_once(model):
@@ -84,7 +66,7 @@ def test_freezing(model):
     assert freeze_parameters(model, ["encoder"]) == frozen
     with pytest.raises(ValueError, match="nothing_like_it"):
         freeze_parameters(model, ["nothing_like_it"])
-    with pytest.raises(ValueError, match="parameter"):
+    with pytest.raises(ValueError, match=r"\[''\]"):
         freeze_parameters(model, [""])
 
 
@@ -262,11 +244,9 @@ def test_moving_average():
     ("name", "layer"),
     [
         ("vit.embeddings.stem.stages.1.layers.2.conv1.weight", 0),
-        ("vit.layers.3.mlp.fc1.weight", 4),
         ("bit.resnet.convolution.weight", 0),
         ("bit.resnet.stages.2.layers.5.conv1.weight", 3),
         ("bit.norm.weight", 9),
-        ("classifier.weight", 9),
     ],
 )
 def test_layers_of_learning_rate_decay(name, layer):

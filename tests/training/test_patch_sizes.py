@@ -70,7 +70,7 @@ def test_a_run_draws_and_evaluates_patch_sizes(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"patch_sizes": "4,3"}, r"image height 8 is not a multiple of 3"),
+        ({"patch_sizes": "4,3"}, r"\b8\b.*\b3\b"),
         ({"patch_sizes": "4,0"}, "patch_sizes"),
         ({"patch_size_weights": "1,2"}, "patch_size_weights"),
         ({"objective": "masked_patch_prediction"}, "masked_patch_prediction"),

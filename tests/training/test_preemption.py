@@ -1,12 +1,12 @@
 """Ctrl-C during training; tests/training/test_elastic.py has the other signals, on several processes."""
 
 import os
+import re
 import signal
 
 import pytest
 
 from hf_vit.scripts.pretrain import main, pretrain
-from hf_vit.training.preemption import Preempted
 from hf_vit.training.trainer import Trainer
 
 from ..processes import DIGITS, arguments
@@ -41,11 +41,11 @@ def test_ctrl_c_saves_the_step_and_the_run_goes_on_from_there(tmp_path, press, c
     assert ended.value.code == 128 + signal.SIGINT
     assert signal.getsignal(signal.SIGINT) is before
     printed = capfd.readouterr().err.splitlines()
-    assert any("step 3 of 5" in line and "--resume" in line for line in printed)
+    assert any(re.search(r"\b3\b.*\b5\b.*--resume", line) for line in printed)
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step_00000003"]
     press(0)
     pretrain(arguments(**settings, resume="true"))
-    assert "step 3 of 5" in capfd.readouterr().out
+    assert "step_00000003" in capfd.readouterr().out
 
 
 def test_a_second_ctrl_c_ends_at_once_and_names_the_last_checkpoint(tmp_path, press, capfd):
@@ -66,16 +66,3 @@ def test_an_ignored_ctrl_c_stays_ignored(tmp_path, press):
         pretrain(arguments(**SHORT, output_dir=tmp_path / "out"))
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_other_signals_have_an_exit_status_of_their_own(tmp_path, monkeypatch):
-    original = Trainer.train_step
-
-    def step(*given):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return original(*given)
-
-    monkeypatch.setattr(Trainer, "train_step", step)
-    with pytest.raises(Preempted) as ended:
-        pretrain(arguments(**SHORT, output_dir=tmp_path / "out"))
-    assert ended.value.status == os.EX_TEMPFAIL

@@ -12,12 +12,10 @@ import itertools
 import json
 import re
 import string
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from hf_vit.conversion.jax.tables import vit_table
 from hf_vit.conversion.tables import expand
@@ -25,18 +23,15 @@ from hf_vit.data.splits import Split
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.settings.fields import FinetuneSettings, PretrainSettings
-from hf_vit.settings.reader import build
-from hf_vit.settings.recipes import read_recipe
 from hf_vit.training.build import count_steps
 from hf_vit.training.models import build_config, build_for_pretraining, load_for_finetuning, set_head_bias
 from hf_vit.training.optimization import build_schedule, kernel_names, torch_weight_decay
 
+from ..paths import GOLDENS
 from ..tiny_models import SIZES, save_tiny, tiny
+from .test_shipped_files import NAMES, read, resolve
 
-RECIPES = Path(__file__).parents[2] / "training" / "recipes"
-NAMES = sorted(path.name for path in RECIPES.glob("*.yaml"))
-GOLDENS = Path(__file__).parents[1] / "goldens" / "training"
-ORIGINALS: dict[str, dict[str, Any]] = json.loads((GOLDENS / "recipes.json").read_text())["recipes"]
+ORIGINALS: dict[str, dict[str, Any]] = json.loads((GOLDENS / "training" / "recipes.json").read_text())["recipes"]
 TABLES = {  # of the originals: not configurations, but what these are made of; each has a test below
     "big_vision/transfer_best",
     "big_vision/augmentation_levels",
@@ -47,10 +42,6 @@ TABLES = {  # of the originals: not configurations, but what these are made of; 
 FIVE_LABELS = Split(None, "image", "label", None, num_labels=5)
 WITHOUT_SOURCE = {"digits.yaml", "mnist.yaml", "small.yaml", "linear_probe.yaml", "lora.yaml"}
 OURS = [name for name in NAMES if name.endswith("_small.yaml") or name in WITHOUT_SOURCE]  # settings of our own
-
-
-def read(name: str) -> dict[str, Any]:
-    return yaml.safe_load((RECIPES / name).read_text())
 
 
 @pytest.fixture(scope="module")
@@ -78,60 +69,35 @@ def cited(name: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def resolve(name: str, select: dict[str, str], model: str = "model") -> FinetuneSettings | PretrainSettings:
-    values = read_recipe(RECIPES / name, select)
-    required = {"dataset": "data", "output_dir": "out", **values}
-    if "objective" in values:
-        return build(PretrainSettings, required)
-    return build(FinetuneSettings, {"model": model, **required})
+# Fields that have the same name in both
+SAME = """batch_size epochs warmup_steps schedule decay_steps learning_rate final_learning_rate momentum_dtype dropout
+    attention_dropout label_smoothing train_split flip image_size""".split()
 
 
 def ours(settings: FinetuneSettings | PretrainSettings, original: dict[str, Any]) -> dict[str, Any]:
     """The fields of a recipe."""
     randaugment = [settings.randaugment_layers, settings.randaugment_magnitude]
     decay = (settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
-    fields = {
-        "batch_size": settings.batch_size,
-        "epochs": settings.epochs,
-        "steps": steps_of(settings, original.get("data_size_for_steps")),
-        "warmup_steps": settings.warmup_steps,
-        "schedule": settings.schedule,
-        "decay_steps": settings.decay_steps,
-        "learning_rate": settings.learning_rate,
-        "final_learning_rate": settings.final_learning_rate,
+    images: Any = range(original.get("data_size_for_steps") or 0)
+    fields = {name: getattr(settings, name) for name in SAME}
+    fields |= {
+        "steps": count_steps(settings, images) if images and settings.steps is None else settings.steps,
         "optimizer": settings.optimizer,
         "momentum": settings.momentum if settings.optimizer == "sgd" else settings.adam_beta1,
-        "momentum_dtype": settings.momentum_dtype,
         "weight_decay": torch_weight_decay(*decay),
         "clip_norm": settings.max_grad_norm,
         "randaugment": randaugment if settings.randaugment_layers else None,
         "mixup": settings.mixup_alpha,
         "mixup_partner": "the one before, the larger share its own" if settings.mixup_alpha else None,
-        "dropout": settings.dropout,
-        "attention_dropout": settings.attention_dropout,
         "stochastic_depth": settings.drop_path,
         "loss": "softmax" if settings.loss == "auto" else settings.loss,  # each image has one label
-        "label_smoothing": settings.label_smoothing,
-        "train_split": settings.train_split,
         "evaluation_split": settings.eval_split,
-        "crop": crop_of(settings),
+        "crop": (settings.crop, settings.image_size) + ((settings.resize,) if settings.crop == "resmall" else ()),
         "crop_area": settings.crop_area if settings.crop == "inception" else None,
-        "flip": settings.flip,
-        "image_size": settings.image_size,
     }
     if isinstance(settings, PretrainSettings):
         return fields | pretrained_fields(settings, original)
     return fields | finetuned_fields(settings)
-
-
-def steps_of(settings, images: int | None) -> int | None:
-    if settings.steps is not None:
-        return settings.steps
-    return count_steps(settings, range(images)) if images else None  # pyright: ignore[reportArgumentType] - its length
-
-
-def crop_of(settings) -> tuple:
-    return (settings.crop, settings.image_size) + ((settings.resize,) if settings.crop == "resmall" else ())
 
 
 def pretrained_fields(settings: PretrainSettings, original: dict[str, Any]) -> dict[str, Any]:
@@ -192,12 +158,8 @@ def describe(processor: Any) -> str:
 
 def theirs(original: dict[str, Any]) -> dict[str, Any]:
     """The fields of an original that are in its file, under our names."""
-    names = "batch_size epochs steps warmup_steps schedule decay_steps learning_rate final_learning_rate momentum "
-    names += (
-        "momentum_dtype clip_norm randaugment dropout attention_dropout stochastic_depth label_smoothing train_split "
-    )
-    names += "crop_area flip image_size"
-    fields = {name: original[name] for name in names.split() if name in original}
+    names = (*SAME, "steps", "momentum", "clip_norm", "randaugment", "stochastic_depth", "crop_area")
+    fields = {name: original[name] for name in names if name in original}
     fields |= {"loss": original["loss"].removesuffix("_xent"), "weight_decay": decay_of(original)}
     fields |= {"mixup": original.get("mixup_p", original.get("mixup_alpha"))} | optimizer_of(original)
     if original.get("mixup_alpha"):
@@ -274,7 +236,7 @@ def differences(name: str, checkpoint: str) -> dict[str, dict[str, tuple[Any, An
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
     for key, select in cited(name).items():
         original = ORIGINALS[key]
-        mine = ours(resolve(name, select, checkpoint), original)
+        mine = ours(resolve(name, checkpoint, **select), original)
         for field, value in theirs(original).items():
             if mine[field] != pytest.approx(value) if isinstance(value, float) else mine[field] != value:
                 found.setdefault(field, {})[key] = (mine[field], value)
@@ -306,7 +268,7 @@ def test_every_original_is_cited():
 @pytest.mark.parametrize("name", [name for name in OURS if name != "bit_hyperrule_small.yaml"])
 def test_our_own_recipes_warm_up_for_at_most_a_quarter_of_any_run(name):
     """Where no source fixes the warm-up, a run may have any length."""
-    settings = resolve(name, {})
+    settings = resolve(name)
     for num_steps in (1, 2, 7, 17, 200):
         schedule = build_schedule(settings, num_steps)
         rates = [schedule(step) for step in range(num_steps // 4, num_steps)]
@@ -320,17 +282,17 @@ def test_augmentation_of_augreg_by_level_and_by_model(data):
     table, name = ORIGINALS["big_vision/augmentation_levels"], f"augreg_{data}.yaml"
     for model, default in table["default_by_model"][f"vit_{data}"].items():
         for level in table["randaugment"]:
-            settings = resolve(name, {"model": model, "augmentation": level})
+            settings = resolve(name, model=model, augmentation=level)
             assert settings.randaugment_layers == (table["randaugment"][level] or [0])[0]
             assert settings.randaugment_magnitude == (table["randaugment"][level] or [0, 0])[1]
             assert settings.mixup_alpha == table["mixup_p"][level]
             if level == default:
-                assert settings == resolve(name, {"model": model})
+                assert settings == resolve(name, model=model)
 
 
 def test_rates_and_crops_that_were_best_in_big_vision():
     for row in ORIGINALS["big_vision/transfer_best"]["rows"]:
-        settings = resolve("finetune_big_vision.yaml", {"dataset": row["dataset"]})
+        settings = resolve("finetune_big_vision.yaml", dataset=row["dataset"])
         assert settings.learning_rate == row["learning_rate"]
         assert settings.crop == row["crop"].removesuffix("_crop")
 
@@ -339,14 +301,14 @@ def test_resolutions_of_bit():
     """`images=small` is for images of less than 96 x 96 pixels."""
     for row in ORIGINALS["big_transfer/resolution"]["rows"]:
         height, width = row["image"]
-        settings = resolve("bit_hyperrule_small.yaml", {"images": "small" if height * width < 96 * 96 else "large"})
+        settings = resolve("bit_hyperrule_small.yaml", images="small" if height * width < 96 * 96 else "large")
         assert (settings.crop, settings.resize, settings.image_size) == ("random", row["resize"], row["crop"])
         assert settings.flip
 
 
 def test_splits_of_bit_are_those_of_fine_tuning():
     for dataset, splits in ORIGINALS["big_transfer/dataset_splits"]["splits"].items():
-        settings = resolve("finetune_vit_jax.yaml", {"dataset": dataset})
+        settings = resolve("finetune_vit_jax.yaml", dataset=dataset)
         assert (settings.train_split, settings.eval_split) == (splits["train"], splits["test"])
 
 

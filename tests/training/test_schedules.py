@@ -73,14 +73,6 @@ def test_staircase_is_that_of_bit(originals, examples, base):
     assert BIT_STEPS[total] == decays  # of the recipes
 
 
-def test_paper_pretraining_ends_at_the_floor():
-    """Google's answer in google-research/vision_transformer issue 62: linear from 1e-3 to 1e-5."""
-    settings = FinetuneSettings(schedule="linear", learning_rate=1e-3, warmup_steps=10_000, final_learning_rate=1e-5)
-    schedule = build_schedule(settings, 300_000)
-    assert schedule(10_000) == 1e-3
-    assert schedule(300_000) == pytest.approx(1e-5)
-
-
 @pytest.mark.parametrize(("cooldown_steps", "length"), [(0, 20), (30, 30)])
 def test_wsd_is_that_of_transformers(cooldown_steps, length):
     """transformers warms up from the final rate, so the warm-up is compared with a final rate of 0."""

@@ -3,6 +3,8 @@
 The numbers here are the paper's, by table; recipes with a public original are compared in test_recipe_audit.py.
 """
 
+from typing import Any
+
 import pytest
 import torch
 import yaml
@@ -22,16 +24,21 @@ NAMES = sorted(path.name for path in RECIPES.glob("*.yaml"))
 BASES = ("paper.yaml", "finetune_paper.yaml", "augreg.yaml", "bit_hyperrule.yaml")  # say neither how long nor on what
 
 
-def resolve(name: str, **select):
+def resolve(name: str, model_folder: str = "model", **select: str) -> Any:
+    """The settings of a recipe."""
     values = read_recipe(RECIPES / name, select)
     required = {"dataset": "data", "output_dir": "out", **values}
     if "objective" in values:
         return build(PretrainSettings, required)
-    return build(FinetuneSettings, {"model": "model", **required})
+    return build(FinetuneSettings, {"model": model_folder, **required})
+
+
+def read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((RECIPES / name).read_text())
 
 
 def options(name: str) -> dict[str, dict]:
-    return yaml.safe_load((RECIPES / name).read_text()).get("options", {})
+    return read(name).get("options", {})
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(BASES)))

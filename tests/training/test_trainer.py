@@ -1,7 +1,7 @@
 """Runs from Python, the picture of the first batch, and what a step asks of its device."""
 
 import json
-from collections import Counter
+import re
 from itertools import chain, repeat
 from types import SimpleNamespace
 
@@ -17,10 +17,10 @@ import hf_vit.evaluation  # noqa: F401
 import hf_vit.training  # noqa: F401
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.settings.reader import SettingsError
 from hf_vit.training import reports, trainer
 from hf_vit.training.trainer import Trainer, TrainingStopped
 
+from ..photographs import write_labeled
 from ..processes import DIGITS, MODEL, arguments
 from ..tiny_models import save_tiny
 
@@ -33,10 +33,10 @@ EVERY_RUN = {"steps": 1, "batch_size": 4, "num_workers": 0, "report_to": "none",
 def flags(tmp_path_factory):
     """Two classes of images: blue and red."""
     root = tmp_path_factory.mktemp("flags")
-    for name, color in {"blue": (0, 0, 255), "red": (255, 0, 0)}.items():
+    for name in ("blue", "red"):
         (root / name).mkdir()
         for number in range(4):
-            Image.new("RGB", (36, 20), color).save(root / name / f"{number}.png")
+            Image.new("RGB", (36, 20), name).save(root / name / f"{number}.png")
     return root
 
 
@@ -45,7 +45,7 @@ def tiny(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def test_folds(flags, tiny, tmp_path, capsys):
+def test_folds(flags, tiny, tmp_path):
     """Mean and deviation are NumPy's over the runs; a second call resumes the folds; wrong numbers are refused."""
     run = {**EVERY_RUN, "folds": 4}
     results = hf_vit.finetune(tiny, flags, tmp_path / "out", **run)
@@ -55,11 +55,10 @@ def test_folds(flags, tiny, tmp_path, capsys):
         (np.mean(losses), np.std(losses, ddof=1))
     )
     assert results == json.loads((tmp_path / "out" / "folds.json").read_text(encoding="utf-8"))
-    assert "4 folds" in capsys.readouterr().out
     assert hf_vit.predict(tmp_path / "out" / "fold_4", sorted(flags.rglob("*.png")))
     again = hf_vit.finetune(tiny, flags, tmp_path / "out", **run, resume=True)
     assert again["mean"] == results["mean"]
-    for wrong, match in (({"folds": 5}, "4 images"), ({"eval_split": "train"}, "eval_split"), ({"folds": 1}, "folds")):
+    for wrong, match in (({"folds": 5}, "4"), ({"eval_split": "train"}, "eval_split"), ({"folds": 1}, "folds")):
         with pytest.raises(ValueError, match=match):
             hf_vit.finetune(tiny, flags, tmp_path / "other", **run | wrong)
     assert not (tmp_path / "other").exists()
@@ -82,13 +81,6 @@ def test_functions_run_one_after_another(flags, tiny, tmp_path):
     command = json.loads((output / "card_data.json").read_text())["command"]  # of the model card
     called = eval(command, {"hf_vit": SimpleNamespace(finetune=lambda *given, **settings: (given, settings))})
     assert called == ((str(tiny), str(flags), str(output)), own)
-
-
-@pytest.mark.parametrize("wrong", [{"learning_rat": 0.1}, {"learning_rate": "high"}, {"steps": 1, "epochs": 2}])
-def test_a_wrong_setting_of_a_function_is_named(flags, tmp_path, wrong):
-    with pytest.raises(SettingsError, match=next(iter(wrong))):
-        hf_vit.finetune("model", flags, tmp_path / "out", **{**EVERY_RUN, **wrong})
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("changes", [{}, {"preset": "native", "token_drop": 0.2}, {"mixup_alpha": 0.2}], ids=str)
@@ -144,15 +136,6 @@ def train_steps(output, monkeypatch, around_step=None, **settings):
         hf_vit.pretrain(own.pop("dataset", "digits"), output, **own)
 
 
-def write_labeled(folder):
-    """Write eight images with up to two labels each."""
-    folder.mkdir()
-    for number in range(8):
-        Image.fromarray(np.full((9, 12, 3), 30 * number, np.uint8)).save(folder / f"{number}.png")
-    rows = [f"{number}.png,{'cat;dog' if number % 2 else 'dog'}" for number in range(8)]
-    (folder / "labels.csv").write_text("\n".join(["image,labels", *rows]))
-
-
 KINDS = {
     "supervised": {"optimizer": "adamw", "momentum_dtype": "bfloat16", "mixup_alpha": 0.2, "cutmix_alpha": 0.2},
     "sigmoid": {"loss": "sigmoid", "dropout": 0.1, "drop_path": 0.1, "class_weights": "balanced"},
@@ -181,41 +164,41 @@ def test_a_step_reads_nothing_from_its_device(tmp_path, monkeypatch, kind):
         save_tiny(tmp_path / "teacher", num_labels=10, image_size=(40, 72), id2label=dict(enumerate("0123456789")))
         settings["teacher"] = tmp_path / "teacher"
     if kind == "several labels":
-        write_labeled(tmp_path / "labeled")
-        settings["dataset"] = tmp_path / "labeled"
+        settings["dataset"] = write_labeled(tmp_path / "labeled", ["dog", "cat;dog"] * 4)
     train_steps(tmp_path / "out", monkeypatch, **{name: value for name, value in settings.items() if value is not None})
 
 
-class Launches(TorchDispatchMode):
-    """Count operations that compute: no views, no allocations, no reads on the CPU."""
+class Operations(TorchDispatchMode):
+    """Record what this thread computes: the bytes of CPU tensors that each operation makes; views make none."""
 
-    free = frozenset({"detach", "alias", "empty_like", "_unsafe_view", "_local_scalar_dense", "lift_fresh"})
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "aten" and not func.is_view and func.overloadpacket.__name__ not in self.free:
-            self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-class CopiedBytes(TorchDispatchMode):
-    """Count the bytes of CPU tensors that this thread computes; "set_" maps a worker's memory without a copy."""
+    free = frozenset("detach alias empty empty_like _unsafe_view _local_scalar_dense lift_fresh set_".split())
 
     def __init__(self):
         super().__init__()
-        self.total = 0
+        self.copied = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if not func.is_view and func.overloadpacket.__name__ not in {*Launches.free, "set_", "empty"}:
+        if func.namespace == "aten" and not func.is_view and func.overloadpacket.__name__ not in self.free:
             tensors = result if isinstance(result, list | tuple) else [result]
-            self.total += sum(
-                one.nbytes for one in tensors if isinstance(one, torch.Tensor) and one.device.type == "cpu"
-            )
+            on_cpu = [one for one in tensors if isinstance(one, torch.Tensor) and one.device.type == "cpu"]
+            self.copied.append(sum(tensor.nbytes for tensor in on_cpu))
         return result
+
+
+@pytest.mark.slow
+def test_operations_of_an_optimizer_step(tmp_path, monkeypatch):
+    """With averages and compact AdamW; 2,916 operations if each parameter is updated by itself."""
+    counts = []
+
+    def around_step(self, step, train_step):
+        with Operations() as operations:
+            train_step(self, step)
+        counts.append(len(operations.copied))
+
+    settings = {"optimizer": "adamw", "momentum_dtype": "bfloat16", "weight_decay": 0.1, "variant": "B/16"}
+    train_steps(tmp_path / "out", monkeypatch, around_step, **settings, image_size=32)
+    assert counts[1] == counts[2] < 1000
 
 
 @pytest.mark.parametrize("augment_on", ["cpu", "device"])
@@ -226,9 +209,9 @@ def test_the_training_thread_copies_no_images(tmp_path, monkeypatch, augment_on)
     shares, next_batch = [], trainer.Trainer.next_batch
 
     def counted(self):
-        with CopiedBytes() as copied:
+        with Operations() as operations:
             batch = next_batch(self)
-        shares.append(copied.total / sum(tensor.nbytes for tensor in batch.values()))
+        shares.append(sum(operations.copied) / sum(tensor.nbytes for tensor in batch.values()))
         return batch
 
     monkeypatch.setattr(trainer.Trainer, "next_batch", counted)
@@ -236,21 +219,6 @@ def test_the_training_thread_copies_no_images(tmp_path, monkeypatch, augment_on)
     train_steps(tmp_path / "out", monkeypatch, augment_on=augment_on, **settings)
     assert len(shares) == 3
     assert max(shares) < 0.1  # 8.7 to 11.2 if it joins, pins and casts them itself
-
-
-@pytest.mark.slow
-def test_operations_of_an_optimizer_step(tmp_path, monkeypatch):
-    """With averages and compact AdamW; 2,916 operations if each parameter is updated by itself."""
-    counts = []
-
-    def around_step(self, step, train_step):
-        with Launches() as launches:
-            train_step(self, step)
-        counts.append(launches.counts.total())
-
-    settings = {"optimizer": "adamw", "momentum_dtype": "bfloat16", "weight_decay": 0.1, "variant": "B/16"}
-    train_steps(tmp_path / "out", monkeypatch, around_step, **settings, image_size=32)
-    assert counts[1] == counts[2] < 1000
 
 
 @pytest.mark.parametrize(
@@ -286,7 +254,7 @@ def test_early_stopping(tmp_path, capsys, monkeypatch):
     metrics = pretrain(arguments(**settings))
     assert (metrics["best_step"], metrics["best"], metrics["best_metric"]) == (4, 1.0, "loss")
     printed = capsys.readouterr().out
-    assert "step 10 of 12" in printed
+    assert re.search(r"\b10\b.*\b12\b", printed)
     assert "50.00" in printed
     again = pretrain(arguments(**settings, resume="true"))  # nothing more to do, and 0.5 is what the model has
     assert again["best_step"] == 4
