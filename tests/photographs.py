@@ -1,7 +1,9 @@
 """Pictures for tests: drawn, and real photographs that are not part of the project (their tests may be skipped)."""
 
 import io
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import datasets
@@ -74,6 +76,16 @@ def encode(image: Image.Image, kind: str = "PNG", **options) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A PNG that declares a size and holds next to nothing of it."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
 
 
 def table_of(images: list, labels: list, label) -> datasets.Dataset:

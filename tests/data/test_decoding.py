@@ -2,7 +2,6 @@
 
 import os
 import struct
-import zlib
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +26,7 @@ from hf_vit.models.image_reading import ImageReadingError, read_size
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings
 from hf_vit.training.build import train_transform
 
-from ..photographs import encode, table_of
+from ..photographs import encode, png_of, table_of
 
 HEIGHT, WIDTH = 8, 12
 RNG = np.random.default_rng(3)
@@ -137,17 +136,6 @@ def test_transparent_parts_show_the_background_of_the_model():
 
 
 # Limits
-
-
-def png_of(width: int, height: int) -> bytes:
-    """PNG of one bit per pixel, all zeros."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    lines = zlib.compress(bytes(height * (1 + -(-width // 8))), 9)
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
 
 
 QOI = b"qoif" + struct.pack(">IIBB", 1, 1, 3, 0) + b"\xfe\x01\x02\x03" + bytes(7) + b"\x01"

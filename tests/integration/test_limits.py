@@ -5,7 +5,6 @@ import os
 import pickle
 import struct
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from hf_vit.models.image_reading import ImageReadingError, read_image
 
 from ..comparing import change_json
 from ..paths import GOLDENS
+from ..photographs import png_of
 from ..tiny_models import tiny
 
 
@@ -201,18 +201,6 @@ def test_the_largest_variants_are_within_the_limits():
     HfViTImageProcessor(size={"height": 6_000, "width": 8_000})
     for size in (1_200_000_000, 2_500_000_000, 3_730_000_000, 4 * 1_843_000_000):
         assert most_bytes(size) > 4 * size
-
-
-def png_of(width, height):
-    """A PNG that declares a size and holds next to nothing of it."""
-
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
-    )
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

@@ -12,18 +12,14 @@ from PIL import EpsImagePlugin, Image, features
 from hf_vit.models import image_reading
 from hf_vit.models.image_reading import ImageReadingError, logger, read_image
 
+from ..photographs import encode
+
 HEIGHT, WIDTH = 11, 17
 RNG = np.random.default_rng(7)
 GRAY = RNG.integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
 COLOR = RNG.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
 ALPHA = RNG.integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
 BACKGROUND = (200, 100, 50)
-
-
-def encode(image, kind="PNG", **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def read(image, **options):
