@@ -21,7 +21,7 @@ from .files.download import sha256_at
 from .files.output import new_folder, new_model_files
 from .files.owned_files import REPORTS
 from .files.reading import read_json_object
-from .files.versions import versions_of
+from .files.versions import require, versions_of
 from .models.configuration_hf_bit import HfBiTConfig
 from .models.configuration_hf_vision import read_settings, saved_class
 from .models.image_presets import PRESETS
@@ -228,9 +228,7 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     base, made_for = about.get("base_model_name_or_path"), about.get("auto_mapping")
     if not base or not isinstance(base, str):
         raise ValueError(f"{name} is a PEFT adapter without base_model_name_or_path in its {os.path.basename(adapter)}")
-    from .conversion.programs import require  # imports torch's exporters
-
-    require("peft", extra="lora")
+    require("peft")
     import peft
 
     settings = {key: value for key, value in settings.items() if key not in ("revision", "subfolder")}

@@ -34,10 +34,11 @@ from transformers.utils.hub import cached_file
 from .backends.int8 import FORMAT, PROGRAM_FILES, Int8Model
 from .backends.program_model import identity_of, read_openvino
 from .catalog.class_names import imagenet_numbers
-from .conversion.programs import make_openvino, require
+from .conversion.programs import make_openvino
 from .files.download import sha256_of
 from .files.image_files import images_below
 from .files.output import new_folder, refuse_existing, write_json
+from .files.versions import require
 from .loading import load, load_processor, local_model
 from .models.modeling_hf_vit import HfViTForImageClassification
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
@@ -81,7 +82,7 @@ def quantize(
         ImportError: the extra `quantization` is not installed.
     """
     refuse_existing(output, overwrite)
-    require("openvino", "nncf", extra="quantization")
+    require("nncf", "openvino")
     files = _choose_images(images)
     folder = local_model(folder)
     model, processor = _load(folder)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..files.pages import page_color
+from ..files.versions import require
 from .training_runs import Run
 
 if TYPE_CHECKING:
@@ -278,10 +279,9 @@ def darken(figure: "Figure") -> None:
 
 def _figure(width: float, height: float) -> "Figure":
     """Make a figure without pyplot, which would keep every figure and open windows."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("drawing needs matplotlib: pip install 'hf_vit[analysis]'") from error
+    require("matplotlib")
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
 
 

@@ -15,9 +15,10 @@ from torch.nn.utils.parametrize import register_parametrization
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.utils.hub import cached_file
 
-from ..conversion.programs import Scaling, make_onnx, require
+from ..conversion.programs import Scaling, make_onnx
 from ..files.download import sha256_of
 from ..files.reading import read_json_object
+from ..files.versions import require
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import QUANTIZATION_RECORD
 from ..models.utils import as_pair
@@ -43,7 +44,7 @@ class Int8Model(ProgramModel):
     """
 
     def __init__(self, model: Any, folder: str | os.PathLike, **where: Any):
-        require("openvino", extra="openvino")
+        require("openvino")
         local, record = _read(folder, where)
         if (found := as_pair(model.config.image_size)) != (expected := tuple(record["image_size"])):
             raise ValueError(f"image_size is {found}, but the int8 program of {folder} is for {expected}; {_OTHERWISE}")

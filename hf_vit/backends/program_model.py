@@ -17,7 +17,8 @@ from transformers import AutoModel, AutoModelForImageClassification
 from transformers.utils.generic import ModelOutput
 
 from ..conversion import programs
-from ..conversion.programs import PROGRAM_MODELS, make_onnx, make_openvino, require
+from ..conversion.programs import PROGRAM_MODELS, make_onnx, make_openvino
+from ..files.versions import require
 from ..models.utils import as_pair
 from .program_cache import cached
 
@@ -173,7 +174,7 @@ class OpenVINOModel(ProgramModel):
     dtypes = (torch.float32, torch.bfloat16)
 
     def __init__(self, model: Any, batch_size: int = 1):
-        require("openvino", extra="openvino")
+        require("openvino")
         output_class, names = _outputs_of(model, self.dtypes)
 
         def convert(folder: Path) -> None:
@@ -192,11 +193,11 @@ class ONNXRuntimeModel(ProgramModel):
     """
 
     def __init__(self, model: Any, batch_size: int = 1):
-        require("onnxruntime", extra="onnxruntime")
+        require("onnxruntime")
         output_class, names = _outputs_of(model, self.dtypes)
 
         def convert(folder: Path) -> None:
-            require("onnx", "onnxscript", extra="onnxruntime")
+            require("onnx", "onnxscript")
             program = make_onnx(_float_copy(model), as_pair(model.config.image_size), names)
             weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
             program.save(folder / "program.onnx", external_data=weights > _MOST_IN_ONE_FILE)

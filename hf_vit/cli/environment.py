@@ -5,20 +5,9 @@ import sys
 from typing import Annotated, Literal
 
 from ..files.messages import format_error
-from ..files.versions import versions_of
+from ..files.versions import EXTRAS, versions_of
 
 _CORE = ("hf_vit", "torch", "transformers", "huggingface-hub", "safetensors", "numpy", "pillow")
-_EXTRAS = {
-    "training": ("accelerate", "datasets", "evaluate"),
-    "lora": ("peft",),
-    "analysis": ("matplotlib", "scipy"),
-    "jax-checkpoints": ("msgpack", "tensorstore"),
-    "export": ("onnx", "onnxscript"),
-    "onnxruntime": ("onnxruntime",),
-    "openvino": ("openvino",),
-    "quantization": ("nncf",),
-    "demo": ("scikit-learn",),
-}
 
 
 def own_version() -> str:
@@ -31,7 +20,7 @@ def env() -> None:
     print(f"Python {platform.python_version()} on {platform.platform()}")
     for name, version in versions_of(_CORE).items():
         print(f"{name:18}{version}")
-    for extra, packages in _EXTRAS.items():
+    for extra, packages in EXTRAS.items():
         found = versions_of(packages)
         print(f"[{extra}]".ljust(18) + ", ".join(f"{name} {version}" for name, version in found.items()))
     print(f"{'devices':18}{_devices()}")

@@ -19,6 +19,7 @@ import torch
 
 from ..files.output import new_folder, refuse_existing, write_json, write_text
 from ..files.owned_files import check_no_model
+from ..files.versions import require
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import Size
 from ..models.image_presets import as_pair
@@ -26,7 +27,7 @@ from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.image_resizing import AREA, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, scaling_of, unsupported_sizes
-from .programs import make_onnx, make_openvino, require, stored_thresholds
+from .programs import make_onnx, make_openvino, stored_thresholds
 from .tables import ConversionError
 
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
@@ -65,7 +66,7 @@ def export_deployment(
     check_no_model(folder)
     any_size = size == ANY_SIZE
     processor = _processor_for_size(check_classifier(model, processor), None if any_size else size)
-    require(*(("onnx", "onnxscript") if to == "onnx" else ("openvino",)), extra="export" if to == "onnx" else to)
+    require(*(("onnx", "onnxscript") if to == "onnx" else ("openvino",)))
     if model.dtype != torch.float32:
         model = copy.deepcopy(model).float()
     settings = processor.settings()

@@ -18,6 +18,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ..files.output import new_file, refuse_existing
+from ..files.versions import require
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vision import thresholds_of
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
@@ -249,15 +250,6 @@ def stored_thresholds(config: Any) -> dict[str, Any]:
         "coverage": getattr(config, "coverage_thresholds", None) or {},
         "rejection": getattr(config, "rejection_thresholds", None),
     }
-
-
-def require(*packages: str, extra: str = "export") -> None:
-    """Raise ImportError if one of these packages is missing; the message names the extra to install."""
-    for package in packages:
-        try:
-            __import__(package)
-        except ImportError as error:
-            raise ImportError(f"{package} is not installed: pip install 'hf_vit[{extra}]'") from error
 
 
 @contextmanager

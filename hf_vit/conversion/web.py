@@ -28,12 +28,13 @@ from huggingface_hub import cached_assets_path
 from ..files.download import sha256_of
 from ..files.output import new_folder, refuse_existing, write_json
 from ..files.owned_files import check_no_model
+from ..files.versions import require
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import make_any_size_onnx
-from .programs import require, stored_thresholds
+from .programs import stored_thresholds
 from .tables import ConversionError
 
 _RUNTIME = "onnxruntime-web@1.30.0"  # of npm, MIT license

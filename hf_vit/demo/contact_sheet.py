@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..files.output import new_file
+from ..files.versions import require
 from ..models.image_reading import ImageReadingError, read_for_display
 
 COLUMNS, ROWS = 12, 8
@@ -79,10 +80,8 @@ def _draw(
         grid: rows and columns.
         cell: width and height of an image with its title, in inches.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("drawing needs matplotlib: pip install 'hf_vit[analysis]'") from error
+    require("matplotlib")
+    from matplotlib.figure import Figure
 
     rows, columns = grid
     figure = Figure(figsize=(columns * cell[0], rows * cell[1] + 0.5))

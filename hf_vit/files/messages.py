@@ -12,18 +12,11 @@ from typing import Any, TextIO
 from ..models.utils import did_you_mean as did_you_mean
 from ..models.utils import redact_secrets
 from .limits import MAX_MESSAGE
+from .versions import extra_of
 
 # Errors that the user can correct; ImportError: an extra is not installed.
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError)
 FAILED, INTERRUPTED, UNREAD = 2, 130, 141  # exit statuses; the last two are a shell's for SIGINT and SIGPIPE
-_EXTRAS = {  # imported package -> the extra that installs it
-    **dict.fromkeys(("accelerate", "datasets", "evaluate", "pyarrow"), "training"),
-    **dict.fromkeys(("matplotlib", "scipy"), "analysis"),
-    **dict.fromkeys(("msgpack", "tensorstore"), "jax-checkpoints"),
-    **dict.fromkeys(("onnx", "onnxscript"), "export"),
-    **dict.fromkeys(("sklearn",), "demo"),
-    **{"peft": "lora", "openvino": "openvino", "onnxruntime": "onnxruntime", "nncf": "quantization"},
-}
 _LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)
 
 
@@ -103,7 +96,7 @@ def format_error(error: BaseException) -> str:
         first = text.partition("\n")[0].rstrip(".")
         text = f"out of memory ({first or 'no amount given'}): use smaller batches or images"
     package = str(error.name).partition(".")[0] if isinstance(error, ImportError) else ""
-    if extra := _EXTRAS.get(package):
+    if extra := extra_of(package):
         text = f"this needs {package}, which is not installed: pip install 'hf_vit[{extra}]'"
     elif isinstance(error, OSError) and error.strerror and text.startswith("[Errno"):
         text = f"cannot use {error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -16,6 +16,7 @@ import torch
 
 from .limits import HOW_TO_ALLOW, MAX_CHECKPOINT_BYTES, allowed
 from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo, as_tensor
+from .versions import require
 
 # The beginning of a map whose first key is printable; excludes the beginning of a .safetensors file (length, then "{").
 _BEGINNING = re.compile(rb"(?!...\0{5}{)(?:[\x81-\x8f]|\xde..|\xdf....)(?:[\xa1-\xbf]|\xd9.)[!-~]", re.DOTALL)
@@ -48,10 +49,9 @@ class MsgpackReader:
     """
 
     def __init__(self, path: str | os.PathLike):
-        try:
-            import msgpack
-        except ImportError as error:
-            raise ImportError(f"{path} needs msgpack: pip install 'hf_vit[jax-checkpoints]'") from error
+        require("msgpack")
+        import msgpack
+
         self.path = Path(path)
         self.arrays: dict[str, ArrayInfo] = {}
         self._values: dict[str, np.ndarray] = {}

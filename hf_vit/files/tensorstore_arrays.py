@@ -16,6 +16,7 @@ import torch
 from .limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed, most_bytes
 from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo, as_tensor
 from .reading import read_json_object
+from .versions import require
 
 _DATABASE = "manifest.ocdbt"
 _DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}  # metadata file of an array -> driver
@@ -59,10 +60,9 @@ class TensorStoreReader:
     """
 
     def __init__(self, path: str | os.PathLike):
-        try:
-            import tensorstore
-        except ImportError as error:
-            raise ImportError(f"{path} needs tensorstore: pip install 'hf_vit[jax-checkpoints]'") from error
+        require("tensorstore")
+        import tensorstore
+
         self.path = Path(path)
         self.arrays: dict[str, ArrayInfo] = {}
         self._stores: dict[str, Any] = {}

@@ -217,7 +217,7 @@ def test_a_step_of_a_checkpoint_manager_holds_one_checkpoint():
 @pytest.mark.parametrize(("package", "container"), [("msgpack", "flax_folder"), ("tensorstore", "orbax_folder")])
 def test_a_missing_extra_is_named_in_one_sentence(monkeypatch, package, container):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"{package}: pip install 'hf_vit\[jax-checkpoints\]'"):
+    with pytest.raises(ImportError, match=rf"{package}.*hf_vit\[jax-checkpoints\]"):
         convert(MORE / container)
 
 
