@@ -1,8 +1,8 @@
 """Feature files: image names, features, and the fingerprint of the model."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -15,79 +15,77 @@ from ..files.predictions import Table
 SUFFIXES = (".parquet", ".npz", ".csv")
 _KEY = b"hf_vit"  # key in the metadata of a parquet file
 _ROWS = 8192  # rows of a row group, and of a chunk that is read
-Write = Callable[[list[str], np.ndarray], None]
+Batches = Iterable[tuple[list[str], np.ndarray]]  # names of images, and their features (images, features)
 
 
-@contextmanager
-def new_features(path: Path, about: dict[str, Any], overwrite: bool) -> Iterator[Write]:
-    """Yield a function that writes batches of names and features to a file, which appears only when it is complete.
+def write_features(path: Path, about: dict[str, Any], batches: Batches, overwrite: bool) -> tuple[int, int]:
+    """Write batches of names and features to a file, which appears only when it is complete.
 
     Args:
         path: file to write; the suffix sets its format, one of `SUFFIXES`.
         about: name and fingerprint of the model; a .csv does not store it.
+        batches: the batches, at least one.
         overwrite: replace an existing file.
+
+    Returns:
+        The number of images, and of features of each.
     """
-    suffix = path.suffix.lower()
-    open_rows = {".parquet": _open_parquet, ".npz": _open_npz, ".csv": _open_csv}[suffix]
-    names: list[str] = []
-    batches: list[np.ndarray] = []
-    writers: list[Write] = []
-    with new_file(path, overwrite) as draft, ExitStack() as opened:
-
-        def flush() -> None:
-            features = np.concatenate(batches)
-            if not writers:
-                writers.append(open_rows(draft, about, features.shape[1], opened))
-            writers[0](list(names), features)
-            names.clear()
-            batches.clear()
-
-        def write(new_names: list[str], features: np.ndarray) -> None:
-            names.extend(new_names)
-            batches.append(features)
-            if len(names) >= _ROWS and suffix != ".npz":  # an .npz is written and read as a whole
-                flush()
-
-        yield write
-        if names:
-            flush()
+    write = {".parquet": _write_parquet, ".npz": _write_npz, ".csv": _write_csv}[path.suffix.lower()]
+    with new_file(path, overwrite) as draft:
+        return write(draft, about, batches)
 
 
-def _open_parquet(path: Path, about: dict[str, Any], width: int, opened: ExitStack) -> Write:
+def _write_parquet(path: Path, about: dict[str, Any], batches: Batches) -> tuple[int, int]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema({"file": pa.string(), "features": pa.list_(pa.float32(), width)}, {_KEY: json.dumps(about)})
-    writer = opened.enter_context(pq.ParquetWriter(path, schema))
-
-    def write(names: list[str], features: np.ndarray) -> None:
-        # bytes of a name that are not UTF-8 are written as \udcNN
-        files = [name.encode(errors="backslashreplace").decode() for name in names]
-        rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1), pa.float32()), width)
-        writer.write_table(pa.table([files, rows], schema=schema))
-
-    return write
-
-
-def _open_npz(path: Path, about: dict[str, Any], width: int, opened: ExitStack) -> Write:
-    def write(names: list[str], features: np.ndarray) -> None:
-        with open(path, "wb") as file:
-            np.savez(file, files=np.array(names), about=np.array(json.dumps(about)), features=features)
-
-    return write
+    writer, count, width = None, 0, 0
+    with ExitStack() as opened:
+        for names, features in _row_groups(batches):
+            count, width = count + len(names), features.shape[1]
+            types = {"file": pa.string(), "features": pa.list_(pa.float32(), width)}
+            schema = pa.schema(types, {_KEY: json.dumps(about)})
+            writer = writer or opened.enter_context(pq.ParquetWriter(path, schema))
+            # bytes of a name that are not UTF-8 are written as \udcNN
+            files = [name.encode(errors="backslashreplace").decode() for name in names]
+            rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1), pa.float32()), width)
+            writer.write_table(pa.table([files, rows], schema=schema))
+    return count, width
 
 
-def _open_csv(path: Path, about: dict[str, Any], width: int, opened: ExitStack) -> Write:
-    options: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-    file = opened.enter_context(open(path, "w", **options))  # noqa: SIM115 - closed with the others
-    table = Table(file, ["file", *(f"feature_{number}" for number in range(width))])
-    return lambda names, features: table.extend(
-        [name, *row] for name, row in zip(names, features.tolist(), strict=True)
-    )
+def _row_groups(batches: Batches) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Join batches to at least 8192 images each, except the last."""
+    names, features = [], []
+    for its_names, its_features in batches:
+        names += its_names
+        features.append(its_features)
+        if len(names) >= _ROWS:
+            yield names, np.concatenate(features)
+            names, features = [], []
+    if names:
+        yield names, np.concatenate(features)
+
+
+def _write_npz(path: Path, about: dict[str, Any], batches: Batches) -> tuple[int, int]:
+    names, parts = zip(*batches, strict=True)
+    features = np.concatenate(parts)
+    with open(path, "wb") as file:
+        np.savez(file, files=np.concatenate(names), about=np.array(json.dumps(about)), features=features)
+    return features.shape
+
+
+def _write_csv(path: Path, about: dict[str, Any], batches: Batches) -> tuple[int, int]:
+    table, count, width = None, 0, 0
+    with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        for names, features in batches:
+            count, width = count + len(names), features.shape[1]
+            table = table or Table(file, ["file", *(f"feature_{number}" for number in range(width))])
+            table.extend([name, *row] for name, row in zip(names, features.tolist(), strict=True))
+    return count, width
 
 
 class Features:
-    """Reader of a file of `new_features`: name and fingerprint of the model (`about`), image `names` and `chunks`.
+    """Reader of a file of `write_features`: name and fingerprint of the model (`about`), image `names` and `chunks`.
 
     Raises:
         ValueError: it is not such a file.

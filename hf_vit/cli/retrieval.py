@@ -49,7 +49,7 @@ def embed(
     An image that cannot be read is skipped, with a message on standard error; the exit status is then 1, or 2 if no
     image can be read.
     """
-    from .feature_files import SUFFIXES, new_features  # which import NumPy
+    from .feature_files import SUFFIXES, write_features  # which import NumPy
 
     if (suffix := output.suffix.lower()) not in SUFFIXES:
         raise ValueError(f"--output is {output} (expected a name that ends in {', '.join(SUFFIXES)})")
@@ -65,11 +65,8 @@ def embed(
     model, processor = load_on(folder, device, backend, encoder_alone=True)
     about = _identify(folder) | {"features": "pooler_output", "normalized": normalize}
     batches = embed_batches(model, processor, found, batch_size, normalize=normalize, skip_unreadable=True)
-    progress, count, width = BatchProgress("hf-vit embed", found), 0, 0
-    with new_features(output, about, overwrite) as write:
-        for names, features in progress.follow(batches):
-            write(names, features)
-            count, width = count + len(names), features.shape[1]
+    progress = BatchProgress("hf-vit embed", found)
+    count, width = write_features(output, about, progress.follow(batches), overwrite)
     print(f"{count:,} images, {width} features each: {output}")
     if suffix != ".csv":
         print(f"next: hf-vit search {output} QUERY.jpg")
