@@ -28,12 +28,10 @@ from .models.image_presets import PRESETS
 from .models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
 from .models.utils import LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
-from .registration import AUTO_MODELS, CONFIGURATIONS
+from .registration import CONFIGURATIONS, MODEL_CLASSES
 
 logger = logging.get_logger(__name__)
 
-_CLASSES = {model_class.__name__: model_class for _, model_class in AUTO_MODELS}
-_MODEL_TYPES = [config_class.model_type for config_class in CONFIGURATIONS]
 _RELEASED = ("augreg:", "gs://")  # names of released files
 # Settings of the pixel values, to which the weights are trained; another resizing preset keeps them.
 _NORMALIZATION = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
@@ -170,12 +168,12 @@ def _load_or_convert(name: str | os.PathLike, settings: Mapping[str, Any], model
         model_class: None: the class that the model was saved as, which an Auto class cannot choose.
     """
     stored = _stored_settings(name, {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings})
-    if stored.get("model_type") not in _MODEL_TYPES:
+    if stored.get("model_type") not in CONFIGURATIONS:
         return _convert(name, settings)
     saved = saved_class(stored)
-    if saved not in _CLASSES:
+    if saved not in MODEL_CLASSES:
         raise ValueError(f"cannot load {name}: its config.json names {saved or 'no class'} (expected an hf_vit class)")
-    return (model_class or _CLASSES[saved]).from_pretrained(name, _warns_about_int8=False, **settings), None
+    return (model_class or MODEL_CLASSES[saved]).from_pretrained(name, _warns_about_int8=False, **settings), None
 
 
 def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVisionPreTrainedModel, Any]:
@@ -232,7 +230,7 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     import peft
 
     settings = {key: value for key, value in settings.items() if key not in ("revision", "subfolder")}
-    model_class = _CLASSES.get(str(made_for.get("base_model_class"))) if isinstance(made_for, dict) else None
+    model_class = MODEL_CLASSES.get(str(made_for.get("base_model_class"))) if isinstance(made_for, dict) else None
     try:
         model, base_processor = _load_or_convert(base, settings, model_class)
     except OSError as error:

@@ -1,5 +1,7 @@
 """Registration with transformers' Auto classes, when this module is imported."""
 
+from typing import Any
+
 from transformers import (
     AutoBackbone,
     AutoConfig,
@@ -16,7 +18,7 @@ from .models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from .models.image_processing_hf_vit import HfViTImageProcessor
 from .models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction, HfViTHybridForMaskedPatchPrediction
 
-CONFIGURATIONS = (HfViTConfig, HfViTHybridConfig, HfBiTConfig)
+CONFIGURATIONS = {config.model_type: config for config in (HfViTConfig, HfViTHybridConfig, HfBiTConfig)}
 AUTO_MODELS = (
     (AutoModel, modeling.HfViTModel),
     (AutoModel, modeling.HfViTHybridModel),
@@ -30,12 +32,13 @@ AUTO_MODELS = (
     (AutoBackbone, modeling.HfViTHybridBackbone),
     (AutoBackbone, bit.HfBiTBackbone),
 )
+MODEL_CLASSES: dict[str, Any] = {model_class.__name__: model_class for _, model_class in AUTO_MODELS}
 
 
 def register_auto_classes() -> None:
     """Register the family with the Auto classes and `pipeline`; a second call changes nothing."""
-    for config_class in CONFIGURATIONS:
-        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    for model_type, config_class in CONFIGURATIONS.items():
+        AutoConfig.register(model_type, config_class, exist_ok=True)
         both = {"pil": HfViTImageProcessor, "torchvision": HfViTImageProcessor}
         AutoImageProcessor.register(config_class, image_processor_classes=both, exist_ok=True)
     for auto_class, model_class in AUTO_MODELS:

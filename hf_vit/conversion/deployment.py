@@ -23,7 +23,7 @@ from ..files.versions import require
 from ..models.configuration_hf_vision import score_function
 from ..models.configuration_hf_vit import Size
 from ..models.image_presets import as_pair
-from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
 from ..models.image_resizing import AREA, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, scaling_of, unsupported_sizes
@@ -71,7 +71,8 @@ def export_deployment(
         model = copy.deepcopy(model).float()
     settings = processor.settings()
     write_program: Any = getattr(model, "write_program", None)  # of an Int8Model
-    image_size, scaling = _output_size(settings), scaling_of(settings)
+    image_size: Any = output_size(processor)
+    scaling = scaling_of(settings)
     with new_folder(folder, overwrite) as draft:
         if any_size:
             make_any_size_onnx(model, processor).save(draft / _PROGRAMS[to])
@@ -98,10 +99,8 @@ def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None)
     settings = processor.settings()
     if problem := _unsupported(settings):
         raise ConversionError(f"predict.py does not support the preprocessing: {problem}")
-    if size is not None and _output_size(settings) != as_pair(size):
-        raise ConversionError(
-            f"the processor's crop makes images of {_output_size(settings)} (expected {as_pair(size)}); change it"
-        )
+    if size is not None and (made := output_size(processor)) != as_pair(size):
+        raise ConversionError(f"the processor's crop makes images of {made} (expected {as_pair(size)}); change it")
     return processor
 
 
@@ -117,11 +116,6 @@ def _unsupported(settings: dict[str, Any]) -> str | None:
     if settings["antialias"] and not (is_area or output == "rounded"):
         return f'resize_output={output!r} with antialias (expected "rounded")'
     return unsupported_sizes(settings)
-
-
-def _output_size(settings: dict[str, Any]) -> tuple[int, int]:
-    size = settings["crop_size"] if settings["do_center_crop"] else settings["size"]
-    return size["height"], size["width"]
 
 
 def _script(settings: dict[str, Any], runtime: str, config: Any, any_size: bool) -> str:

@@ -11,7 +11,7 @@ import jinja2
 import torch
 
 from ..catalog import released_facts
-from ..registration import AUTO_MODELS
+from ..registration import MODEL_CLASSES
 from .card_sources import Sources
 
 _JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original files
@@ -79,7 +79,7 @@ def _template() -> jinja2.Template:
 
 def _count_parameters(config: Mapping[str, Any]) -> int:
     """Count the parameters of the model of a config.json, without an encoder's untrained pooler."""
-    model_class: Any = {model.__name__: model for _, model in AUTO_MODELS}[config["architectures"][0]]
+    model_class = MODEL_CLASSES[config["architectures"][0]]
     config_class = model_class.config_class
     fields = {name: value for name, value in config.items() if name in config_class.argument_names()}
     with torch.device("meta"):

@@ -14,7 +14,7 @@ from ..conversion.transformers.names import (
 )
 from ..files.reading import parse_json
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..registration import AUTO_MODELS
+from ..registration import MODEL_CLASSES
 
 
 class Sources:
@@ -45,7 +45,7 @@ class Sources:
                 HfViTImageProcessor(**translate_processor(self.processor)).to_dict() if self.processor else {}
             )
         named = (self.config.get("architectures") or ["no model"])[0]
-        if named not in [model.__name__ for _, model in AUTO_MODELS]:
+        if named not in MODEL_CLASSES:
             raise ValueError(
                 f"cannot write a card: config.json names {named} (expected an hf_vit model); convert it first with "
                 "`hf-vit convert`"

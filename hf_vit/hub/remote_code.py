@@ -13,8 +13,6 @@ from ..models import image_processing_hf_vit
 from ..models.utils import delete_manifest
 from ..registration import AUTO_MODELS, CONFIGURATIONS
 
-_CONFIGURATION_OF = {config_class.model_type: config_class for config_class in CONFIGURATIONS}
-
 
 def add_code(folder: str | os.PathLike) -> list[str]:
     """Copy the code into a folder of `save_pretrained`, and list its classes in `auto_map`.
@@ -35,8 +33,8 @@ def add_code(folder: str | os.PathLike) -> list[str]:
     folder = Path(folder)
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
-    if model_type not in _CONFIGURATION_OF:
-        raise ValueError(f"{folder} holds a model of type {model_type!r}; known: {', '.join(_CONFIGURATION_OF)}")
+    if model_type not in CONFIGURATIONS:
+        raise ValueError(f"{folder} holds a model of type {model_type!r}; known: {', '.join(CONFIGURATIONS)}")
     auto_map = {name: _reference(its_class) for name, its_class in _classes(model_type).items()}
     changed = {"config.json": config | {"auto_map": auto_map}}
     if (processor := _read_json(folder / "preprocessor_config.json")).get("image_processor_type"):
@@ -67,7 +65,7 @@ def code_of(folder: Path) -> set[Path]:
 
 def _classes(model_type: str) -> dict[str, type]:
     """Return name of the Auto class -> class, for a model type."""
-    config_class = _CONFIGURATION_OF[model_type]
+    config_class = CONFIGURATIONS[model_type]
     models = {
         auto.__name__: model_class for auto, model_class in AUTO_MODELS if model_class.config_class is config_class
     }
