@@ -30,7 +30,7 @@ from hf_vit.training import console
 from hf_vit.training.api import run_script
 from hf_vit.training.models import load_for_finetuning
 from hf_vit.training.objectives import Classification
-from hf_vit.training.trainer import TrainingStopped
+from hf_vit.training.trainer import Trainer, TrainingStopped
 
 from ..photographs import table_of, write_colors
 from ..processes import DIGITS, arguments, history, weights
@@ -255,6 +255,22 @@ def test_masked_patch_prediction_then_finetuning(colors, tmp_path, target, capsy
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mixup_alpha": 0.2, "cutmix_alpha": 1.0, "label_smoothing": 0.1},
+        {"loss": "sigmoid", "head_bias": -3},
+        {"layer_decay": 0.7, "freeze": "[embeddings]", "optimizer": "adamw", "learning_rate": 0.003},
+        {"mixed_precision": "bf16", "momentum_dtype": "bfloat16"},
+        {"gradient_checkpointing": "true", "randaugment_layers": 2, "randaugment_magnitude": 5},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_every_kind_of_training_learns(colors, pretrained, tmp_path, changes):
+    assert finetune_colors(colors, pretrained, tmp_path / "out", steps=60, **changes)["accuracy"] > 0.9
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler about torch
 def test_a_compiled_model_takes_the_same_steps(tmp_path):
@@ -302,6 +318,20 @@ def test_lack_of_memory_halves_the_forward(tmp_path, monkeypatch):
     assert sizes == [24, 12, 6, 6, 6, 6, 6]  # three tries and the forwards of the step
     for name, tensor in weights(tmp_path / "plain").items():
         assert torch.equal(tensor, weights(tmp_path / "found")[name]), name
+
+
+def test_a_later_lack_of_memory_ends_the_run(tmp_path, monkeypatch):
+    original = Trainer.train_step
+
+    def lack_later(trainer, step):
+        if step == 3:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 99 bytes")
+        original(trainer, step)
+
+    monkeypatch.setattr(Trainer, "train_step", lack_later)
+    settings = {**DIGITS, "steps": 5, "num_workers": 0, "warmup_steps": 0}
+    with pytest.raises(TrainingStopped, match="step 3"):
+        pretrain(arguments(**settings, output_dir=tmp_path / "late"))
 
 
 def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
