@@ -8,11 +8,6 @@ BUILT_IN = ("imagenet1k",)
 _MAX_REWORDED = 50  # names of 1000 that may have another wording
 
 
-def built_in_class_names(name: str) -> list[str]:
-    """Return the class names of one of `BUILT_IN`, in the order of the head's outputs."""
-    return _lines_of(name)
-
-
 def imagenet_numbers(names: Sequence[str]) -> list[int] | None:
     """Return each name's class number among ImageNet's 1000 classes; None if the classes are not ImageNet's.
 
@@ -20,12 +15,12 @@ def imagenet_numbers(names: Sequence[str]) -> list[int] | None:
     ImageNet's order. The comparison of words ignores case, synonyms after a comma and notes in brackets. Up to 50 names
     may have a wording that ImageNet does not have; a name of another ImageNet class means another order, hence None.
     """
-    by_wnid = {wnid: number for number, wnid in enumerate(_lines_of("imagenet1k_wnids"))}
+    by_wnid = {wnid: number for number, wnid in enumerate(built_in_class_names("imagenet1k_wnids"))}
     if names and all(name in by_wnid for name in names):
         return [by_wnid[name] for name in names]
     if len(names) != len(by_wnid):
         return None
-    known = [_first_word(name) for name in _lines_of("imagenet1k")]
+    known = [_first_word(name) for name in built_in_class_names("imagenet1k")]
     others = [word for word, expected in zip(map(_first_word, names), known, strict=True) if word != expected]
     return list(range(len(names))) if len(others) <= _MAX_REWORDED and not set(others) & set(known) else None
 
@@ -34,5 +29,6 @@ def _first_word(name: str) -> str:
     return re.split(r"[,(]", name)[0].strip().casefold().replace("_", " ")
 
 
-def _lines_of(name: str) -> list[str]:
+def built_in_class_names(name: str) -> list[str]:
+    """Return the class names of a list, such as one of `BUILT_IN`, in the order of the head's outputs."""
     return (files("hf_vit.catalog") / "labels" / f"{name}.txt").read_text(encoding="utf-8").splitlines()

@@ -24,7 +24,7 @@ from ..files.tensorstore_arrays import TensorStoreReader, tensorstore_folder
 from ..models.utils import HUB_NAME, check_model_path
 from .tables import ConversionError
 from .torch_files import is_torch_file, read_arrays
-from .transformers.names import is_of_transformers
+from .transformers.names import THEIR_MODELS
 
 logger = logging.get_logger(__name__)
 
@@ -163,13 +163,11 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
 
 def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
     model_type = settings.get("model_type")
-    if model_type and not is_of_transformers(settings):
+    if model_type and model_type not in THEIR_MODELS:
         what = (
             "is in the format of hf_vit already" if model_type.startswith("hf_vit") else f"holds a {model_type} model"
         )
-        raise ConversionError(
-            f"{folder} {what}; hf_vit converts vit, vit_mae, vit-hybrid, bit and siglip_vision_model of transformers"
-        )
+        raise ConversionError(f"{folder} {what}; hf_vit converts {', '.join(THEIR_MODELS)} of transformers")
     weights = [folder / name for name in _WEIGHTS if settings and (folder / name).is_file()]
     if weights or model_type:
         if not weights:

@@ -6,9 +6,9 @@ from typing import Any
 from ..catalog import Released, find_released
 from ..conversion.source import MODELS, build_config
 from ..conversion.transformers.names import (
+    THEIR_MODELS,
     describe_cost,
     is_classifier,
-    is_of_transformers,
     translate_processor,
     translate_settings,
 )
@@ -36,7 +36,7 @@ class Sources:
                 raise ValueError(f"{name} holds a {type(content).__name__} (expected an object with names and values)")
         self.config, self.processor, self.conversion, self.training, self.calibration = contents.values()
         self.cost = describe_cost(self.config)  # of the nearest preprocessing of transformers' own classes
-        self.is_of_transformers = is_of_transformers(self.config)
+        self.is_of_transformers = self.config.get("model_type") in THEIR_MODELS
         if self.is_of_transformers:
             config = build_config(translate_settings(self.config))
             model_class = MODELS[type(config)][is_classifier(self.config)]

@@ -101,11 +101,6 @@ THEIR_MODELS = {
 }
 
 
-def is_of_transformers(settings: Mapping[str, Any]) -> bool:
-    """Return whether a config.json belongs to one of transformers' models that hf_vit reads."""
-    return settings.get("model_type") in THEIR_MODELS
-
-
 def is_classifier(settings: Mapping[str, Any]) -> bool:
     """Return whether a config.json of transformers is of a model with a classification head."""
     return any(name.endswith("ForImageClassification") for name in settings.get("architectures") or [])
