@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from ..files.limits import HOW_TO_ALLOW, allowed, most_bytes
+from ..files.limits import check_declared
 from ..files.npz import check_archive
 from ..files.reading import read_json_object
 from .tables import ConversionError
@@ -67,12 +67,8 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
         if not is_dense or (array.is_floating_point() and array.element_size() < 2):
             kind = f"a tensor of {array.dtype} in {array.layout}"
             raise ConversionError(f"{path.name} has {name}, {kind} (expected a dense one of at least 16 bits)")
-    declared, size = sum(array.nbytes for array in arrays.values()), path.stat().st_size
-    if declared > (most := most_bytes(size)) and not allowed("large"):  # expanded tensors, of which a copy is larger
-        raise ConversionError(
-            f"{path.name} declares {declared:,} bytes of tensors for {size:,} bytes on disk; "
-            f"at most {most:,} {HOW_TO_ALLOW}"
-        )
+    declared = sum(array.nbytes for array in arrays.values())  # a copy of an expanded tensor is larger
+    check_declared(path.name, declared, path.stat().st_size, ConversionError)
     return arrays, container
 
 

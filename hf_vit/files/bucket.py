@@ -15,7 +15,7 @@ from huggingface_hub import cached_assets_path
 
 from . import download
 from .download import Fetched, SourceError, fetch
-from .limits import HOW_TO_ALLOW, MAX_ARRAYS, MAX_CHECKPOINT_BYTES, allowed
+from .limits import MAX_ARRAYS, MAX_CHECKPOINT_BYTES, check_limit
 from .messages import shorten
 from .reading import read_json_object, read_text
 
@@ -63,8 +63,8 @@ def _assemble(address: str, kept: Path, cache_dir: str | os.PathLike | None) -> 
     files = {name: size for name, size in _list(bucket, prefix) if not _OPTIMIZER.match(name.removeprefix(prefix))}
     if not files:
         raise SourceError(f"{address} does not exist, or holds no files")
-    if (size := sum(files.values())) > MAX_CHECKPOINT_BYTES and not allowed("large"):
-        raise SourceError(f"{address} has {size:,} bytes; at most {MAX_CHECKPOINT_BYTES:,} {HOW_TO_ALLOW}")
+    size = sum(files.values())
+    check_limit(f"{address} has {size:,} bytes", size, MAX_CHECKPOINT_BYTES, SourceError)
     draft = kept.with_name(f"{kept.name}.incomplete")
     shutil.rmtree(draft, ignore_errors=True)
     for name in files:

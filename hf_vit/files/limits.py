@@ -9,6 +9,7 @@ ViT-G/14 in float32 has 7.4 GB (a fifth).
 """
 
 from ..models.utils import allowed as allowed
+from ..models.utils import check_limit as check_limit
 
 MAX_MESSAGE = 4_000  # characters of an error on standard error
 
@@ -20,6 +21,7 @@ _ALWAYS_ALLOWED_BYTES = 2**28  # size of arrays accepted in a file of any size: 
 HOW_TO_ALLOW = "are read; set HF_VIT_ALLOW=large to read more"
 
 
-def most_bytes(size: int) -> int:
-    """Return the maximum number of array bytes that a file of `size` bytes may declare."""
-    return min(MAX_CHECKPOINT_BYTES, max(_MAX_COMPRESSION * size, _ALWAYS_ALLOWED_BYTES))
+def check_declared(name: str, declared: int, size: int, error: type[Exception] = ValueError) -> None:
+    """Raise an error if a file of `size` bytes declares implausibly many bytes of arrays; `name` is for the message."""
+    most = min(MAX_CHECKPOINT_BYTES, max(_MAX_COMPRESSION * size, _ALWAYS_ALLOWED_BYTES))
+    check_limit(f"{name} declares {declared:,} bytes of arrays for {size:,} bytes on disk", declared, most, error)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .limits import HOW_TO_ALLOW, MAX_CHECKPOINT_BYTES, allowed
+from .limits import MAX_CHECKPOINT_BYTES, check_limit
 from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo, as_tensor
 from .versions import require
 
@@ -55,8 +55,8 @@ class MsgpackReader:
         self.path = Path(path)
         self.arrays: dict[str, ArrayInfo] = {}
         self._values: dict[str, np.ndarray] = {}
-        if (size := self.path.stat().st_size) > MAX_CHECKPOINT_BYTES and not allowed("large"):
-            raise MsgpackError(f"{path} has {size:,} bytes; at most {MAX_CHECKPOINT_BYTES:,} {HOW_TO_ALLOW}")
+        size = self.path.stat().st_size
+        check_limit(f"{path} has {size:,} bytes", size, MAX_CHECKPOINT_BYTES, MsgpackError)
         try:
             with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 tree = msgpack.unpackb(content, ext_hook=_read_extension)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.lib import format as npy_format
 
-from .limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed, most_bytes
+from .limits import MAX_ARRAYS, check_declared
 from .output import new_file
 
 BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16: the upper half of a float32 is stored as two raw bytes
@@ -54,11 +54,7 @@ def check_archive(archive: zipfile.ZipFile, size: int) -> None:
         raise ValueError(f"it holds {len(members):,} arrays; at most {MAX_ARRAYS:,} are read")
     if sum(member.compress_size for member in members) > size:
         raise ValueError(f"its arrays overlap in its {size:,} bytes")
-    declared, most = sum(member.file_size for member in members), most_bytes(size)
-    if declared > most and not allowed("large"):
-        raise ValueError(
-            f"it declares {declared:,} bytes of arrays for {size:,} bytes on disk; at most {most:,} {HOW_TO_ALLOW}"
-        )
+    check_declared("it", sum(member.file_size for member in members), size)
     if any(member.comment for member in members):  # a damaged length, which hides the members behind it
         raise ValueError("its zip directory is damaged")
 

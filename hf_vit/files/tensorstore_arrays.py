@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed, most_bytes
+from .limits import MAX_ARRAYS, check_declared
 from .npz import BFLOAT16, SUPPORTED_DTYPES, ArrayInfo, as_tensor
 from .reading import read_json_object
 from .versions import require
@@ -106,11 +106,7 @@ class TensorStoreReader:
         for (name, *_), future in zip(stored, opening, strict=True):
             self._add(names.get(name, name.replace(separator, "/")), future.result(), tensorstore, tree)
         size = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
-        declared, most = sum(array.nbytes for array in self.arrays.values()), most_bytes(size)
-        if declared > most and not allowed("large"):  # before any chunk is read
-            raise ValueError(
-                f"it declares {declared:,} bytes of arrays for {size:,} bytes on disk; at most {most:,} {HOW_TO_ALLOW}"
-            )
+        check_declared("it", sum(array.nbytes for array in self.arrays.values()), size)  # before any chunk is read
 
     def _stored_arrays(self, tensorstore: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield (stored name, name of its metadata file, key-value store) for every array."""

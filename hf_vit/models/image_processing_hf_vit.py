@@ -22,9 +22,9 @@ from .utils import (
     LOCATION_ARGUMENTS,
     ManifestCleanupMixin,
     Size,
-    allowed,
     as_pair,
     check_arguments,
+    check_limit,
     describe_unknown,
     did_you_mean,
     find_file,
@@ -392,10 +392,8 @@ def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.T
         window = center_window(size, crop_size, round_half=_follows_torchvision(settings))
     if settings.do_resize:
         pixels, channels = len(window[0]) * len(window[1]), levels.shape[-3]
-        if pixels * (channels if channels > 4 else 1) > MAX_OUTPUT_PIXELS and not allowed("large"):
-            what = f"{pixels:,} pixels" + (f" of {channels:,} channels" if channels > 4 else "")
-            limit = f"at most {MAX_OUTPUT_PIXELS:,} are computed; set HF_VIT_ALLOW=large to compute more"
-            raise ImageReadingError(f"cannot resize an image to {what}: {limit}")
+        what = f"cannot resize an image to {pixels:,} pixels" + (f" of {channels:,} channels" if channels > 4 else "")
+        check_limit(what, pixels * (channels if channels > 4 else 1), MAX_OUTPUT_PIXELS, ImageReadingError)
         levels = resize(levels, size, window, _choose_filter(levels, size, settings))
     else:
         levels = crop_to(levels, window)

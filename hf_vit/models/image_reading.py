@@ -30,7 +30,7 @@ import torch
 from PIL import Image, ImageOps, ImageSequence, PngImagePlugin
 from transformers.utils import logging
 
-from .utils import allowed, open_url
+from .utils import check_limit, open_url
 
 logger = logging.get_logger(__name__)
 
@@ -261,9 +261,7 @@ def _open(image: Any, name: str) -> Iterator[Image.Image]:
 
 def _check_pixels(width: int, height: int) -> None:
     """Raise ValueError if an image has too many pixels."""
-    if width * height > _MAX_PIXELS and not allowed("large"):
-        limit = f"at most {_MAX_PIXELS:,} are read; set HF_VIT_ALLOW=large to read more"
-        raise ValueError(f"it has {width} x {height} pixels; {limit}")
+    check_limit(f"it has {width} x {height} pixels", width * height, _MAX_PIXELS)
 
 
 def _check_png(image: Image.Image) -> None:
@@ -307,9 +305,7 @@ def _download(url: str) -> bytes:
         if response.status_code != 200:
             raise ValueError(f"the server returned HTTP {response.status_code} {response.reason_phrase}")
         for chunk in response.iter_raw():
-            if body.tell() + len(chunk) > _MAX_DOWNLOAD_BYTES and not allowed("large"):
-                limit = f"more than {_MAX_DOWNLOAD_BYTES:,} bytes"
-                raise ValueError(f"it has {limit}; set HF_VIT_ALLOW=large to download more")
+            check_limit("it has too many bytes", body.tell() + len(chunk), _MAX_DOWNLOAD_BYTES)
             body.write(chunk)
             if time.monotonic() > end:
                 raise ValueError(f"the download did not finish within {_DOWNLOAD_TIMEOUT:g} seconds")
@@ -395,11 +391,8 @@ def _array_to_levels(
         raise ValueError(f"it has dtype {array.dtype} (expected bool, integer or floating point)")
     if array.ndim not in (2, 3, 4):
         raise ValueError(f"it has shape {tuple(array.shape)} (expected 2, 3 or 4 dimensions)")
-    if (values := math.prod(array.shape[-3:])) > 4 * _MAX_PIXELS and not allowed(
-        "large"
-    ):  # a view can be larger than its memory
-        limit = f"at most {4 * _MAX_PIXELS:,} are read; set HF_VIT_ALLOW=large to read more"
-        raise ValueError(f"it has shape {tuple(array.shape)}, {values:,} values; {limit}")
+    values = math.prod(array.shape[-3:])  # a view can be larger than its memory
+    check_limit(f"it has shape {tuple(array.shape)}, {values:,} values", values, 4 * _MAX_PIXELS)
     tensor = array if isinstance(array, torch.Tensor) else _to_tensor(array)
     if tensor.ndim == 2:
         return _to_levels(tensor[None], keep_float)

@@ -19,8 +19,8 @@ from .utils import (
     LOCATION_ARGUMENTS,
     ManifestCleanupMixin,
     Size,
-    allowed,
     as_pair,
+    check_limit,
     check_manifest,
     find_file,
     read_json_object,
@@ -188,13 +188,9 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
                 raise ValueError(f"the index of the weights of {folder} lists a file outside the folder: {file.name}")
         described = sum(parameter.numel() for parameter in model.parameters())
         stored = sum(file.stat().st_size for file in files)
-        if (
-            files and described > 2 * stored + _MAX_NEW_PARAMETERS and not allowed("large")
-        ):  # at least 4 bits per parameter
-            raise ValueError(
-                f"the config.json of {files[0].parent} describes {described:,} parameters, but its weights have "
-                f"only {stored:,} bytes; set HF_VIT_ALLOW=large to load it anyway"
-            )
+        if files:
+            what = f"the config.json of {files[0].parent} describes {described:,} parameters for {stored:,} bytes"
+            check_limit(what, described, 2 * stored + _MAX_NEW_PARAMETERS)  # at least 4 bits per parameter
         try:
             return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
         except OSError as error:  # the error for a damaged .bin does not name the file

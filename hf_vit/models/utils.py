@@ -52,6 +52,19 @@ def allowed(what: str) -> bool:
     return what in os.environ.get("HF_VIT_ALLOW", "").replace(" ", "").split(",")
 
 
+def check_limit(what: str, number: int, most: int, error: type[Exception] = ValueError) -> None:
+    """Raise an error for a number above a limit, unless `HF_VIT_ALLOW` contains "large".
+
+    Args:
+        what: beginning of the message, which describes the number.
+        number: the number.
+        most: the limit.
+        error: class of the error.
+    """
+    if number > most and not allowed("large"):
+        raise error(f"{what}; at most {most:,} are allowed (set HF_VIT_ALLOW=large to allow more)")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean NAME?" with the most similar known name, or "" if none is similar."""
     found = difflib.get_close_matches(name, list(known), n=1)
