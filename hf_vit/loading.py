@@ -292,10 +292,10 @@ def copy_for(folder: str | os.PathLike, output: str | os.PathLike, readers: str,
     Raises:
         ValueError: transformers does not support the model, or the readers are unknown.
     """
-    from .conversion.converting import check_readers
+    from .conversion.converting import READERS
     from .conversion.exporting import export
 
-    check_readers(readers)
+    check_choice("format of a folder", readers, READERS)
     model, processor = load(folder, backend="eager")
     if readers == "transformers":
         export(model, output, readers, processor=processor, images=images)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ..models.utils import check_choice
 from ..variants import VARIANTS, config_of_variant
 from .compute import FLOPS_PER_MULTIPLY_ADD, count_with_padding
 
@@ -71,8 +72,7 @@ def accelerator_days(exaflops: float, accelerator: str = "tpu-v3-core", utilizat
         ValueError: an unknown accelerator, or a utilization out of range.
     """
     known = published()["accelerators"]
-    if accelerator not in known:
-        raise ValueError(f"unknown accelerator {accelerator!r}; known: {', '.join(known)}")
+    check_choice("accelerator", accelerator, known)
     if not 0 < utilization <= 1:
         raise ValueError(f"utilization is {utilization} (expected a share above 0, up to 1)")
     return exaflops * 1e18 / (float(known[accelerator]["flops"]) * utilization * _SECONDS_PER_DAY)

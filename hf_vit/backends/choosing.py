@@ -8,6 +8,7 @@ from transformers.utils import logging
 
 from ..conversion.programs import PROGRAM_MODELS
 from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.utils import check_choice
 from .int8 import Int8Model
 from .program_model import ONNXRuntimeModel, OpenVINOModel
 
@@ -38,8 +39,7 @@ def use_backend(model: Any, backend: str, batch_size: int = 1, **where: Any) -> 
         >>> model, processor = hf_vit.load("folder")
         >>> model = hf_vit.use_backend(model, "torch")
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend is {backend!r} (expected one of {', '.join(BACKENDS)})")
+    check_choice("backend", backend, BACKENDS)
     if backend == "auto":
         backend = choose(model, batch_size)
         logger.info(f"the backend is {backend}")

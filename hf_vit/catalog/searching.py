@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..files.download import fetch
 from ..files.messages import shorten
 from ..files.reading import read_text
+from ..models.utils import check_choice
 from .augreg import ADAPTED_TO, AUGREG, AUGREG_MODELS, INDEX, parse_augreg
 from .released import (
     Released,
@@ -59,12 +60,9 @@ def search(
     Raises:
         ValueError: the architecture or data set is unknown, or the index lacks a column.
     """
-    if variant not in variants():
-        raise ValueError(f"cannot search for {variant!r}: unknown architecture (expected {', '.join(variants())})")
-    if adapted_to is not None and adapted_to not in ADAPTED_TO:
-        raise ValueError(
-            f"cannot search for files fine-tuned on {adapted_to!r}: unknown data set (expected {', '.join(ADAPTED_TO)})"
-        )
+    check_choice("architecture", variant, variants())
+    if adapted_to is not None:
+        check_choice("data set", adapted_to, ADAPTED_TO)
     if index is None:
         data = ADAPTED_TO.get(adapted_to or "")
         found = []
@@ -106,13 +104,10 @@ def files_of(family: str) -> list[Found]:
     Raises:
         ValueError: no family has this name.
     """
-    if family in released_facts()["patterns"]:
-        facts = released_facts()["patterns"][family]
+    check_choice("family", family, families())
+    if facts := released_facts()["patterns"].get(family):
         return [Found(f"{facts['location']}/{facts['file']}.npz", facts["title"])]
-    found = [Found(entry.location, entry.facts["title"]) for entry in released() if entry.family == family]
-    if not found:
-        raise ValueError(f"cannot list {family!r}: unknown family (expected {', '.join(families())})")
-    return found
+    return [Found(entry.location, entry.facts["title"]) for entry in released() if entry.family == family]
 
 
 def _read_index(index: str | os.PathLike) -> list[dict[str, Any]]:
@@ -153,8 +148,7 @@ def best_augreg(variant: str, index: str | os.PathLike | None = None) -> str:
         ValueError: AugReg has no such architecture, or the index has no such file.
     """
     variant = AUGREG_MODELS.get(variant, variant)
-    if variant not in AUGREG_MODELS.values():
-        raise ValueError(f"AugReg has no {variant!r} (expected {', '.join(AUGREG_MODELS.values())})")
+    check_choice("architecture of AugReg", variant, AUGREG_MODELS.values())
     if index is None:
         for entry in released():
             if entry.family == "augreg" and entry.variant == variant and "--" not in entry.name:

@@ -22,7 +22,7 @@ from ..models.configuration_hf_vision import convert_type_errors
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
-from ..models.utils import MANIFEST
+from ..models.utils import MANIFEST, check_choice
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .exporting import export
 from .jax.checkpoints import JaxSource
@@ -42,6 +42,7 @@ from .source import (
 from .tables import ConversionError
 from .torch_files import read_shards
 
+READERS = ("hf_vit", "transformers")  # of a folder
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded
 
 
@@ -272,7 +273,7 @@ def convert_to_folder(
         FileExistsError: `output` exists and may not be overwritten.
         ValueError, OSError: as in `convert`; or the folder cannot be written.
     """
-    check_readers(save_for)
+    check_choice("format of a folder", save_for, READERS)
     if save_for == "transformers":
         model, processor = convert(source, image_size=image_size, **options)
         export(model, output, "transformers", processor=processor, overwrite=overwrite, images=images)
@@ -288,12 +289,6 @@ def convert_to_folder(
         processor.save_pretrained(folder)
         write_text(folder / "README.md", render_readme(model.config.model_type, type(model).__name__))
     return model
-
-
-def check_readers(save_for: str) -> None:
-    """Raise ValueError for an unknown kind of readers of a folder."""
-    if save_for not in ("hf_vit", "transformers"):
-        raise ValueError(f"cannot write for {save_for!r} (expected hf_vit or transformers)")
 
 
 def fingerprint(source: str | Path, **options: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub import HfApi, JobHardware, JobStage, get_token
 from huggingface_hub.errors import HfHubHTTPError
 
-from ..files.messages import did_you_mean
+from ..models.utils import check_choice
 from .card_metadata import HUB_NAME
 
 _ADDRESSES = ("augreg:", "gs://", "https://", "s3://", "hf://")
@@ -41,8 +41,7 @@ def run_job(
         ValueError: something is missing that the job needs, or the job failed.
     """
     flavors = [one.value for one in JobHardware]
-    if flavor not in flavors:
-        raise ValueError(f"unknown hardware {flavor}{did_you_mean(flavor, flavors)}; known: {', '.join(flavors)}")
+    check_choice("hardware", flavor, flavors)
     if package is None:
         raise ValueError(
             "--job needs --package, because hf_vit is not on a package index: give the URL of a wheel, or "

@@ -71,10 +71,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def check_choice(what: str, choice: str, known: Iterable[str]) -> None:
+def check_choice(what: str, choice: str, known: Collection[str]) -> None:
     """Raise ValueError if `choice` is not a known name; the message lists the known names."""
     if choice not in known:
-        raise ValueError(f"unknown {what} {choice!r}; known: {', '.join(known)}")
+        raise ValueError(f"unknown {what} {choice!r}{did_you_mean(str(choice), known)}; known: {', '.join(known)}")
 
 
 def check_arguments(what: str, names: Iterable[str], known: Collection[str]) -> None:
