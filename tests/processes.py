@@ -17,8 +17,6 @@ import traceback
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from .paths import ROOT
 
 LIMIT = 300  # seconds: a process that hangs is a failure, not an endless test
@@ -256,15 +254,3 @@ def history(folder: Path) -> list[dict]:
     """What the newest checkpoint says of the steps so far."""
     newest = max((folder / "checkpoints").glob("step_*"))
     return json.loads((newest / "state.json").read_text())["history"]
-
-
-def locale_environment(locale: str, folder: Path) -> dict[str, str]:
-    """The environment of a process in a locale that is not UTF-8; skips the test where it cannot be made."""
-    if locale != "C":
-        language, _, charset = locale.partition(".")
-        line = ["localedef", "-i", language, "-f", charset, str(folder / "locales" / locale)]
-        (folder / "locales").mkdir()
-        if shutil.which("localedef") is None or subprocess.run(line, capture_output=True).returncode:
-            pytest.skip(f"the locale {locale} cannot be made")
-    changes = {"LC_ALL": locale, "LOCPATH": str(folder / "locales"), "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    return {**environment(), **changes}

@@ -10,15 +10,9 @@ from hf_vit.conversion import ConversionError, export
 from hf_vit.conversion.any_size import TensorImageProcessor, make_any_size_onnx, to_onnx
 from hf_vit.models.image_presets import PRESETS
 
-from ..paths import GOLDENS
+from ..models.test_image_processing_hf_vit import GOLDEN_SETTINGS, TENSORFLOW_PIXELS
 from ..tiny_models import tiny, tiny_bit
 
-TENSORFLOW_PIXELS = np.load(GOLDENS / "preprocess.npz")
-GOLDEN_SETTINGS = {
-    "eval": lambda side: {"preset": "vit_jax", "size": side},
-    "lit": lambda side: {"preset": "lit", "size": side},
-    "bv_eval": lambda side: {"preset": "big_vision", "size": {"shortest_edge": side}, "crop_size": side},
-}
 ONE_PRESET_PER_RESIZE = ("vit_jax", "augreg", "lit", "timm", "transformers")
 SIZES = [(1, 1), (1, 7), (300, 1), (450, 2), (20, 36), (21, 37), (41, 72), (100, 300), (333, 97), (700, 900)]
 

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from ..processes import locale_environment
+from ..processes import environment
 
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 IN_ANOTHER_LOCALE = """
 import json, locale, sys
 from pathlib import Path
@@ -35,14 +36,12 @@ for _ in range(2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("locale", ["C", "de_DE.ISO-8859-1"])
-def test_umlauts_survive_in_any_locale(locale, tmp_path):
-    environment = locale_environment(locale, tmp_path)
+def test_umlauts_survive_in_another_locale(tmp_path):
     (tmp_path / "labels.txt").write_bytes("Größe ł\nzwei\n".encode())
     (tmp_path / "recipe.yaml").write_bytes("model: x\ndataset: Blüten\nsteps: 1\noutput_dir: y\n".encode())
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "README.md").write_bytes("---\nlicense: mit\n---\n# Für Käthe ł\n".encode())
     line = [sys.executable, "-c", IN_ANOTHER_LOCALE, tmp_path]
-    done = subprocess.run(line, env=environment, capture_output=True, encoding="utf-8", errors="replace")
+    done = subprocess.run(line, env=environment() | C_LOCALE, capture_output=True, encoding="utf-8", errors="replace")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "model" / "README.md").read_bytes().decode().count("# Für Käthe ł") == 1

@@ -13,6 +13,7 @@ from hf_vit.models.position_embeddings import resize_relative_embeddings
 from ..tiny_models import images, tiny
 
 VARIANTS = {
+    "1-D": {},
     "2-D": {"position_embedding_type": "learned2d"},
     "2-D without class token": {"position_embedding_type": "learned2d", "pooling": "mean"},
     "1-D in every layer": {"position_embedding_placement": "every_layer"},
@@ -205,7 +206,7 @@ def test_the_backbone_and_masked_patch_prediction_support_the_variants(fields, t
     torch.testing.assert_close(seen[0][:, model.config.num_prefix_tokens :], encoded)
 
 
-@every("D relative")
+@every("2-D layer shared relative")
 def test_initialization_of_the_tables(fields):
     torch.manual_seed(0)
     config = tiny(**fields).config
