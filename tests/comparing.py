@@ -20,6 +20,11 @@ def assert_same_weights(ours: nn.Module, theirs: nn.Module) -> None:
     torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0)
 
 
+def relative_gap(ours: torch.Tensor, theirs: np.ndarray) -> float:
+    """The largest difference over the largest value."""
+    return np.abs(ours.numpy() - theirs).max() / np.abs(theirs).max()
+
+
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz, read by NumPy."""
     with np.load(path) as arrays:

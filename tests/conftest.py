@@ -137,6 +137,16 @@ def onnxruntime():
     return pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
 
+@pytest.fixture
+def web_runtime(tmp_path):
+    """The npm package that runs programs in a browser, without its content."""
+    dist = tmp_path / "onnxruntime-web" / "dist"
+    dist.mkdir(parents=True)
+    for name in ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"):
+        (dist / name).write_text(name)
+    return dist.parent
+
+
 @pytest.fixture(scope="session")
 def doc_fixtures(tmp_path_factory) -> Path:
     """Return a folder with the files that the pages use, in `folder`, and with what replaces downloads."""

@@ -12,10 +12,9 @@ from PIL import Image
 
 import hf_vit
 
-from .paths import GOLDENS
+from .paths import GOLDENS, ROOT
 from .tiny_models import save_tiny
 
-ROOT = Path(__file__).parents[1]
 # What pip writes for an entry of [project.scripts].
 CONSOLE_SCRIPT = """\
 import sys

@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -19,16 +18,12 @@ from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 
 from ..html_pages import Page
+from ..paths import BROWSER
 from ..tiny_models import tiny
-
-BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def save(folder, model, preset="vit_jax"):
-    height, width = model.config.image_size
-    save_folder(folder, model, HfViTImageProcessor(preset, size={"height": height, "width": width}))
-    return folder
+    save_folder(folder, model, HfViTImageProcessor.for_model(model.config, preset=preset))
 
 
 def make_image(path, seed=0):
@@ -111,11 +106,7 @@ MODELS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("fields", "preset"), MODELS.values(), ids=MODELS)
 def test_every_kind_of_model(fields, preset, tmp_path, capsys):
-    model = tiny(**fields)
-    processor = HfViTImageProcessor(preset, size=dict(zip(("height", "width"), model.config.image_size, strict=True)))
-    if preset == "native":
-        processor.update(patch_size=[4, 6], max_num_patches=30)
-    save_folder(tmp_path / "model", model, processor)
+    save(tmp_path / "model", tiny(**fields), preset)
     image = str(make_image(tmp_path / "image.png"))
     assert main(["inspect", str(tmp_path / "model"), "--image", image, "--output", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "position_similarity.png").exists() == ("position_embedding_type" not in fields)

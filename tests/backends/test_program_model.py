@@ -131,14 +131,11 @@ def test_unsupported_options_are_refused_by_name(pair, name):
     assert theirs(images(model), **{name: None}).logits.shape == (2, 11)
 
 
-def test_options_of_the_configuration_are_refused_by_name(pair):
+def test_options_of_the_configuration_are_refused_by_name(pair, monkeypatch):
     model, theirs = pair
-    theirs.config.output_hidden_states = True
-    try:
-        with pytest.raises(ValueError, match="output_hidden_states"):
-            theirs(images(model))
-    finally:
-        theirs.config.output_hidden_states = False
+    monkeypatch.setattr(theirs.config, "output_hidden_states", True)
+    with pytest.raises(ValueError, match="output_hidden_states"):
+        theirs(images(model))
 
 
 @pytest.mark.parametrize(

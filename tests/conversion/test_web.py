@@ -20,11 +20,10 @@ from hf_vit.demo.page import PHOTOGRAPHS, PageHandler
 from hf_vit.loading import save_folder
 from hf_vit.prediction import predict
 
-from ..paths import ROOT
+from ..paths import BROWSER, ROOT
 from ..photographs import write_pictures
 from ..tiny_models import tiny
 
-BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-browser")
 CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 EVIL = "<img src=x onerror=document.title='run'>"
 CONTROLS = "main :is(button, input, select, summary, a), dialog[open] button"
@@ -58,20 +57,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def package(tmp_path):
-    """The npm package of the runtime, without its content."""
-    dist = tmp_path / "onnxruntime-web" / "dist"
-    dist.mkdir(parents=True)
-    for name in ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"):
-        (dist / name).write_text(name)
-    return dist.parent
-
-
 @pytest.mark.slow
-def test_the_programs_agree_with_the_model(folder, package, onnxruntime, tmp_path):
+def test_the_programs_agree_with_the_model(folder, web_runtime, onnxruntime, tmp_path):
     output = tmp_path / "page"
-    assert main(["demo", str(folder), "--static", str(output), "--runtime", str(package)]) == 0
+    assert main(["demo", str(folder), "--static", str(output), "--runtime", str(web_runtime)]) == 0
     assert (output / "runtime" / "ort-wasm-simd-threaded.wasm").read_text() == "ort-wasm-simd-threaded.wasm"
     assert "sdk: static" in (output / "README.md").read_text()
     assert json.loads((output / "config.json").read_text())["model_type"] == "vit"
@@ -91,9 +80,9 @@ def test_the_programs_agree_with_the_model(folder, package, onnxruntime, tmp_pat
         tolerance = {"float32": 1e-5, "float16": 1e-2, "int8": 0.1}[program["name"]]
         np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance * np.abs(expected).max())
         assert attention.shape == (5, 5, 6)
-    again = ["demo", str(folder), "--static", str(output), "--runtime", str(package), "--overwrite"]
+    again = ["demo", str(folder), "--static", str(output), "--runtime", str(web_runtime), "--overwrite"]
     assert main(again) == 0
-    export(model, output, "web", processor=processor, runtime=package, overwrite=True)
+    export(model, output, "web", processor=processor, runtime=web_runtime, overwrite=True)
     assert main(again) == 0
     (output / "README.md").write_text("my own words")
     assert main(again) == 2
@@ -101,15 +90,15 @@ def test_the_programs_agree_with_the_model(folder, package, onnxruntime, tmp_pat
     assert (output / "README.md").read_text() == "my own words"
 
 
-def test_bad_input_is_refused(folder, package, tmp_path):
+def test_bad_input_is_refused(folder, web_runtime, tmp_path):
     model, processor = hf_vit.load(folder)
     with pytest.raises(ConversionError, match="runtime"):
-        export(model, tmp_path / "page", "onnx", processor=processor, runtime=package)
+        export(model, tmp_path / "page", "onnx", processor=processor, runtime=web_runtime)
     with pytest.raises(ConversionError, match="5 channels"):
-        export(tiny(num_channels=5), tmp_path / "page", "web", processor=processor, runtime=package)
-    (package / "dist" / "ort-wasm-simd-threaded.wasm").unlink()
+        export(tiny(num_channels=5), tmp_path / "page", "web", processor=processor, runtime=web_runtime)
+    (web_runtime / "dist" / "ort-wasm-simd-threaded.wasm").unlink()
     with pytest.raises(ConversionError, match="onnxruntime-web"):
-        export(model, tmp_path / "page", "web", processor=processor, runtime=package)
+        export(model, tmp_path / "page", "web", processor=processor, runtime=web_runtime)
     assert not (tmp_path / "page").exists()
 
 
@@ -125,8 +114,7 @@ class Handler(PageHandler):
 def page(folder, tmp_path_factory):
     """The page in a browser; its attribute `foreign` lists the requests to other origins."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
+    if BROWSER is None:
         pytest.skip("no browser is installed")
     try:
         runtime = os.environ.get("HF_VIT_WEB_RUNTIME") or web.find_runtime()
@@ -142,7 +130,7 @@ def page(folder, tmp_path_factory):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/"
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox", *CAMERA])
+        chromium = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", *CAMERA])
         page = chromium.new_page(viewport={"width": 390, "height": 844})
         page.set_default_timeout(60_000)
         page.folder, page.models, page.foreign = output, models, []

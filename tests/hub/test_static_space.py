@@ -6,12 +6,8 @@ from ..local_hub import readme_of
 
 
 @pytest.mark.slow
-def test_model_and_space_link_each_other(hub, client, folder, tmp_path):
-    dist = tmp_path / "onnxruntime-web" / "dist"
-    dist.mkdir(parents=True)
-    for name in ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"):
-        (dist / name).write_text(name)
-    command = ["push", folder, "vit", "--license", "mit", "--static-space", "vit-page", "--runtime", dist.parent]
+def test_model_and_space_link_each_other(hub, client, folder, web_runtime):
+    command = ["push", folder, "vit", "--license", "mit", "--static-space", "vit-page", "--runtime", web_runtime]
     assert "spaces/alice/vit-page" in client(command)
     assert "spaces/alice/vit-page)" in readme_of(hub, "alice/vit")
     client(["push", folder, "vit"])
