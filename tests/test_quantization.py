@@ -35,9 +35,9 @@ def test_the_record_describes_the_quantization(quantized):
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        ("few", "15 images"),
+        ("few", " 15 "),
         ("damaged", "07.png"),
-        ("no processor", "image processor"),
+        ("no processor", "float"),
         ("bad share", "1.5"),
     ],
 )

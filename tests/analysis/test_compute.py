@@ -193,8 +193,8 @@ def test_the_command(run_command, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "model"),
-        (["B/16", "--table", "6"], "model"),
+        ([], "--table"),
+        (["B/16", "--table", "6"], "--table"),
         (["B/16", "--output", "out.png"], "--output"),
         (["--runs", "runs.csv"], "--runs"),
         (["B/16", "--dataset-size", "-3"], "dataset_size"),

@@ -162,7 +162,7 @@ def test_other_bad_input_is_refused(model, tmp_path):
     for path, options, message in (
         ("folder", {}, "NoneType"),
         ("folder", {"processor": processor, "size": "dynamic"}, "'dynamic'"),
-        ("model.xml", {"processor": processor}, "folder"),
+        ("model.xml", {"processor": processor}, "model.xml"),
     ):
         with pytest.raises(ConversionError, match=message):
             export(model, tmp_path / path, "openvino", **options)

@@ -66,7 +66,7 @@ def test_another_configuration_is_refused(name, pushed):
 def test_weights_that_are_cut_off_are_refused_by_their_size(pushed, hashed):
     size = os.path.getsize(pushed / "model.safetensors")
     os.truncate(pushed / "model.safetensors", size - 4)
-    with pytest.raises(ValueError, match=rf"{size - 4} bytes"):
+    with pytest.raises(ValueError, match=str(size - 4)):
         load(pushed)
     assert "model.safetensors" not in hashed
 

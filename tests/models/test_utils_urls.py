@@ -52,7 +52,7 @@ def test_a_refused_address_gets_no_request(serve, tmp_path, monkeypatch):
     server = serve(lambda handler: handler.send_error(404))
     for ask, error in ((read_image, ImageReadingError), (lambda url: fetch(url, tmp_path), SourceError)):
         monkeypatch.delenv("HF_VIT_ALLOW", raising=False)
-        with pytest.raises(error, match="encrypted"):
+        with pytest.raises(error, match="HF_VIT_ALLOW=http"):
             ask(f"{server.url}/picture.png")
         monkeypatch.setenv("HF_VIT_ALLOW", "http")
         with pytest.raises(error, match=r"127\.0\.0\.1"):
@@ -88,7 +88,7 @@ def test_redirects_are_followed(serve, tmp_path):
 
 def test_the_number_of_redirects_is_limited(serve):
     server = serve(redirect_to("/picture.png"))
-    with pytest.raises(ImageReadingError, match="5 redirects"):
+    with pytest.raises(ImageReadingError, match=" 5 "):
         read_image(f"{server.url}/picture.png")
     assert len(server.requests) == 6
 
