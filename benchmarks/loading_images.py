@@ -12,8 +12,8 @@ the part of the data workers with `--augment-on device`: they decode and crop.
 All run in one process without workers, in turns of one batch. The time is processor time, so that other load on the
 machine matters little. Bytes are those that the process read, from the disk or from the page cache.
 
-With --workers N, N workers read the parquet files, and the processor time is that of the training thread, which takes
-their batches: its own share of loading.
+With --workers N, N workers decode the images of the parquet files, and the processor time is that of the training
+thread, which takes their batches: its own share of loading.
 """
 
 import argparse
@@ -120,8 +120,8 @@ def _ours(options: argparse.Namespace, place: Path, streaming: bool, on_device: 
     """Yield the labels of endless batches."""
     from hf_vit.data.augmentation import TrainTransform
     from hf_vit.data.device_augmentation import CropTransform
-    from hf_vit.data.loaders import train_loader
-    from hf_vit.data.samplers import BatchLayout
+    from hf_vit.data.loaders import TrainDataset, train_loader
+    from hf_vit.data.samplers import BatchLayout, StepBatchSampler
     from hf_vit.data.sources import load_split
     from hf_vit.data.splits import open_split
 
@@ -129,7 +129,8 @@ def _ours(options: argparse.Namespace, place: Path, streaming: bool, on_device: 
     shares = BatchLayout(options.batch_size, options.batch_size)
     size = (options.size, options.size)
     transform = (CropTransform if on_device else TrainTransform)(size, crop_area=(0.08, 1.0), **changes)
-    for batch in train_loader(split, transform, 0, shares, range(_STEPS), options.workers):
+    batches = StepBatchSampler(shares, range(_STEPS), split.in_blocks)
+    for batch in train_loader(TrainDataset(split, transform, 0), batches, options.workers):
         yield batch["label"]
 
 

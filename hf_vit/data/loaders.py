@@ -5,10 +5,10 @@ import multiprocessing
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import accumulate, islice
+from itertools import chain, pairwise
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.image_reading import ImageReadingError, load_image, read_image, to_mode
 from .augmentation import Box, TrainTransform, sample_generator
-from .samplers import (
-    BalancedSampler,
-    BatchLayout,
-    BlockBatchSampler,
-    BlockSampler,
-    ShuffledSampler,
-    StepBatchSampler,
-    consecutive_batches,
-)
+from .samplers import BalancedSampler, BlockSampler, Draw, ShuffledSampler, StepBatchSampler
+from .shards import ShardedDataset
 from .splits import Split
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -50,12 +43,14 @@ class TrainDataset(Dataset):
         else:
             self.sampler = split.samples.sampler(seed) if split.is_sharded else ShuffledSampler(len(split), seed)
 
-    def __getitem__(self, position: int) -> dict[str, Any]:
+    def __getitem__(self, item: int | tuple[int, dict]) -> dict[str, Any]:
+        """Return the sample at a position. `ReadAhead` gives the position with its undecoded sample."""
+        position, read = item if isinstance(item, tuple) else (item, None)
         epoch, index = divmod(position, len(self.split))
         failure = None
         for skipped in range(len(self.split)):
             drawn = self.sampler.draw(epoch, (index + skipped * self.sampler.stride) % len(self.split))
-            sample = self.split.samples[drawn.row] if drawn.block is None else self.split.samples.read(drawn)
+            sample = self.split.samples[drawn.row] if read is None or skipped else read
             try:
                 image, rng = self.split.image(sample, drawn.row), sample_generator(self.seed, drawn.visit, drawn.row)
                 augmented, label = self.augment(image, rng), self.split.label(sample)
@@ -67,6 +62,10 @@ class TrainDataset(Dataset):
                 raise ValueError(f"an image of the training split has no label in the column {self.split.label_column}")
             return {**augmented, "label": label, "row": drawn.row, "skipped": skipped}
         raise ValueError(f"none of the {len(self.split)} images can be read: {failure}")
+
+    def draw(self, position: int) -> Draw:
+        """Return the row at a position."""
+        return self.sampler.draw(*divmod(position, len(self.split)))
 
     def augment(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Return the sample's "image" and other entries.
@@ -90,21 +89,6 @@ class TrainDataset(Dataset):
         return self.transform.sample(decoded, rng, box.scaled(decoded.height / height, decoded.width / width))
 
 
-class BlockDataset(TrainDataset):
-    """Training samples of shards that are read in blocks; takes the parts of a `BlockBatchSampler`."""
-
-    def __getitems__(self, part: tuple[list[int], list[int]]) -> list[dict[str, Any]]:
-        """Return the samples of a part; its blocks, and those of the next part, are prefetched."""
-        positions, following = part
-        self._prefetch(positions)
-        samples = [{**self[position], "position": position} for position in positions]
-        self._prefetch(following)
-        return samples
-
-    def _prefetch(self, positions: list[int]) -> None:
-        self.split.samples.prefetch(self.sampler.draw(*divmod(position, len(self.split))) for position in positions)
-
-
 class EvalDataset(Dataset):
     """Evaluation samples by index, prepared by the image processor; `valid` is False for an unreadable image.
 
@@ -121,8 +105,8 @@ class EvalDataset(Dataset):
     def __len__(self) -> int:
         return len(self.split)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        sample = self.split.samples[index]
+    def __getitem__(self, item: int | tuple[int, dict]) -> dict[str, Any]:
+        index, sample = item if isinstance(item, tuple) else (item, self.split.samples[item])
         image = self.split.image(sample, index)
         try:
             pixels = self._pixels(image, image["path"])
@@ -186,71 +170,6 @@ def collate_fn(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return batch
 
 
-def train_loader(
-    split: Split,
-    transform: TrainTransform,
-    seed: int,
-    layout: BatchLayout,
-    steps: range,
-    num_workers: int | str,
-    class_sampling: str = "natural",
-    prefetch_factor: int = 4,
-) -> Iterable[dict[str, torch.Tensor]]:
-    """Return the training batches of this process for the steps in `steps`, one per forward.
-
-    Args:
-        num_workers: a number, or "auto"; see `count_workers`.
-        prefetch_factor: batches that each worker loads ahead.
-    """
-    if split.is_sharded and split.samples.holds_blocks and class_sampling == "natural":
-        return BlockLoader(BlockDataset(split, transform, seed), layout, steps, num_workers, prefetch_factor)
-    dataset = TrainDataset(split, transform, seed, class_sampling)
-    return load_batches(dataset, StepBatchSampler(layout, steps), collate_fn, num_workers, prefetch_factor)
-
-
-class BlockLoader:
-    """Training batches of shards: the parts of all workers joined, with samples in the order of their positions.
-
-    With workers, a thread joins the parts and pins the batches, so that the training thread finds them ready.
-    """
-
-    def __init__(
-        self, dataset: BlockDataset, layout: BatchLayout, steps: range, num_workers: int | str, prefetch_factor: int
-    ):
-        self.num_workers = count_workers(num_workers)
-        self.parts = max(self.num_workers, 1)
-        batches = BlockBatchSampler(layout, dataset.split.samples.sampler(dataset.seed), steps, self.parts)
-        self.loader = load_batches(dataset, batches, collate_fn, self.num_workers, prefetch_factor, pin_memory=False)
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        parts = iter(self.loader)  # here, because torch reports a dead worker to the thread that starts them
-        joined = (join_parts([first, *islice(parts, self.parts - 1)]) for first in parts)
-        return prefetch(joined) if self.num_workers else joined
-
-
-def join_parts(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Join the parts of a batch, sorted by "position", in pinned memory if there is a GPU; each is copied once."""
-    parts = [part for part in parts if part]
-    order = torch.cat([part["position"] for part in parts]).argsort().argsort()
-    parts_of_order = order.split([len(part["position"]) for part in parts])
-    pins = torch.cuda.is_available()
-    batch = {}
-    for name, tensor in parts[0].items():
-        columns = [part[name] for part in parts]
-        length = sum(map(len, columns))
-        batch[name] = torch.empty((length, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=pins)
-        if name == "pixels":  # not stacked; "first" has the offsets
-            torch.cat(columns, out=batch[name])
-            continue
-        if name == "first":
-            begins = accumulate((len(part["pixels"]) for part in parts), initial=0)
-            columns = [first + begin for first, begin in zip(columns, begins, strict=False)]
-        for column, chosen in zip(columns, parts_of_order, strict=True):
-            batch[name].index_copy_(0, chosen, column)
-    del batch["position"]
-    return batch
-
-
 def prefetch(batches: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
     """Yield the items of an iterator that a thread advances, `ahead` items early."""
     end = object()
@@ -265,25 +184,25 @@ def prefetch(batches: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
         pool.shutdown(cancel_futures=True)
 
 
-def load_batches(
+def train_loader(
     dataset: TrainDataset,
-    batches: Any,
-    collate_fn: Callable,
+    batches: StepBatchSampler,
     num_workers: int | str,
     prefetch_factor: int = 4,
-    pin_memory: bool = True,
+    collate_fn: Callable = collate_fn,
 ) -> DataLoader:
-    """Return a loader of training batches.
+    """Return the training batches of this process, one per forward.
 
     Args:
         batches: batch sampler of positions.
-        pin_memory: pin the memory of batches, in a thread, if there is a GPU.
+        num_workers: a number, or "auto"; see `count_workers`.
+        prefetch_factor: batches that each worker loads ahead.
     """
     options = _worker_options(dataset.split, count_workers(num_workers))
     if options["num_workers"]:
         options["prefetch_factor"] = prefetch_factor
-    pins = pin_memory and torch.cuda.is_available()
-    return DataLoader(dataset, batch_sampler=batches, collate_fn=collate_fn, pin_memory=pins, **options)
+    sampler = _read_ahead(dataset, batches, dataset.draw)
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_fn, **options)
 
 
 def eval_loader(dataset: EvalDataset, batch_size: int, processes: int, rank: int, num_workers: int | str) -> DataLoader:
@@ -292,14 +211,40 @@ def eval_loader(dataset: EvalDataset, batch_size: int, processes: int, rank: int
     The processes may have different numbers and sizes of batches. Workers persist between evaluations, because starting
     them takes time.
     """
-    num_workers = count_workers(num_workers)
-    options = {**_worker_options(dataset.split, num_workers), "persistent_workers": num_workers > 0}
-    options["pin_memory"] = torch.cuda.is_available()
-    if dataset.split.is_sharded:
-        batches = consecutive_batches(len(dataset), processes, rank, max(num_workers, 1), batch_size)
-        return DataLoader(dataset, batch_sampler=batches, collate_fn=collate_fn, **options)
-    mine = Subset(dataset, range(rank, len(dataset), processes))
-    return DataLoader(mine, batch_size=batch_size, collate_fn=collate_fn, **options)
+    options = _worker_options(dataset.split, count_workers(num_workers))
+    options["persistent_workers"] = options["num_workers"] > 0
+    rows = range(rank, len(dataset), processes)
+    if dataset.split.is_sharded:  # a block has consecutive rows
+        rows = range(len(dataset) * rank // processes, len(dataset) * (rank + 1) // processes)
+    batches = _read_ahead(dataset, BatchSampler(rows, batch_size, drop_last=False), lambda row: Draw(row, 0))
+    return DataLoader(dataset, batch_sampler=batches, collate_fn=collate_fn, **options)
+
+
+class ReadAhead:
+    """Batch sampler for shards that are read in blocks: adds its undecoded sample to each position or row.
+
+    A thread of this process reads every block once, some batches ahead; data workers only decode.
+    """
+
+    def __init__(self, batches: Any, samples: ShardedDataset, draw: Callable[[int], Draw]):
+        self.batches, self.samples, self.draw = batches, samples, draw
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[tuple[int, dict]]]:
+        return prefetch(self._read())
+
+    def _read(self) -> Iterator[list[tuple[int, dict]]]:
+        drawn = ([(position, self.draw(position)) for position in batch] for batch in self.batches)
+        for batch, following in pairwise(chain(drawn, [[]])):
+            self.samples.prefetch(one for _, one in batch + following)
+            yield [(position, self.samples.read(one)) for position, one in batch]
+
+
+def _read_ahead(dataset: Any, batches: Any, draw: Callable[[int], Draw]) -> Any:
+    """Return `batches`, with their samples if they are read in blocks."""
+    return ReadAhead(batches, dataset.split.samples, draw) if dataset.split.in_blocks else batches
 
 
 def count_workers(num_workers: int | str) -> int:
@@ -347,6 +292,7 @@ def _worker_options(split: Split, num_workers: int) -> dict[str, Any]:
     connections, which a fork breaks, they are spawned.
     """
     options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": leave_process_group}
+    options["pin_memory"] = torch.cuda.is_available()
     if _uses_server(num_workers):
         options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _init_worker}
     elif num_workers and split.is_sharded and split.samples.uses_event_loop:

@@ -46,7 +46,7 @@ class NativeDataset(TrainDataset):
 
     def count_patches(self, position: int) -> int:
         """Number of patches of the image at a position, from its size alone; 0 if the size cannot be read."""
-        row, visit, _ = self.sampler.draw(*divmod(position, len(self.split)))
+        row, visit, _ = self.draw(position)
         if row not in self._sizes:
             try:
                 self._sizes[row] = read_size(self.split.image(self.split.samples[row], row))

@@ -10,14 +10,12 @@ and workers.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 _LARGEST_TABLE = 2**20  # 8 MB; longer permutations are computed index by index
 _ROUNDS = 6
-_IMBALANCE = 4 / 3  # largest ratio of the busiest worker's blocks to the mean; above it, workers share blocks
 _BUCKETED_STEPS = 8  # optimizer steps whose images are bucketed together
 
 
@@ -26,7 +24,6 @@ class Block(NamedTuple):
 
     lane: int
     window: tuple[int, int]  # (epoch, number within the lane); blocks of an earlier window are no longer needed
-    number: int  # within the window
     first: int  # first row that is needed in this window
     end: int  # last such row, exclusive
 
@@ -132,7 +129,7 @@ class BlockSampler:
         found = _block_at(starts, chosen)
         shift = int(self._first_rows[blocks[found]] - starts[found])
         needed = max(int(starts[found]), begin) + shift, min(int(starts[found + 1]), end) + shift
-        return Draw(chosen + shift, epoch, Block(lane, (epoch, number), found - block, *needed))
+        return Draw(chosen + shift, epoch, Block(lane, (epoch, number), *needed))
 
     def _blocks_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Blocks in the order of an epoch, and the first index of each, followed by the end."""
@@ -180,23 +177,35 @@ class BatchLayout:
         """Number, within the step, of this process's micro-batch in one forward."""
         return forward * self.processes + self.rank
 
-    def samples(self, forward: int) -> slice:
-        """Return the part of a step's samples that this process computes in one forward."""
+    def samples(self, forward: int, in_turn: bool = False) -> slice:
+        """Return the part of a step's samples that this process computes in one forward.
+
+        Args:
+            in_turn: deal the samples of a forward to the processes one by one.
+        """
+        if in_turn:
+            together = self.per_device * self.processes
+            return slice(forward * together + self.rank, (forward + 1) * together, self.processes)
         begin = self.micro_batch(forward) * self.per_device
         return slice(begin, begin + self.per_device)
 
 
 class StepBatchSampler:
-    """Batch sampler: the positions of this process, one batch per forward, for a range of steps."""
+    """Batch sampler: the positions of this process, one batch per forward, for a range of steps.
 
-    def __init__(self, layout: BatchLayout, steps: range):
-        self.layout, self.steps = layout, steps
+    Args:
+        in_turn: deal positions to the processes one by one. If the number of processes divides the number of lanes of a
+            `BlockSampler`, each lane then belongs to one process.
+    """
+
+    def __init__(self, layout: BatchLayout, steps: range, in_turn: bool = False):
+        self.layout, self.steps, self.in_turn = layout, steps, in_turn
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps:
             positions = self.positions(step)
             for forward in range(self.layout.accumulation):
-                yield list(positions[self.layout.samples(forward)])
+                yield list(positions[self.layout.samples(forward, self.in_turn)])
 
     def __len__(self) -> int:
         return len(self.steps) * self.layout.accumulation
@@ -231,69 +240,6 @@ class BucketBatchSampler(StepBatchSampler):
             drawn = np.random.default_rng((self.seed, number)).permutation(_BUCKETED_STEPS)
             self._bucketed = (number, steps[drawn])
         return self._bucketed[1][index].tolist()
-
-
-class BlockBatchSampler:
-    """Batch sampler for shards that are read in blocks: for each forward, one part per worker.
-
-    A part is a pair: the positions of this batch, and those of the worker's next one, whose blocks can be prefetched.
-    The positions of a forward over all processes do not depend on the number of processes. Process r takes every
-    position with position % processes == r. If the number of processes divides the number of lanes, each lane belongs
-    to one process. A worker reads whole lanes of its process where they can be shared evenly, else some of the blocks
-    of a window, so that as few workers as possible read the same block.
-    """
-
-    def __init__(self, layout: BatchLayout, sampler: BlockSampler, steps: range, workers: int):
-        self.layout, self.sampler, self.steps, self.workers = layout, sampler, steps, workers
-        self._step = layout.processes if sampler.lanes % layout.processes == 0 else 1  # between lanes of this process
-        self._lanes = sampler.lanes // self._step
-        self.by_lane = self._step == layout.processes and self._is_balanced(self._lanes)
-        blocks = self._lanes * sampler.window
-        self.readers = next(readers for readers in range(1, workers + 1) if self._is_balanced(blocks * readers))
-
-    def _is_balanced(self, shares: int) -> bool:
-        """Return whether workers have nearly the same number of this many equal shares."""
-        return -(-shares // self.workers) * self.workers <= _IMBALANCE * shares
-
-    def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:
-        for parts, following in pairwise(chain(self._batches(), [[[]] * self.workers])):
-            yield from zip(parts, following, strict=True)
-
-    def __len__(self) -> int:
-        return len(self.steps) * self.layout.accumulation * self.workers
-
-    def _batches(self) -> Iterator[list[list[int]]]:
-        """Yield the positions of each worker, for each forward."""
-        together = self.layout.per_device * self.layout.processes
-        for step in self.steps:
-            for forward in range(self.layout.accumulation):
-                start = step * self.layout.batch_size + forward * together
-                parts: list[list[int]] = [[] for _ in range(self.workers)]
-                for position in range(start + self.layout.rank, start + together, self.layout.processes):
-                    parts[self._worker_of(position)].append(position)
-                yield parts
-
-    def _worker_of(self, position: int) -> int:
-        epoch, index = divmod(position, self.sampler.size)
-        lane = index % self.sampler.lanes // self._step
-        if self.by_lane:
-            return lane % self.workers
-        block = self.sampler.draw(epoch, index).block
-        assert block is not None
-        share = (block.number * self._lanes + lane) * self.readers
-        return (share + position // self.layout.processes % self.readers) % self.workers
-
-
-def consecutive_batches(length: int, processes: int, rank: int, workers: int, batch_size: int) -> list[list[int]]:
-    """Return batches of row numbers that cover every row once over all processes.
-
-    Each process, and each of its workers, reads consecutive rows. Batches of the workers alternate, because a
-    DataLoader gives batches to its workers in turn.
-    """
-    mine = np.array_split(np.arange(length), processes)[rank]
-    runs = [run.tolist() for run in np.array_split(mine, workers)]
-    begins = range(0, len(runs[0]), batch_size)
-    return [run[begin : begin + batch_size] for begin in begins for run in runs if begin < len(run)]
 
 
 def permute(indices: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:

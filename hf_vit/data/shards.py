@@ -34,15 +34,16 @@ class ShardedDataset:
     """Rows of shards, a sequence of {image column: {"bytes", "path"}, label column: label}."""
 
     def __init__(self, index: ShardIndex, together: int | None = None):
-        self.index, self.features = index, index.features
+        self.index, self.features, self.together = index, index.features, together
         self.is_local = all("://" not in file for file in index.files)
         self._length = len(index.units["rows"]) if index.is_tar else int(index.units["rows"].sum())
         self.holds_blocks = not (self.is_local and index.is_tar)
         self._divide(together)
-        self._held: dict[int, tuple[Any, dict[int, Future]]] = {}
+        self._held: dict[tuple[int, tuple[int, int]], dict[int, Future]] = {}  # blocks by lane, window and first row
+        self._windows: dict[int, tuple[int, int]] = {}  # that were last read, by lane
         self._descriptors: dict[int, int] = {}
         self._footers: dict[int, Any] = {}
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        self._process, self._pool = 0, ThreadPoolExecutor(_THREADS)  # which starts threads when they are needed
 
     def _divide(self, together: int | None) -> None:
         """Choose lanes, blocks and windows from the index."""
@@ -77,27 +78,28 @@ class ShardedDataset:
     def __len__(self) -> int:
         return self._length
 
-    def __getstate__(self) -> dict[str, Any]:
-        """State for pickling, without open files and threads of this process."""
-        return {**self.__dict__, "_held": {}, "_descriptors": {}, "_footers": {}, "_pool": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardedDataset, (self.index, self.together)  # without open files and threads
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        number = int(np.searchsorted(self._first_rows, row, "right")) - 1
-        first = int(self._first_rows[number])
-        return self.read(Draw(row, 0, Block(-1, (0, number), 0, first, first + int(self.block_lengths[number]))))
+        return self.read(Draw(row, 0))
 
     def read(self, drawn: Draw) -> dict[str, Any]:
-        """Read one row.
+        """Read one row; a block is held until the row of another window of its lane is read.
 
         Raises:
             ValueError: the shard is damaged or has changed.
             OSError: it cannot be read.
         """
-        row, block = drawn.row, drawn.block
-        assert block is not None
+        row = drawn.row
         if not self.holds_blocks:
             return self._sample(row, self._read_local(row))
+        block = self._block_of(drawn)
         content = self._request(block).result()
+        before = self._windows.setdefault(block.lane, block.window)
+        if before != block.window:
+            del self._held[block.lane, before]
+            self._windows[block.lane] = block.window
         if self.index.is_tar:
             position, size = self._extent(row)
             begin = position - self._extent(block.first)[0]
@@ -105,26 +107,27 @@ class ShardedDataset:
         return self._row_of_table(content, row)
 
     def prefetch(self, drawn: Iterable[Draw]) -> None:
-        """Start fetching the blocks of the next rows, in the first window of each lane."""
-        windows: dict[int, tuple[int, int]] = {}
-        for _, _, block in drawn:
-            if block is not None and windows.setdefault(block.lane, block.window) == block.window:
-                self._request(block)
+        """Start fetching the blocks of the next rows."""
+        for one in drawn:
+            self._request(self._block_of(one))
+
+    def _block_of(self, drawn: Draw) -> Block:
+        """Block of a row; without one, the whole block with the row, which is in a window of its own."""
+        if drawn.block is not None:
+            return drawn.block
+        number = int(np.searchsorted(self._first_rows, drawn.row, "right")) - 1
+        first = int(self._first_rows[number])
+        return Block(-1, (0, number), first, first + int(self.block_lengths[number]))
 
     def _request(self, block: Block) -> Future:
-        """Return a block, read or being read; drop the blocks of earlier windows of its lane."""
-        window, blocks = self._held.get(block.lane, (None, {}))
-        if window != block.window:
-            window, blocks = self._held[block.lane] = (block.window, {})
-        if block.first in blocks:
-            return blocks[block.first]
-        if self.is_local:  # read at once: a thread would not be faster
-            future = blocks[block.first] = Future()
-            future.set_result(self._fetch(block))
-            return future
-        if self._pool is None or self._pool[0] != os.getpid():  # the threads of the parent do not survive a fork
-            self._pool = (os.getpid(), ThreadPoolExecutor(_THREADS))
-        return blocks.setdefault(block.first, self._pool[1].submit(self._fetch, block))
+        """Return a block, read or being read."""
+        if self._process != os.getpid():  # after a fork: the threads of the parent do not survive it
+            self._process, self._pool = os.getpid(), ThreadPoolExecutor(_THREADS)
+            self._held, self._windows = {}, {}
+        blocks = self._held.setdefault((block.lane, block.window), {})
+        if block.first not in blocks:
+            blocks[block.first] = self._pool.submit(self._fetch, block)
+        return blocks[block.first]
 
     def _fetch(self, block: Block) -> Any:
         file = self._file_of(block.first)

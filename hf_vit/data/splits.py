@@ -59,6 +59,11 @@ class Split:
         """Return whether the images are in shards, whose labels are not read in advance."""
         return isinstance(self.samples, ShardedDataset)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Return whether the images are in shards that are read in blocks of rows."""
+        return self.is_sharded and self.samples.holds_blocks
+
     def image(self, sample: dict, row: int) -> dict[str, Any]:
         """Return a sample's undecoded image, {"bytes", "path"}; the path is its name in messages."""
         image = sample[self.image_column] or {"bytes": None, "path": None}

@@ -13,9 +13,9 @@ from ..data.augmentation import ArrayTransform, TrainTransform
 from ..data.device_augmentation import CropTransform
 from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import distinguish, names_of
-from ..data.loaders import load_batches, train_loader
+from ..data.loaders import TrainDataset, train_loader
 from ..data.native_resolution import NativeDataset, collate_patches
-from ..data.samplers import BatchLayout, BucketBatchSampler
+from ..data.samplers import BatchLayout, BucketBatchSampler, StepBatchSampler
 from ..data.splits import Split
 from ..devices import (
     can_compile,
@@ -162,13 +162,14 @@ def training_batches(
     steps: range,
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Return the training batches of this process for a range of steps, one per forward."""
+    loading = settings.num_workers, settings.prefetch_factor
     if settings.preset == "native":
         patches = as_pair(processor.patch_size), processor.max_num_patches, settings.token_drop
         dataset = NativeDataset(split, transform, settings.seed, settings.class_sampling, *patches)
         batches = BucketBatchSampler(layout, steps, dataset.count_patches, settings.seed)
-        return load_batches(dataset, batches, collate_patches, settings.num_workers, settings.prefetch_factor)
-    where = settings.seed, layout, steps, settings.num_workers, settings.class_sampling
-    return train_loader(split, transform, *where, settings.prefetch_factor)
+        return train_loader(dataset, batches, *loading, collate_patches)
+    dataset = TrainDataset(split, transform, settings.seed, settings.class_sampling)
+    return train_loader(dataset, StepBatchSampler(layout, steps, split.in_blocks), *loading)
 
 
 def check_evaluation(settings: TrainingSettings, split: Split | None, config: Any) -> None:

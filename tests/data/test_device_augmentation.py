@@ -8,7 +8,7 @@ from PIL import Image
 from hf_vit.data import device_augmentation
 from hf_vit.data.augmentation import TrainTransform, sample_generator
 from hf_vit.data.device_augmentation import CropTransform, DeviceAugmentation
-from hf_vit.data.loaders import collate_fn, train_loader
+from hf_vit.data.loaders import collate_fn
 from hf_vit.data.randaugment import NAMES, Operation, apply
 from hf_vit.data.samplers import BatchLayout
 from hf_vit.data.sources import load_digits, load_split
@@ -18,6 +18,7 @@ from hf_vit.scripts.pretrain import pretrain
 
 from ..photographs import encode
 from ..processes import DIGITS, arguments, weights
+from .test_loaders import make_loader
 
 SIZE = (20, 36)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -120,7 +121,7 @@ def test_parts_of_several_workers_are_joined(shards, workers):
     split = open_split(load_split(str(shards), "train", streaming=True))
     options = {"size": (12, 10), "mode": "L", "randaugment_layers": 1, "randaugment_magnitude": 9}
     plain, for_device = (
-        list(train_loader(split, transform(**options), 3, BatchLayout(60, 60), range(4), number))
+        list(make_loader(split, transform(**options), 3, BatchLayout(60, 60), range(4), number))
         for transform, number in ((TrainTransform, 0), (CropTransform, workers))
     )
     augmentation = DeviceAugmentation(TrainTransform(**options), DEVICE)

@@ -49,6 +49,12 @@ def make(count: int = 13, **columns) -> datasets.Dataset:
     return datasets.Dataset.from_dict(values, features=datasets.Features(features))
 
 
+def make_loader(split, transform, seed: int, layout: BatchLayout, steps: range, workers: int, class_sampling="natural"):
+    """The training batches of one process."""
+    batches = StepBatchSampler(layout, steps, split.in_blocks)
+    return train_loader(TrainDataset(split, transform, seed, class_sampling), batches, workers)
+
+
 def write_tar(file: Path, rows: range, label="{}", image=as_png, classes=3) -> None:
     """Write a shard of images and their class numbers."""
     with tarfile.open(file, "w") as archive:
@@ -149,7 +155,7 @@ def test_idx_file_cut_short(tmp_path):
 def batches_of(request):
     def make_batches(split, workers: int, start: int = 0, processes: int = 1, rank: int = 0) -> list[dict]:
         shares = BatchLayout(6, 3, processes, rank)
-        return list(train_loader(split, TRANSFORM, 5, shares, range(start, 6), workers, request.param))
+        return list(make_loader(split, TRANSFORM, 5, shares, range(start, 6), workers, request.param))
 
     return make_batches
 
@@ -179,7 +185,7 @@ def test_every_epoch_shows_every_sample_once():
     positions = [p for batch in StepBatchSampler(BatchLayout(6, 3), range(13)) for p in batch]
     assert positions == list(range(78))
     split = open_split(make(index=(datasets.Value("int64"), list(range(13)))))
-    loader = train_loader(split, TRANSFORM, 5, BatchLayout(13, 13), range(3), 0)
+    loader = make_loader(split, TRANSFORM, 5, BatchLayout(13, 13), range(3), 0)
     orders = [loader.dataset.sampler.rows(epoch, np.arange(13)).tolist() for epoch in range(3)]
     assert all(sorted(order) == list(range(13)) for order in orders)
     assert orders[0] != orders[1] != orders[2]
@@ -239,10 +245,10 @@ def test_reduced_decoding_shows_the_same_crops(monkeypatch, crop, orientation):
     monkeypatch.setattr(JpegImageFile, "load", lambda self: (decoded.append(max(self.size)), load(self))[1])
     for size, sides in {(30, 50): {102, 203, 405, 810}, (900, 1000): {810}}.items():
         transform = TrainTransform(size, crop, (0.005, 1.0), antialias=True)
-        plain = next(iter(train_loader(split, transform, 0, BatchLayout(25, 25), range(1), 0)))["image"].float()
+        plain = next(iter(make_loader(split, transform, 0, BatchLayout(25, 25), range(1), 0)))["image"].float()
         decoded.clear()
         reduced = replace(transform, reduced_decoding=True)
-        images = next(iter(train_loader(split, reduced, 0, BatchLayout(25, 25), range(1), 0)))["image"].float()
+        images = next(iter(make_loader(split, reduced, 0, BatchLayout(25, 25), range(1), 0)))["image"].float()
         assert set(decoded) <= sides
         assert crop == "none" or size == (900, 1000) or len(set(decoded)) > 2
         difference = (images - plain).abs().mean(dim=(1, 2, 3))  # levels; of other crops, 40 and more
@@ -255,7 +261,7 @@ def test_broken_images_are_replaced_and_counted():
     broken = make(4).remove_columns("img").add_column("img", [{"bytes": content, "path": None} for content in contents])
     broken = broken.cast_column("img", datasets.Image())
     split = open_split(broken)
-    batch = next(iter(train_loader(split, TRANSFORM, 0, BatchLayout(4, 4), range(1), 0)))
+    batch = next(iter(make_loader(split, TRANSFORM, 0, BatchLayout(4, 4), range(1), 0)))
     assert batch["skipped"].sum() == 1
     samples = EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
     assert [samples[n]["valid"] for n in range(4)] == [True, True, False, True]

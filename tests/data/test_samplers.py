@@ -84,7 +84,6 @@ def test_lanes_follow_their_definition_from_any_index(lanes, window):
         row, visit, block = order.draw(epoch, place)
         assert (row, visit, block.lane) == (epochs[epoch][place], epoch, place % lanes)
         assert block.first <= row < block.end <= order.size
-        assert 0 <= block.number < window
 
 
 def test_rows_of_a_block_are_spread_over_the_epoch():
