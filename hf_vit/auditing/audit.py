@@ -37,12 +37,17 @@ class AuditedImage:
         group: number of its split, in the order of training, validation and test; -1 for the other data set.
         file: {"bytes", "path"}
         label: name of its class.
+        number: number of its class; -1 for the other data set, whose images have no issues themselves.
+        features: (features,) of the model.
     """
 
     name: str
     group: int
     file: dict[str, Any]
     label: str
+    number: int
+    measures: Measures
+    features: torch.Tensor
 
 
 def audit(
@@ -91,8 +96,7 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
     shared = {one.name for one in fields(EvaluateSettings)} & {one.name for one in fields(AuditSettings)}
     extractor = Extractor(EvaluateSettings(**{name: getattr(settings, name) for name in shared}), accelerator)
     images: list[AuditedImage] = []
-    measures: list[Measures] = []
-    features, labels, unreadable = [], [], []
+    unreadable: list[Issue] = []
     for (dataset, name), split in splits.items():
         is_other = dataset != settings.dataset
         raw = training_images(settings) if is_other else replace(settings, exclude=None, relabel=None)
@@ -106,14 +110,12 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
             if one is None or row not in rows:
                 unreadable += [] if is_other else [Issue(names[row], "unreadable", 1.0)]
                 continue
-            number = int(found.labels[rows[row]])
-            label = "" if is_other else classes[number]
             image = str(Path(dataset, names[row])) if is_other else names[row]
-            images.append(AuditedImage(image, group, split.image(split.samples[row], row), label))
-            measures.append(one)
-            features.append(found.values[rows[row]])
-            labels.append(-1 if is_other else number)
-    issues = find_issues(images, measures, torch.stack(features), torch.tensor(labels), classes) + unreadable
+            number = -1 if is_other else int(found.labels[rows[row]])
+            label = "" if is_other else classes[number]
+            file = split.image(split.samples[row], row)
+            images.append(AuditedImage(image, group, file, label, number, one, found.values[rows[row]]))
+    issues = find_issues(images, classes) + unreadable
     if settings.output_dir and accelerator.is_main_process:
         output = Path(settings.output_dir)
         output.mkdir(parents=True, exist_ok=True)
@@ -162,39 +164,29 @@ def _rank(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
-def find_issues(
-    images: Sequence[AuditedImage],
-    measures: list[Measures],
-    features: torch.Tensor,
-    labels: torch.Tensor,
-    classes: Sequence[str],
-) -> list[Issue]:
-    """Return the issues of the images, sorted by kind, the clearest first.
-
-    Args:
-        features: (images, features)
-        labels: (images,) class numbers; -1 for images of the other data set, which have no issues themselves.
-        classes: names of the classes.
-    """
-    own = (labels >= 0).nonzero().flatten().tolist()
-    names = [image.name for image in images]
-    errors, probabilities = find_label_errors(features[own], labels[own], len(classes))
+def find_issues(images: Sequence[AuditedImage], classes: Sequence[str]) -> list[Issue]:
+    """Return the issues of the images, sorted by kind, the clearest first; `classes` are the names of the classes."""
+    own = [image for image in images if image.number >= 0]
+    features, labels = torch.stack([image.features for image in own]), torch.tensor([image.number for image in own])
+    errors, probabilities = find_label_errors(features, labels, len(classes))
     issues = []
     for row in errors:
-        image, chances = images[own[row]], probabilities[row]
+        image, chances = own[row], probabilities[row]
         best = int(chances.argmax())
-        score = float(chances[best] - chances[int(labels[own[row]])])
+        score = float(chances[best] - chances[image.number])
         issues.append(Issue(image.name, "label_error", score, image.label, classes[best]))
-    issues += find_repeated(images, measures, features)
-    poor = find_poor_images([measures[row] for row in own]) | {"outlier": find_outliers(features[own])}
+    issues += find_repeated(images)
+    poor = find_poor_images([image.measures for image in own]) | {"outlier": find_outliers(features)}
     for kind, scores in poor.items():
-        issues += [Issue(names[own[row]], kind, score, images[own[row]].label) for row, score in scores.items()]
+        issues += [Issue(own[row].name, kind, score, own[row].label) for row, score in scores.items()]
     return sorted(issues, key=lambda issue: (list(KINDS).index(issue.issue), -issue.score))
 
 
-def find_repeated(images: Sequence[AuditedImage], measures: list[Measures], features: torch.Tensor) -> list[Issue]:
+def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
     """Return leaks, and exact and near duplicates within a split; the copy with the most pixels is not an issue."""
-    pairs = find_near_duplicates(features, torch.from_numpy(np.stack([one.picture for one in measures])))
+    measures = [image.measures for image in images]
+    pictures = torch.from_numpy(np.stack([one.picture for one in measures]))
+    pairs = find_near_duplicates(torch.stack([image.features for image in images]), pictures)
     by_digest: dict[str, int] = {}
     for row, one in enumerate(measures):
         if (first := by_digest.setdefault(one.digest, row)) != row:

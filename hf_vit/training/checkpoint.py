@@ -15,7 +15,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,7 @@ class Checkpoints:
         """
         self.wait()
         content = json.dumps({**state, "format": FORMAT, "tensors": list(tensors)}) if _rank() == 0 else ""
-        writer = _Writer(self.folder, step, content, self.keep, _number_files(tensors))
+        writer = _Writer(self, step, content, _number_files(tensors))
         self._saving = self._thread.submit(writer.save, _copy_local_tensors(tensors), _communication_options()), writer
 
     def wait(self) -> None:
@@ -121,7 +121,7 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Folders of the checkpoints, oldest first."""
-        return _paths(self.folder)
+        return sorted(path for path in self.folder.glob("step_*") if re.fullmatch(r"step_\d{8}", path.name))
 
     def newest(self) -> tuple[Path | None, dict[Path, str]]:
         """Return the newest intact checkpoint, and a description of the damage of each newer one."""
@@ -141,15 +141,14 @@ class _Writer(HuggingFaceStorageWriter):
 
     Args:
         state: content of state.json, on the main process.
-        keep: number of checkpoints to keep.
         files: number of the file of each tensor, from 1.
     """
 
-    def __init__(self, folder: Path, step: int, state: str, keep: int, files: dict[str, int]):
-        self.target = folder / f"step_{step:08d}"
-        draft = folder / f".{step:08d}.incomplete.{self.target.name}"
+    def __init__(self, checkpoints: Checkpoints, step: int, state: str, files: dict[str, int]):
+        self.target = checkpoints.folder / f"step_{step:08d}"
+        draft = checkpoints.folder / f".{step:08d}.incomplete.{self.target.name}"
         super().__init__(str(draft), fqn_to_index_mapping=files, save_distributed=True)
-        self.state, self.keep = state, keep
+        self.checkpoints, self.state = checkpoints, state
 
     def save(self, share: dict[str, Any], exchange: dict[str, Any]) -> None:
         """Write this process's share of the tensors; after an error, delete the unfinished checkpoint."""
@@ -190,13 +189,9 @@ class _Writer(HuggingFaceStorageWriter):
             flush_to_disk(entry)
         os.rename(draft, self.target)
         flush_to_disk(self.target.parent)
-        earlier = [path for path in _paths(self.target.parent) if path < self.target]
-        for old in earlier[: max(len(earlier) + 1 - self.keep, 0)]:
+        earlier = [path for path in self.checkpoints.paths() if path < self.target]
+        for old in earlier[: max(len(earlier) + 1 - self.checkpoints.keep, 0)]:
             shutil.rmtree(old)
-
-
-def _paths(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step_*") if re.fullmatch(r"step_\d{8}", path.name))
 
 
 def _communication_options() -> dict[str, Any]:
@@ -478,42 +473,32 @@ def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]
 
 @contextmanager
 def locked_output(output: Path, settings: TrainingSettings, accelerator: Accelerator) -> Iterator[None]:
-    """Create the output folder of a run, and lock it against other runs.
+    """Create the output folder of a run, and lock it against other runs, if the file system supports locks.
+
+    Data workers do not inherit a lock of `lockf`, so the run can be resumed as soon as its main process is dead.
 
     Raises:
         SettingsError: another run uses the folder; or it is not empty, and neither `resume` nor `overwrite` is set.
         FileExistsError: `overwrite` is set, but the folder has files that no run has written.
     """
-    with _locked(output) if accelerator.is_main_process else nullcontext():
-        if accelerator.is_main_process and not settings.resume:
-            _delete_earlier_run(output, settings.overwrite)
+    with ExitStack() as stack:
+        if accelerator.is_main_process:
+            output.mkdir(parents=True, exist_ok=True)
+            if fcntl is not None:
+                lock = stack.enter_context(open(output / LOCK, "wb"))
+                try:
+                    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except (BlockingIOError, PermissionError):
+                    raise SettingsError(
+                        f"another process is training in {output}: wait until it ends, or choose another --output-dir"
+                    ) from None
+                except OSError:  # a file system without locks
+                    pass
+                stack.callback((output / LOCK).unlink, missing_ok=True)
+            if not settings.resume:
+                _delete_earlier_run(output, settings.overwrite)
         accelerator.wait_for_everyone()
         yield
-
-
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Create the folder and lock it, if the file system supports locks.
-
-    Data workers do not inherit a lock of `lockf`, so the run can be resumed as soon as its main process is dead.
-    """
-    output.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
-        yield
-        return
-    with open(output / LOCK, "wb") as lock:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            raise SettingsError(
-                f"another process is training in {output}: wait until it ends, or choose another --output-dir"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        try:
-            yield
-        finally:
-            (output / LOCK).unlink(missing_ok=True)
 
 
 def _delete_earlier_run(output: Path, overwrite: bool) -> None:

@@ -35,31 +35,29 @@ def is_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return top == targets.amax(dim=1)
 
 
-class Mixer:
-    """Mixup or CutMix: mix each image of a batch with its neighbor, and their targets in the same way.
+def mix(
+    pixel_values: torch.Tensor,
+    targets: torch.Tensor,
+    rng: np.random.Generator,
+    mixup_alpha: float = 0.0,
+    cutmix_alpha: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mix each image of a batch with its neighbor, by mixup or CutMix, and their targets in the same way.
 
     As in big_vision (`get_mixup` in utils.py), a batch has one mixing weight, and the partner of an image is the one
     before it. The weight of mixup is max(a, 1 - a) with a from Beta(alpha, alpha), so that the image itself dominates.
     With both alphas set, each batch is mixed by one of the two, with equal probability.
 
     Args:
+        pixel_values, targets: (batch, channels, height, width) and (batch, num_labels)
         mixup_alpha, cutmix_alpha: parameters of the Beta distributions; 0: off.
     """
-
-    def __init__(self, mixup_alpha: float = 0.0, cutmix_alpha: float = 0.0):
-        self.mixup_alpha = mixup_alpha
-        self.cutmix_alpha = cutmix_alpha
-
-    def __call__(
-        self, pixel_values: torch.Tensor, targets: torch.Tensor, rng: np.random.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mix (batch, channels, height, width) and (batch, num_labels); the shapes stay the same."""
-        if not self.mixup_alpha and not self.cutmix_alpha:
-            return pixel_values, targets
-        if not self.cutmix_alpha or (self.mixup_alpha and rng.random() < 0.5):
-            weight = rng.beta(self.mixup_alpha, self.mixup_alpha)
-            return mixup(pixel_values, targets, max(weight, 1 - weight))
-        return cutmix(pixel_values, targets, rng.beta(self.cutmix_alpha, self.cutmix_alpha), rng)
+    if not mixup_alpha and not cutmix_alpha:
+        return pixel_values, targets
+    if not cutmix_alpha or (mixup_alpha and rng.random() < 0.5):
+        weight = rng.beta(mixup_alpha, mixup_alpha)
+        return mixup(pixel_values, targets, max(weight, 1 - weight))
+    return cutmix(pixel_values, targets, rng.beta(cutmix_alpha, cutmix_alpha), rng)
 
 
 def mixup(pixel_values: torch.Tensor, targets: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,13 +153,13 @@ class Classification:
         self, settings: TrainingSettings, normalizer: Normalizer, num_labels: int, weights: torch.Tensor | None = None
     ):
         self.loss, self.label_smoothing = settings.loss, settings.label_smoothing
-        self.mixer = Mixer(settings.mixup_alpha, settings.cutmix_alpha)
+        self.alphas = settings.mixup_alpha, settings.cutmix_alpha
         self.normalizer, self.num_labels, self.weights = normalizer, num_labels, weights
 
     def prepare(self, batch: Batch, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normalized pixels and the targets (batch, num_labels), both mixed."""
         targets = make_targets(batch["label"], self.num_labels, self.label_smoothing, self.loss)
-        return self.mixer(self.normalizer(batch["image"]), targets, rng)
+        return mix(self.normalizer(batch["image"]), targets, rng, *self.alphas)
 
     def __call__(self, model, batch, rng, **sizes):
         pixel_values, targets = self.prepare(batch, rng)

@@ -5,7 +5,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -145,9 +145,10 @@ def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = 
     compact, betas = settings.momentum_dtype == "bfloat16", (settings.adam_beta1, settings.adam_beta2)
     if settings.optimizer == "muon":
         matrices, others = split_for_muon(model, groups)
-        return MuonWithAdamW(
-            matrices, others, settings.learning_rate, settings.momentum, betas, settings.adam_epsilon, fused
-        )
+        rate, momentum = settings.learning_rate, settings.momentum
+        parts: list[Any] = [torch.optim.Muon(matrices, rate, momentum=momentum, adjust_lr_fn="match_rms_adamw")]
+        parts += [torch.optim.AdamW(others, rate, betas, settings.adam_epsilon, fused=fused)] if others else []
+        return MuonWithAdamW(parts)
     if settings.optimizer == "adamw":
         if compact:
             return Bfloat16MomentumAdamW(groups, settings.learning_rate, betas, settings.adam_epsilon)
@@ -365,26 +366,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
     A sharded matrix (a DTensor) gets the same update as a whole one, up to the order of bfloat16 rounding.
 
     Args:
-        matrices: groups of two-dimensional parameters, for Muon.
-        others: groups for AdamW.
-        momentum: momentum of Muon.
-        betas, eps, fused: arguments of AdamW.
+        parts: Muon, and AdamW if it has parameters.
     """
 
-    def __init__(
-        self,
-        matrices: Sequence[dict[str, Any]],
-        others: Sequence[dict[str, Any]],
-        lr: float,
-        momentum: float,
-        betas: tuple[float, float],
-        eps: float,
-        fused: bool,
-    ):
-        muon = torch.optim.Muon(matrices, lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
-        self._parts = [muon]
-        self._parts += [torch.optim.AdamW(others, lr, betas, eps, fused=fused)] if others else []
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
+    def __init__(self, parts: list[torch.optim.Optimizer]):
+        self._parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has two overloads

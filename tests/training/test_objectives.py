@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_vit.evaluation.predictions import make_targets
-from hf_vit.training.objectives import Mixer, Normalizer, balanced_weights, cutmix, is_correct, mixup
+from hf_vit.training.objectives import Normalizer, balanced_weights, cutmix, is_correct, mix, mixup
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def test_mixup_equals_big_vision(originals, run):
 
 
 def test_mixing_weights_are_distributed_as_in_big_vision(originals):
-    mixer, rng, images = Mixer(mixup_alpha=0.2), np.random.default_rng(0), torch.zeros(2, 1, 1, 1)
-    weights = [mixer(images, torch.eye(2), rng)[1][0, 0].item() for _ in range(20_000)]
+    rng, images = np.random.default_rng(0), torch.zeros(2, 1, 1, 1)
+    weights = [mix(images, torch.eye(2), rng, 0.2)[1][0, 0].item() for _ in range(20_000)]
     ours = np.quantile(weights, np.linspace(0, 1, 101))
     np.testing.assert_allclose(ours, originals["mixup/weights_at_0.2_quantiles"], rtol=0, atol=0.02)
 
@@ -53,11 +53,11 @@ def test_cutmix_is_a_copy_of_the_rectangle():
         np.testing.assert_allclose(soft, kept * targets + (1 - kept) * targets.roll(1, 0), rtol=1e-6)
 
 
-def test_mixer_is_off_by_default_and_keeps_an_image_mostly_itself():
+def test_mixing_is_off_by_default_and_keeps_an_image_mostly_itself():
     images, targets = torch.randn(4, 3, 5, 6), torch.eye(4)
-    assert Mixer()(images, targets, np.random.default_rng(0))[0] is images
-    mixer, rng = Mixer(mixup_alpha=0.5), np.random.default_rng(0)
-    weights = [mixer(images, targets, rng)[1][0, 0].item() for _ in range(50)]
+    assert mix(images, targets, np.random.default_rng(0))[0] is images
+    rng = np.random.default_rng(0)
+    weights = [mix(images, targets, rng, 0.5)[1][0, 0].item() for _ in range(50)]
     assert min(weights) >= 0.5
     assert len(set(weights)) == 50
 
