@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,13 @@ def plan(
     forwards = result.steps * run.batch_size + _EVALUATIONS * held_out / 3
     accelerator = start_accelerator(replace(run, report_to="none", num_workers=0))
     shorter_side = data["shorter_side"][1]
-    found: Any = [_fit_into_time(run, given, split, accelerator, forwards, minutes * 60, shorter_side)]
+    sizes: list[Any] = [size for size in _SIZES if size <= max(shorter_side, _USUAL_SIZE)]
+    sizes = sizes if given.get("image_size") is None else [given["image_size"]]
+
+    def measure(model: str, size: Any) -> float:
+        return forwards * _seconds_per_image(replace(run, model=model, image_size=size), given, split, accelerator)
+
+    found: Any = [_fit_into_time(measure, [given["model"]] if "model" in given else list(MODELS), sizes, minutes * 60)]
     network, size, result.seconds = broadcast_object_list(found)[0]  # processes measure different times
     is_long = result.seconds > minutes * 60
     fits = f"the largest that can finish in {minutes:g} minutes on {describe_device(accelerator.device)}"
@@ -211,30 +218,16 @@ def _read(split: Split) -> tuple[Counter[bytes], np.ndarray]:
 
 
 def _fit_into_time(
-    run: FinetuneSettings,
-    given: dict[str, Any],
-    split: Split,
-    accelerator: Accelerator,
-    forwards: float,
-    limit: float,
-    shorter_side: int,
+    measure: Callable[[str, Any], float], models: list[str], sizes: list[Any], limit: float
 ) -> tuple[str, Any, float]:
     """Return the largest model that fits at 224 pixels, its largest image size that fits, and the seconds of the run.
 
     Args:
-        forwards: number of images in all training steps, plus a third of the number of evaluated images.
+        measure: seconds of the run for a model at an image size.
         limit: time limit in seconds.
     """
-
-    def measure(model: str, size: Any) -> float:
-        return forwards * _seconds_per_image(replace(run, model=model, image_size=size), given, split, accelerator)
-
-    sizes = [size for size in _SIZES if size <= max(shorter_side, _USUAL_SIZE)]
-    usual = _USUAL_SIZE
-    if given.get("image_size") is not None:
-        sizes, usual = [], given["image_size"]
-    models = [given["model"]] if "model" in given else list(MODELS)
-    model, size, seconds = models[0], usual, measure(models[0], usual)
+    usual = _USUAL_SIZE if _USUAL_SIZE in sizes else sizes[0]
+    model, seconds = models[0], measure(models[0], usual)
     for larger in models[1:]:
         # The next model takes at least twice as long
         if 2 * seconds > limit or (needed := measure(larger, usual)) > limit:
