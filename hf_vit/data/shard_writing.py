@@ -69,9 +69,8 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
         todo = [(number, file) for number, file in zip(shards, files, strict=True) if not file.exists()]
         write = partial(_write_shard, plan, split_name)
         with ProcessPoolExecutor(max(workers, 1), multiprocessing.get_context("spawn")) as pool:
-            run: Any = (
-                pool.map if workers > 1 and len(todo) > 1 else map
-            )  # the pool starts processes for its first task
+            # The pool starts processes for its first task
+            run: Any = pool.map if workers > 1 and len(todo) > 1 else map
             list(tqdm(run(write, todo), f"Writing {split_name}", len(todo), unit=" shards"))
         written[split_name] = index_shards([file.as_posix() for file in files], split.label_names)
         if missing := len(split) - written[split_name]:

@@ -128,9 +128,8 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
         "resize": None if settings.resize is None else as_pair(settings.resize),
         "flip": settings.flip,
         "antialias": settings.antialias,
-        "background": tuple(
-            getattr(processor, "background", TrainTransform.background)
-        ),  # missing in processors of transformers
+        # Missing in processors of transformers
+        "background": tuple(getattr(processor, "background", TrainTransform.background)),
     }
     if (channels := config.num_channels) not in (1, 3):
         wrong = [name for name in ("randaugment_layers", "reduced_decoding") if getattr(settings, name)]

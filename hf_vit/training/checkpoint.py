@@ -404,10 +404,8 @@ def _newest(checkpoints: Checkpoints, accelerator: Accelerator) -> Path | None:
             accelerator.print(
                 f"{bad} is damaged ({problem}) and was moved to {quarantine(bad)}; resuming from {path} instead"
             )
-        found = [
-            path and str(path),
-            {bad.name: problem for bad, problem in damaged.items()},
-        ]  # XLA cannot broadcast a Path
+        # XLA cannot broadcast a Path
+        found = [path and str(path), {bad.name: problem for bad, problem in damaged.items()}]
     name, damaged = broadcast_object_list(found)
     if damaged and not name:
         listed = "; ".join(f"{bad}: {problem}" for bad, problem in damaged.items())
@@ -458,9 +456,8 @@ def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]
     shards, whose images are assigned to processes one by one, the weights then also depend on the number of processes.
     """
     settings, config = trainer.settings, trainer.config
-    values = (
-        asdict(type(settings)()) | state["settings"]
-    )  # settings that are newer than the checkpoint must have their defaults
+    # Settings that are newer than the checkpoint must have their defaults
+    values = asdict(type(settings)()) | state["settings"]
     parts = {name: value for name, value in values.items() if name not in {*FREE_ON_RESUME, "steps", "epochs"}}
     parts["the mixed precision"] = state["precision"]
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")

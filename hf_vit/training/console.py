@@ -228,9 +228,8 @@ def _peak_images_per_second(trainer: "Trainer") -> float | None:
     """Return the images per second at the peak rate of the GPUs; None if this rate or the compute is unknown."""
     accelerator, settings = trainer.accelerator, trainer.settings
     varies = settings.preset == "native" or settings.patch_sizes  # in the number of patches
-    is_partial = not all(
-        parameter.requires_grad for parameter in trainer.parameters.values()
-    )  # a smaller backward pass
+    # A part of the parameters needs a smaller backward pass
+    is_partial = not all(parameter.requires_grad for parameter in trainer.parameters.values())
     peak = peak_of(describe_device(accelerator.device))
     if varies or is_partial or peak is None or accelerator.mixed_precision not in ("bf16", "fp16"):
         return None

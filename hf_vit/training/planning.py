@@ -265,8 +265,6 @@ def _seconds_per_image(
             losses, _ = objective(network, tensors, np.random.default_rng(0))
         losses.mean().backward()
         float(losses.detach().sum())  # waits for the device
-        seconds, started = (
-            time.perf_counter() - started,
-            time.perf_counter(),
-        )  # overwritten by the second step; the first is warm-up
+        # Overwritten by the second step; the first is warm-up
+        seconds, started = time.perf_counter() - started, time.perf_counter()
     return seconds / images / accelerator.num_processes

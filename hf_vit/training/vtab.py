@@ -133,11 +133,8 @@ class Runner:
             values["resize"] = [round(side * share) for side in as_pair(values["image_size"])]
         values |= {"model": self.settings.model, "dataset": task.name, "output_dir": str(folder), "report_to": "none"}
         if steps := values.get("steps"):
-            values = {
-                "eval_every": steps,
-                "save_every": max(steps // 5, 1),
-                **values,
-            }  # evaluate on the test images only at the end
+            # Evaluate on the test images only at the end
+            values = {"eval_every": steps, "save_every": max(steps // 5, 1), **values}
         resume = (folder / "checkpoints").is_dir() and not self.settings.overwrite
         return build(FinetuneSettings, {**values, "resume": resume, "overwrite": not resume})
 
