@@ -137,9 +137,8 @@ def open_audited(settings: AuditSettings) -> dict[tuple[str, str], Split]:
     opened = [(name, open_named(settings, name)) for name in names]
     for name, split in opened:
         require_labels(split, name)
-        if split.multi_label or split.is_sharded:
-            reason = "is in shards" if split.is_sharded else "has several labels per image"
-            raise ValueError(f"cannot audit {name} of {dataset}: it {reason} (expected one label per image, no shards)")
+        if split.multi_label:
+            raise ValueError(f"cannot audit {name} of {dataset}: it has several labels per image (expected one)")
     first_name, first = opened[0]
     if all(split.label_names is None for _, split in opened):
         first = replace(first, num_labels=max(split.num_labels for _, split in opened))

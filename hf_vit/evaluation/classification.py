@@ -44,8 +44,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
     began = time.perf_counter()
     predictions = _run(settings, accelerator, model, processor, split)
     seconds = time.perf_counter() - began
-    if real is None and (unlabeled := int((predictions["label"] < 0).sum())):
-        raise ValueError(f"{unlabeled} of {len(predictions['label'])} images have no label; choose another --split")
+    metrics = score(predictions, real, thresholds_of(model.config))
     if settings.output_dir and settings.protocol == "accuracy" and accelerator.is_main_process:
         folder, thresholds = Path(str(settings.dataset)), thresholds_of(model.config)
         held_out = HeldOut(predictions, split, names_of(model.config), folder, thresholds)
@@ -61,7 +60,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
         }
         title = title_of(settings.model, settings.dataset)
         write_results(Path(settings.output_dir), held_out, title, facts, dump(settings))
-    return score(predictions, real, thresholds_of(model.config))
+    return metrics
 
 
 def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
