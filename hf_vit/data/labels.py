@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..catalog.class_names import imagenet_numbers
-from ..files.messages import join_names
+from ..files.messages import join_names, shorten
 from ..files.reading import read_text, read_yaml
 
 if TYPE_CHECKING:
     from .splits import Split
 
-_LONGEST = 40  # number of characters of a name in a message
 _logger = logging.getLogger(__name__)
 
 
@@ -85,7 +84,7 @@ def state_classes(split: "Split", num_labels: int | None, names_file: str | None
             raise ValueError(f"--num-labels is {num_labels}, but {names_file} has {len(names)} names")
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"{names_file} has the name {_short(twice)} more than once")
+            raise ValueError(f"{names_file} has the name {shorten(twice)} more than once")
     count = len(names) if names is not None else num_labels
     if count is None or split.label_column is None:
         return split
@@ -145,7 +144,7 @@ def read_label_map(path: str) -> dict[str, str | int]:
         raise ValueError(f"{path} is a {type(content).__name__} (expected a mapping: the data's name -> the model's)")
     for key, value in content.items():
         if isinstance(key, bool) or isinstance(value, bool) or not isinstance(key, str | int):
-            raise ValueError(f"{path}: {str(key)[:_LONGEST]!r} is read as a {type(key).__name__}; put names in quotes")
+            raise ValueError(f"{path}: {shorten(str(key))} is read as a {type(key).__name__}; put names in quotes")
         if not isinstance(value, str | int):
             raise ValueError(f"{path}: {key!r} maps to a {type(value).__name__} (expected a name or a class number)")
     return {str(key): value for key, value in content.items()}
@@ -187,7 +186,7 @@ def _match(
     if not named and (numbers := _by_numerals(ours, theirs, who)) is not None:
         return numbers
     known = {_bare(name): name for name in theirs}
-    pairs = [f"{_short(name)} and {_short(known[_bare(name)])}" for name in missing if _bare(name) in known]
+    pairs = [f"{shorten(name)} and {shorten(known[_bare(name)])}" for name in missing if _bare(name) in known]
     raise ValueError(
         f"the classes of {who[0]} ({len(ours)}: {_listing(ours)}) are not those of {who[1]} "
         f"({len(theirs)}: {_listing(theirs)}), which has no single class called {_listing(missing)}"
@@ -239,11 +238,7 @@ def _bare(name: str) -> str:
 
 
 def _listing(names: Sequence[str]) -> str:
-    return join_names([_short(name) for name in names])
-
-
-def _short(name: str) -> str:
-    return repr(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}...")
+    return join_names([shorten(name) for name in names])
 
 
 def _warn(text: str) -> None:
