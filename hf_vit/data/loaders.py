@@ -291,17 +291,17 @@ def _worker_options(split: Split, num_workers: int) -> dict[str, Any]:
     therefore forked from a server without threads, which has imported everything once. Where a thread of fsspec has
     connections, which a fork breaks, they are spawned.
     """
-    options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": leave_process_group}
+    options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": _init_worker}
     options["pin_memory"] = torch.cuda.is_available()
     if _uses_server(num_workers):
-        options |= {"multiprocessing_context": "forkserver", "worker_init_fn": _init_worker}
+        options["multiprocessing_context"] = "forkserver"
     elif num_workers and split.is_sharded and split.samples.uses_event_loop:
         options["multiprocessing_context"] = "spawn"
     return options
 
 
 def _init_worker(worker: int) -> None:
-    """Leave the process group, and end with the training process; the server lives as long as its workers."""
+    """Leave the process group, and end with the training process, even while waiting for the rest of a batch."""
     leave_process_group(worker)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -2,8 +2,13 @@
 
 import gzip
 import io
+import multiprocessing
+import os
+import signal
+import time
 from collections import Counter
 from itertools import chain, pairwise
+from pathlib import Path
 
 import datasets
 import fsspec
@@ -216,6 +221,40 @@ def test_workers_are_spawned_with_an_event_loop(place, monkeypatch):
     loader = make_loader(open_shards(place), TRANSFORM, 1, BatchLayout(6, 6), range(2), 1)
     context = loader.multiprocessing_context
     assert (context is not None and context.get_start_method() == "spawn") == place.startswith("counting")
+
+
+def test_workers_end_with_a_killed_process_that_was_sending_them_a_batch(tmp_path):
+    """A worker that waits for the rest of a batch does not look for its parent."""
+    noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    image = io.BytesIO()
+    Image.fromarray(noise).save(image, "PNG")  # 180 kB, more than a pipe holds
+    data = make(40).remove_columns("img").add_column("img", [{"bytes": image.getvalue(), "path": None}] * 40)
+    data.cast_column("img", datasets.Image()).to_parquet(tmp_path / "train-0.parquet")
+
+    def train(pipe):
+        split = open_split([str(tmp_path / "train-0.parquet")], label_column="fine_label")
+        batches = iter(make_loader(split, TRANSFORM, 0, BatchLayout(40, 40), range(100), 2))
+        next(batches)
+        pipe.send([worker.pid for worker in multiprocessing.active_children()])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ours, theirs = multiprocessing.Pipe()
+    multiprocessing.get_context("fork").Process(target=train, args=(theirs,)).start()
+    assert ours.poll(60)
+    running = ours.recv()
+    assert len(running) == 2
+    deadline = time.monotonic() + 20
+    while running and time.monotonic() < deadline:
+        time.sleep(0.1)
+        running = [pid for pid in running if is_running(pid)]
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+    assert not running
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().split()[2] != "Z"
 
 
 def test_an_index_is_made_once_and_again_when_a_shard_changes(tmp_path, monkeypatch):
