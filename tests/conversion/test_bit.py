@@ -15,7 +15,6 @@ from hf_vit.conversion import (
     export_jax,
     export_timm,
     export_transformers,
-    timm,
 )
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 
@@ -189,14 +188,14 @@ def test_bits_that_transformers_and_timm_do_not_support(tmp_path):
         export_timm(wide, tmp_path / "out")
 
 
-def test_a_folder_for_timm_and_back(tmp_path, monkeypatch):
-    model = tiny_bit(weight_standardization_eps=1e-8, num_labels=3, id2label={0: "cat", 1: "dog", 2: "fox"})
-    depths, width = tuple(model.config.depths), model.config.embedding_size
-    monkeypatch.setitem(timm._ARCHITECTURES, (depths, width / 64), "resnetv2_tiny_bit")
-    model.set_image_size((96, 64))
+def test_a_folder_for_timm_and_back(tmp_path):
+    """R50x1, since timm has no smaller BiT."""
+    names = {0: "cat", 1: "dog", 2: "fox"}
+    config = HfBiTConfig.from_variant("R50x1", weight_standardization_eps=1e-8, image_size=(96, 64), id2label=names)
+    model = randomize(HfBiTForImageClassification(config), mean=0.1)
     assert export_timm(model, tmp_path / "timm") == {"in_chans": 3, "num_classes": 3}
     config = json.loads((tmp_path / "timm" / "config.json").read_text())
-    assert (config["architecture"], config["num_features"]) == ("resnetv2_tiny_bit", model.config.hidden_size)
+    assert (config["architecture"], config["num_features"]) == ("resnetv2_50x1_bit", 2048)
     again, processor = convert(tmp_path / "timm")
     assert again.config.id2label == {0: "cat", 1: "dog", 2: "fox"}
     assert again.config.image_size == (96, 64)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import threading
 from functools import partial
@@ -65,7 +66,10 @@ def test_the_programs_agree_with_the_model(folder, web_runtime, onnxruntime, tmp
     assert "sdk: static" in (output / "README.md").read_text()
     assert json.loads((output / "config.json").read_text())["model_type"] == "vit"
     assert {file.name for file in (output / "examples").iterdir()} == {"china.jpg", "flower.jpg"}
-    (entry,) = json.loads((output / "page.json").read_text())["models"]
+    page, license = json.loads((output / "page.json").read_text()), (PHOTOGRAPHS / "LICENSE.txt").read_text()
+    credits = {name: re.findall(rf"{name} .*https://www\.(\S+)/", license) for name in ("china.jpg", "flower.jpg")}
+    assert all(address in page["credits"] for (address,) in credits.values())
+    (entry,) = page["models"]
     assert entry["thresholds"] == {"auto": 0.5, "coverage": {"0.9": 0.01, "0.95": 1e-9}, "rejection": [1e3] * 11}
     model, processor = hf_vit.load(folder)
     levels = torch.randint(0, 256, (5, 3, 31, 77), generator=torch.Generator().manual_seed(3))

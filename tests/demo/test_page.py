@@ -82,15 +82,6 @@ def test_the_digits_are_recognized_by_the_embedded_model(tmp_path):
     assert found == ["0", "8", "8", "9", "8", "3"]
 
 
-def test_the_photographs_have_credits():
-    """Each is small, and named with its license in the file next to it and on the page."""
-    license = (page.PHOTOGRAPHS / "LICENSE.txt").read_text(encoding="utf-8")
-    for file in page.PHOTOGRAPHS.glob("*.jpg"):
-        assert file.stat().st_size < 40_000
-        (address,) = re.findall(rf"{file.name} .*https://www\.(\S+)/", license)
-        assert address in page._CREDITS
-
-
 def test_examples_are_the_readable_images_that_browsers_show(tmp_path):
     Image.new("RGB", (9, 7)).save(tmp_path / "b.png")
     shutil.copyfile(tmp_path / "b.png", tmp_path / "c.PNG")

@@ -12,12 +12,14 @@ from hf_vit.loading import load
 from hf_vit.models import utils as module
 from hf_vit.models.utils import MANIFEST, check_files, manifest_text, read_manifest
 
+from ..tiny_models import save_tiny
+
 
 @pytest.fixture
-def pushed(folder, tmp_path, monkeypatch):
-    """A folder with a manifest; the cache of hashed weights is empty."""
+def pushed(tmp_path, monkeypatch):
+    """A folder with a manifest and more than 1 MiB of weights; the cache of hashed weights is empty."""
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
-    monkeypatch.setattr(module, "_SMALL", 10_000)
+    folder = save_tiny(tmp_path / "folder", intermediate_size=4000)
     entries = {}
     for file in folder.glob("[!.]*"):
         content = file.read_bytes()
