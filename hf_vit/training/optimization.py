@@ -5,7 +5,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -246,15 +246,14 @@ class _Bfloat16MomentumOptimizer(torch.optim.Optimizer):
         loss = closure() if closure else None
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not trained:
-                continue
-            states = [self.state[parameter] or self._new_state(parameter) for parameter in trained]
-            moments = _local(state[self.moment] for state in states)
-            parameters, gradients = _local(trained), _local(parameter.grad for parameter in trained)
-            wide = [torch.empty_like(parameter) for parameter in parameters]
-            torch._foreach_copy_(wide, moments)
-            self._update(parameters, gradients, wide, states, group)
-            torch._foreach_copy_(moments, wide)
+            for part in _in_parts(trained):
+                states = [self.state[parameter] or self._new_state(parameter) for parameter in part]
+                moments = _local(state[self.moment] for state in states)
+                parameters, gradients = _local(part), _local(parameter.grad for parameter in part)
+                wide = [torch.empty_like(parameter) for parameter in parameters]
+                torch._foreach_copy_(wide, moments)
+                self._update(parameters, gradients, wide, states, group)
+                torch._foreach_copy_(moments, wide)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -273,6 +272,19 @@ class _Bfloat16MomentumOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Change the parameters and their first moments, which are float32 here."""
         raise NotImplementedError
+
+
+def _in_parts(parameters: list[torch.Tensor], values: int = 2**25) -> Iterator[list[torch.Tensor]]:
+    """Split parameters into parts of about `values` values; wide copies of all moments would need too much memory."""
+    part, size = [], 0
+    for parameter in parameters:
+        if part and size + parameter.numel() > values:
+            yield part
+            part, size = [], 0
+        part.append(parameter)
+        size += parameter.numel()
+    if part:
+        yield part
 
 
 def _local(tensors: Iterable[Any]) -> _Tensors:
