@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers.utils.hub import cached_file
 
 from .backends.int8 import FORMAT, PROGRAM_FILES, Int8Model
 from .backends.program_model import identity_of, read_openvino
@@ -42,7 +41,7 @@ from .files.versions import require
 from .loading import load, load_processor, local_model
 from .models.modeling_hf_vit import HfViTForImageClassification
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
-from .models.utils import as_pair
+from .models.utils import as_pair, find_file
 
 MIN_IMAGES, MAX_IMAGES = 16, 400
 _HELD_OUT = 4  # every fourth image is held out: it measures and does not calibrate
@@ -92,7 +91,7 @@ def quantize(
     with new_folder(output, overwrite) as draft:
         model.save_pretrained(draft)
         processor.save_pretrained(draft)
-        if origin := cached_file(str(folder), CONVERSION_RECORD, _raise_exceptions_for_missing_entries=False):
+        if origin := find_file(folder, CONVERSION_RECORD, {}):
             shutil.copyfile(origin, draft / CONVERSION_RECORD)
         ranges = _write_program(model, pixel_values[~held_out], outliers, draft)
         record = {

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 from transformers.modeling_outputs import ImageClassifierOutput
-from transformers.utils.hub import cached_file
 
 from ..conversion.programs import Scaling, make_onnx
 from ..files.download import sha256_of
@@ -21,7 +20,7 @@ from ..files.reading import read_json_object
 from ..files.versions import require
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import QUANTIZATION_RECORD
-from ..models.utils import as_pair
+from ..models.utils import as_pair, find_file
 from .program_model import OpenVINOProgram, ProgramModel, identity_of, read_openvino
 
 PROGRAM_FILES = ("program.xml", "program.bin")
@@ -103,21 +102,19 @@ _OTHERWISE = 'load it with backend="torch" for float32'
 
 def _read(folder: str | os.PathLike, where: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Return the local folder and the record of an int8 program whose files are whole."""
-    names = (QUANTIZATION_RECORD, *PROGRAM_FILES)
-    files = {
-        name: cached_file(str(folder), name, _raise_exceptions_for_missing_entries=False, **where) for name in names
-    }
+    files = {name: find_file(folder, name, where) for name in (QUANTIZATION_RECORD, *PROGRAM_FILES)}
     if missing := [name for name, file in files.items() if file is None]:
         raise ValueError(f"{folder} holds no {missing[0]}; write an int8 folder with hf-vit quantize, or {_OTHERWISE}")
-    record = read_json_object(Path(str(files[QUANTIZATION_RECORD])))
+    local = Path(str(files[QUANTIZATION_RECORD])).parent
+    record = read_json_object(local / QUANTIZATION_RECORD)
     if record.get("format") != FORMAT:
         raise ValueError(f"{QUANTIZATION_RECORD} of {folder} has another format (expected {FORMAT!r}); quantize again")
     for name in PROGRAM_FILES:
-        if sha256_of(Path(str(files[name]))) != record["files"][name]:
+        if sha256_of(local / name) != record["files"][name]:
             raise ValueError(
                 f"{name} of {folder} is damaged: its sha256 differs from {QUANTIZATION_RECORD}; quantize again"
             )
-    return Path(str(files[QUANTIZATION_RECORD])).parent, record
+    return local, record
 
 
 class _Int8Weight(nn.Module):

@@ -75,11 +75,10 @@ def embed(
 
 def _identify(folder: str) -> dict[str, Any]:
     """Return the folder or name of a model, and one SHA-256 of its weights and its preprocessing."""
-    from transformers.utils.hub import cached_file
-
     from ..files.download import sha256_of
+    from ..models.utils import find_file
 
-    path = Path(folder) if Path(folder).is_dir() else Path(str(cached_file(folder, "config.json"))).parent
+    path = Path(folder) if Path(folder).is_dir() else Path(str(find_file(folder, "config.json", {}))).parent
     files = sorted(file for pattern in ("*.safetensors", "*.bin", _PROCESSOR) for file in path.glob(pattern))
     digest = hashlib.sha256("".join(f"{sha256_of(file)}  {file.name}\n" for file in files).encode())
     return {"model": str(path.resolve()) if path == Path(folder) else folder, "sha256": digest.hexdigest()}

@@ -4,7 +4,7 @@ import re
 
 from ..catalog import released_facts
 from ..files.readme import BEGIN, END
-from .card_metadata import HUB_NAME
+from ..models.utils import HUB_NAME
 from .cards import split_readme
 
 _PLACEHOLDER = re.compile(r"more information needed", re.IGNORECASE)

@@ -1,6 +1,5 @@
 """Front matter of a card, and results in the formats of the Hub."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,9 @@ import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, constants, eval_result_entries_to_yaml
 
 from ..catalog import released_facts
+from ..models.utils import HUB_NAME
 from .card_sources import Sources
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OURS = ("library_name", "pipeline_tag", "model-index")  # the README's own values of other fields are kept
 _ACCURACIES = ("accuracy", "top1", "top_1", "eval_accuracy")  # its names in training and in Trainer
 

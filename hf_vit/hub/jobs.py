@@ -6,8 +6,7 @@ from typing import Any
 from huggingface_hub import HfApi, JobHardware, JobStage, get_token
 from huggingface_hub.errors import HfHubHTTPError
 
-from ..models.utils import check_choice
-from .card_metadata import HUB_NAME
+from ..models.utils import HUB_NAME, check_choice
 
 _ADDRESSES = ("augreg:", "gs://", "https://", "s3://", "hf://")
 
