@@ -50,7 +50,7 @@ from ..source import (
     with_reason,
 )
 from ..tables import ConversionError, Rule, count_units
-from .tables import BIT_NAMES, POSITIONS, fingerprint_of, vit_table, with_flat_norms
+from .tables import BIT_TABLES, POSITIONS, fingerprint_of, vit_table, with_flat_norms
 
 logger = logging.get_logger(__name__)
 
@@ -423,17 +423,17 @@ class JaxBiT(JaxSource):
     `Jax` reads hybrids.
 
     Args:
-        code: a key of `BIT_NAMES` and of `ORIGINALS`.
+        code: a key of `BIT_TABLES` and of `ORIGINALS`.
     """
 
     models = MODELS[HfBiTConfig]
 
     def __init__(self, code: str):
-        self.code, self.names = code, BIT_NAMES[code]
+        self.code, self.rows = code, BIT_TABLES[code]
         self.is_released = code == "big_transfer"  # names of released files determine preprocessing and image size
         self.dialects = ("big_transfer" if self.is_released else "big_vision",)
-        self.root, self.head = self.names.root, self.names.head
-        self.axes = {self.root: 4, self.head[0]: self.names.head_axes}
+        self.root, self.head = self.rows[0].theirs, (self.rows[-2].theirs, self.rows[-1].theirs)
+        self.axes = {self.root: 4, self.head[0]: 4 if self.is_released else 2}
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         """Return the naming; numbers of convolutions in some files of big_transfer (`..._conv2d_17`) are ignored."""
@@ -463,7 +463,7 @@ class JaxBiT(JaxSource):
         return fields | (sizes_of(shapes, self.head[0], num_labels=-1) if self.head[0] in shapes else {})
 
     def table(self, config: HfBiTConfig) -> list[Rule]:
-        return self.names.table
+        return self.rows
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         known = evaluation_of(checkpoint.location)["processor"] or {"preset": "bit"}

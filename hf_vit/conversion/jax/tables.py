@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -110,55 +110,29 @@ def _big_transfer_norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
     )
 
 
-class BitNames(NamedTuple):
-    """Table of one of the codes of BiT.
-
-    root: name of the root convolution, which identifies the code.
-    head: names of the head's weight and bias.
-    table: the rules.
-    head_axes: number of axes of the head's weight.
-    """
-
-    root: str
-    head: tuple[str, str]
-    table: list[Rule]
-    head_axes: int = 2
-
-
-_UNITS, _BIT_HEAD = "resnet.stages.{}.layers.{}.", ("head/kernel", "head/bias")
+_UNITS = "resnet.stages.{}.layers.{}."
 _BIG_TRANSFER_UNIT = (
     *(_convolution(f"{letter}/standardized_conv2d", f"conv{number}") for number, letter in enumerate("abc", 1)),
     *(rule for number, letter in enumerate("abc", 1) for rule in _big_transfer_norm(f"{letter}/", f"norm{number}")),
     _convolution("a/proj/standardized_conv2d", "downsample.conv"),
 )
-BIT_NAMES = {
-    "big_transfer": BitNames(
-        "resnet/root_block/standardized_conv2d/kernel",
-        ("resnet/head/conv2d/kernel", "resnet/head/conv2d/bias"),
-        [
-            _convolution("resnet/root_block/standardized_conv2d", "resnet.convolution"),
-            *within("resnet/block{+}/unit{+02}/", _UNITS, _BIG_TRANSFER_UNIT),
-            *_big_transfer_norm("resnet/", "norm"),
-            Rule("resnet/head/conv2d/kernel", "classifier.weight", _one_by_one),
-            Rule("resnet/head/conv2d/bias", "classifier.bias", as_is),
-        ],
-        head_axes=4,
-    ),
-    "bit_paper": BitNames(
-        "root_block/conv_root/kernel",
-        _BIT_HEAD,
-        [
-            _convolution("root_block/conv_root", "resnet.convolution"),
-            *within("block{+}/unit{+02}/", _UNITS, _RESNET_UNIT),
-            *norm("norm-pre-head", "norm", flatten),
-            *_HEAD,
-        ],
-    ),
-    "bit": BitNames(
-        "conv_root/kernel",
-        _BIT_HEAD,
-        [*within("", "resnet.", _RESNET_ROOT), *within("block{+}/unit{+}/", _UNITS, _RESNET_UNIT), *_HEAD],
-    ),
+# Tables of the codes of BiT. The first array is the root convolution, whose name identifies the code; the last two are
+# the head's weight and bias.
+BIT_TABLES = {
+    "big_transfer": [
+        _convolution("resnet/root_block/standardized_conv2d", "resnet.convolution"),
+        *within("resnet/block{+}/unit{+02}/", _UNITS, _BIG_TRANSFER_UNIT),
+        *_big_transfer_norm("resnet/", "norm"),
+        Rule("resnet/head/conv2d/kernel", "classifier.weight", _one_by_one),
+        Rule("resnet/head/conv2d/bias", "classifier.bias", as_is),
+    ],
+    "bit_paper": [
+        _convolution("root_block/conv_root", "resnet.convolution"),
+        *within("block{+}/unit{+02}/", _UNITS, _RESNET_UNIT),
+        *norm("norm-pre-head", "norm", flatten),
+        *_HEAD,
+    ],
+    "bit": [*within("", "resnet.", _RESNET_ROOT), *within("block{+}/unit{+}/", _UNITS, _RESNET_UNIT), *_HEAD],
 }
 
 
@@ -174,7 +148,7 @@ def original_arrays(
         read: function that returns a parameter by our name.
     """
     if isinstance(config, HfBiTConfig):
-        table = BIT_NAMES["bit" if config.layer_type == "bottleneck" else "big_transfer"].table
+        table = BIT_TABLES["bit" if config.layer_type == "bottleneck" else "big_transfer"]
     else:
         table = vit_table(config)
     rules = expand(table, names)
