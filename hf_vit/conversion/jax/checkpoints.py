@@ -69,9 +69,7 @@ _PER_CLASS = {
 }
 _INLINED_MAP_HEAD = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm_0/")
 _GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/scale$")
-# Values of the settings that a file does not store, and of those that the dialects can store
-_NUMBERS: dict[str, Collection[Any]] = {"hidden_act": ("gelu_pytorch_tanh",), "layer_norm_eps": (1e-6,)}
-_STEM_NUMBERS = {name: (value,) for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
+# Values of settings that the dialects can store
 _RELEASED = PLAIN | {
     "position_embedding_type": ("learned", "none"),
     "pooling": ("cls", "mean", "none"),
@@ -223,20 +221,17 @@ class Jax(JaxSource):
         supported = _SUPPORTED[dialect]
         if pools_class_and_patches(config):
             supported = supported | {"pool_patches_only": (False,)}
-        found, numbers = lacking(config, supported), self._other_numbers(config)
-        if numbers and self.original(model) is None:
+        found, others = lacking(config, supported), lacking(config, _numbers_of(config))
+        if others and self.original(model) is None:
+            numbers = " ".join(f"--set {name}={value}" for name, (value,) in _numbers_of(config).items())
             found.append(
-                f"{', '.join(numbers)}; if the weights are a copy of an original file, convert them with --set for "
-                "these values, and export that folder"
+                f"{', '.join(others)}; if the weights are a copy of an original file, convert them with {numbers} and "
+                "export that folder"
             )
         return found
 
-    def _other_numbers(self, config: Any) -> list[str]:
-        is_hybrid = isinstance(config, HfViTHybridConfig)
-        return lacking(config, _NUMBERS | (_STEM_NUMBERS if is_hybrid else {}))
-
     def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        if self._other_numbers(model.config):
+        if lacking(model.config, _numbers_of(model.config)):
             logger.warning(
                 f"Written as {self.original(model)}. The original code computes it with tanh GELU and other epsilons."
             )
@@ -259,6 +254,14 @@ class Jax(JaxSource):
                 yield name, array[0].unflatten(0, config.stored_grid) if dialect.get("patch_vectors") else array
             else:
                 yield name, array.flatten(0, 2) if name == _KERNEL and dialect.get("patch_vectors") else array
+
+
+def _numbers_of(config: Any) -> dict[str, tuple[Any]]:
+    """Return the values of the settings that a file does not store: the original code has no others."""
+    numbers = {"hidden_act": ("gelu_pytorch_tanh",), "layer_norm_eps": (1e-6,)}
+    if isinstance(config, HfViTHybridConfig):
+        numbers |= {name: (value,) for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
+    return numbers
 
 
 def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[str, bool, dict[str, StoredArray]]:
