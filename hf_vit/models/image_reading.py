@@ -85,8 +85,7 @@ def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
             raise ValueError(f"the lists of images are nested more than {_MAX_NESTING} levels deep")
         images = [image for item in images for image in list_images(item, device, depth + 1)]
         return [torch.stack(images)] if _can_stack(images) else images
-    is_array = isinstance(images, np.ndarray) or (isinstance(images, torch.Tensor) and _is_dense(images))
-    if is_array and images.ndim == 4:
+    if _is_batch(images):
         on_cpu = torch.device(device or getattr(images, "device", "cpu")).type == "cpu"
         return list(images) if on_cpu else [images]
     return [images]
@@ -94,8 +93,13 @@ def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
 
 def count_images(images: list[Any]) -> int:
     """Return the number of images in a list from `list_images`, including those in batches."""
-    batches = (getattr(image, "ndim", 0) == 4 and hasattr(image, "__len__") for image in images)
-    return sum(len(image) if is_batch else 1 for image, is_batch in zip(images, batches, strict=True))
+    return sum(len(image) if _is_batch(image) else 1 for image in images)
+
+
+def _is_batch(image: Any) -> bool:
+    """Return whether an image is an array or tensor of several images."""
+    is_array = isinstance(image, np.ndarray) or (isinstance(image, torch.Tensor) and _is_dense(image))
+    return is_array and image.ndim == 4
 
 
 def _can_stack(images: list[Any]) -> bool:
