@@ -159,8 +159,6 @@ def collate_fn(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
     Images of different sizes are concatenated in "pixels"; "first" is the index of an image's first one.
     """
-    if not samples:
-        return {}
     names = [name for name in samples[0] if name != "pixels"]
     batch = {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in names}
     if "pixels" in samples[0]:
@@ -173,8 +171,7 @@ def collate_fn(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 def prefetch(batches: Iterator[Any], ahead: int = 2) -> Iterator[Any]:
     """Yield the items of an iterator that a thread advances, `ahead` items early."""
     end = object()
-    # One torch thread there, so that the copies do not compete with training.
-    pool = ThreadPoolExecutor(1, "batches", initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(1, "batches")
     try:
         ready = deque(pool.submit(next, batches, end) for _ in range(ahead + 1))
         while (batch := ready.popleft().result()) is not end:
