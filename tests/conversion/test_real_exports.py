@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
-from hf_vit.conversion import convert, export_onnx, export_timm
+from hf_vit.conversion import convert, export_onnx, export_timm, export_transformers
 
+from ..comparing import assert_same_weights
 from ..photographs import read_photographs
 
 NPZ = "weights/Ti_16-imagenet2012-res_224.npz"
@@ -16,6 +18,22 @@ def test_to_timm_gives_timms_own_file(shared, tmp_path):
     export_timm(convert(shared / NPZ)[0], tmp_path / "timm.safetensors")
     ours, theirs = load_file(tmp_path / "timm.safetensors"), load_file(shared / TIMM)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_from_timm_gives_the_same_weights(shared):
+    model, _ = convert(shared / TIMM)
+    assert_same_weights(model, convert(shared / NPZ)[0])
+    # the file does not say that these weights were trained with tanh GELU; timm computes the exact one
+    assert (model.config.hidden_act, model.config.num_attention_heads) == ("gelu", 3)
+
+
+def test_transformers_computes_the_same_logits(shared, tmp_path):
+    model, processor = convert(shared / NPZ)
+    export_transformers(model, tmp_path / "folder", processor)
+    theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path / "folder").eval()
+    pixel_values = processor(list(read_photographs(shared).values())[:10], return_tensors="pt").pixel_values
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(pixel_values).logits, model(pixel_values).logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
