@@ -97,7 +97,7 @@ def test_training_adds_the_pages_to_its_report(tiny, faulty, tmp_path):
     assert "train/red/leak.jpg" in page
 
 
-@pytest.mark.parametrize(("labels", "named"), [([0, None, 1, 0], "1 of 4"), ([1, 1, 1, 1], r"\b4\b.*'b'")])
+@pytest.mark.parametrize(("labels", "named"), [([0, None, 1, 0], r"1\D+4"), ([1, 1, 1, 1], r"\b4\b.*'b'")])
 def test_data_without_labels_to_compare_are_refused(tiny, tmp_path, labels, named):
     images = [np.full((9, 9, 3), number, np.uint8) for number in range(4)]
     (tmp_path / "data").mkdir()

@@ -79,9 +79,9 @@ def write_tables(folder, feature, **splits):
 @pytest.mark.parametrize(
     ("feature", "labels", "message"),
     [
-        (CLASS, [0, None, 1, -1], "2 of 4"),
-        (TEXT, ["bee", None, "ant"], "1 of 3"),
-        (datasets.List(CLASS), [[0, 1], None, [], [1]], "1 of 4"),
+        (CLASS, [0, None, 1, -1], r"2\D+4"),
+        (TEXT, ["bee", None, "ant"], r"1\D+3"),
+        (datasets.List(CLASS), [[0, 1], None, [], [1]], r"1\D+4"),
         (datasets.List(TEXT), [["bee", None], ["ant"]], "label"),
         (datasets.List(TEXT), [[], []], "label"),
         (datasets.List(CLASS), [[], []], r"\b2\b.*train"),
@@ -101,7 +101,7 @@ def test_images_without_labels_or_with_equal_ones_are_refused(tmp_path, feature,
 
 def test_labels_of_the_evaluation_split_are_checked_too(tmp_path):
     data = write_tables(tmp_path, CLASS, train=[0, 1, 1, 0], test=[0, 1, None, 1])
-    with pytest.raises(ValueError, match="1 of 4"):
+    with pytest.raises(ValueError, match=r"1\D+4"):
         open_splits(FinetuneSettings(dataset=data, model="model"))
     split, _ = open_splits(FinetuneSettings(dataset=data, model="model", eval_split=None))
     assert split.class_numbers().tolist() == [0, 1, 1, 0]

@@ -46,7 +46,7 @@ def test_real_labels_follow_the_index():
     unlabeled = drop_padding(columns(label=np.full(5, -1)))
     of_real = {"real_accuracy", "real_images", "samples", "skipped"}
     assert score(unlabeled, real_labels=[[0], [5], [1], []]) == {name: results[name] for name in of_real}
-    with pytest.raises(ValueError, match="3 of 3"):
+    with pytest.raises(ValueError, match=r"3\D+3"):
         score(unlabeled)
 
 
