@@ -1,4 +1,4 @@
-"""Probable label errors, judged by labels that were flipped on purpose, and by cleanlab."""
+"""Probable label errors, judged by labels that were flipped on purpose."""
 
 import numpy as np
 import torch
