@@ -195,6 +195,15 @@ def test_images_of_another_size_give_one_warning_unless_requested(kind, warned):
     assert "40 x 64" in message
 
 
+def test_native_resolution_and_analysis_give_no_warning(warned):
+    model = model_of("vit")
+    native = processor_for(model, preset="native", patch_size=8, max_num_patches=20)(PICTURE, return_tensors="pt")
+    model(**native)
+    hf_vit.analysis.attention_rollout(model, native)
+    hf_vit.analysis.attention_rollout(model, torch.zeros(1, 3, *ASKED))
+    assert not warned()
+
+
 @pytest.mark.parametrize("theirs", [False, True])
 def test_saved_model_and_processor_have_the_same_size(theirs, tmp_path, warned):
     model = model_of("vit")
