@@ -15,9 +15,8 @@ import torch
 from PIL import Image, ImageOps
 
 import hf_vit
+from hf_vit.auditing.audit import find_label_errors, measure
 from hf_vit.auditing.duplicates import find_near_duplicates
-from hf_vit.auditing.image_quality import measure
-from hf_vit.auditing.label_errors import find_label_errors
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_split
 from hf_vit.models.image_reading import load_image, to_mode

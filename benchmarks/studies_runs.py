@@ -20,8 +20,8 @@ from hf_vit.data.sources import load_split
 from hf_vit.files.output import write_json
 from hf_vit.settings.fields import PretrainSettings
 from hf_vit.settings.options import parse_settings
-from hf_vit.settings.reader import dump
-from hf_vit.training.models import build_config
+from hf_vit.settings.recipes import dump
+from hf_vit.training.build import build_config
 
 RECIPES = Path(__file__).parents[1] / "training" / "recipes"
 IMAGES = {"digits": 1437, "mnist": 8000, "cifar10": 5000}  # training images, as small.yaml splits them

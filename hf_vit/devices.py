@@ -30,7 +30,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from .data.loaders import start_server
 from .settings.fields import DataSettings, TrainingSettings
-from .settings.reader import SettingsError
+from .settings.recipes import SettingsError
 
 try:
     import resource

@@ -18,14 +18,12 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
 from .files.download import sha256_at
-from .files.output import new_folder, new_model_files
-from .files.owned_files import REPORTS
+from .files.output import REPORTS, new_folder, new_model_files
 from .files.reading import read_json_object
 from .files.versions import require, versions_of
 from .models.configuration_hf_bit import HfBiTConfig
-from .models.configuration_hf_vision import read_settings, saved_class
-from .models.image_presets import PRESETS
-from .models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
+from .models.configuration_hf_vit import read_settings, saved_class
+from .models.image_processing_hf_vit import PRESETS, HfViTImageProcessor, output_size, sync_processor_size
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
 from .models.utils import LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
 from .registration import CONFIGURATIONS, MODEL_CLASSES

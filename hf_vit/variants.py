@@ -5,8 +5,7 @@ from typing import Any
 from .models import configuration_hf_bit as bit
 from .models import configuration_hf_vit as vit
 from .models.configuration_hf_bit import HfBiTConfig
-from .models.configuration_hf_vision import check_choice
-from .models.configuration_hf_vit import HfViTConfig
+from .models.configuration_hf_vit import HfViTConfig, check_choice
 
 VARIANTS = (*vit.VARIANTS, *bit.VARIANTS)
 

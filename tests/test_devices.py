@@ -11,7 +11,7 @@ import torch
 
 from hf_vit import devices
 from hf_vit.settings.fields import EvaluateSettings
-from hf_vit.settings.reader import SettingsError
+from hf_vit.settings.recipes import SettingsError
 
 PROGRAM = """
 import resource, sys

@@ -22,7 +22,7 @@ try:
     from hf_vit.protocols import run_protocol, summarize
     from hf_vit.settings.fields import EvaluateSettings
     from hf_vit.settings.options import parse_settings
-    from hf_vit.settings.reader import show
+    from hf_vit.settings.recipes import show
     from hf_vit.training.api import run_script
 except KeyboardInterrupt:  # imports take seconds
     print("error: interrupted", file=sys.stderr)

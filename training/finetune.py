@@ -18,7 +18,7 @@ if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
 try:
     from hf_vit.settings.fields import FinetuneSettings
     from hf_vit.settings.options import parse_settings
-    from hf_vit.settings.reader import show
+    from hf_vit.settings.recipes import show
     from hf_vit.training.api import run_finetuning, run_script
     from hf_vit.training.planning import plan_recipe
 except KeyboardInterrupt:  # imports take seconds

@@ -3,7 +3,7 @@
 Functions that analyze a model return NumPy arrays; the `plot_` functions draw these with matplotlib.
 """
 
-from .attention import attention_distance, attention_maps, attention_rollout
+from .attention import attention_distance, attention_flow, attention_maps, attention_rollout
 from .compute import Compute, Part, count_compute, load_config
 from .figures import (
     plot_attention_distance,
@@ -15,7 +15,6 @@ from .figures import (
     plot_lines,
     plot_position_similarity,
 )
-from .flow import attention_flow
 from .training_runs import Run, accelerator_days, published_runs, read_runs, training_exaflops
 from .weights import embedding_filters, position_similarity
 

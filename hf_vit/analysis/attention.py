@@ -1,14 +1,171 @@
-"""Attention maps, attention rollout and attention distance of a model."""
+"""Attention of a model, layer by layer: maps, rollout, distance and flow.
 
-from collections.abc import Iterator
-from typing import Any
+Attentions are collected with hooks, for a tensor or any number of batches of images.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
+from tqdm import tqdm
 
-from ..models.configuration_hf_vit import HfViTConfig
-from .attention_hooks import Images, batches, check_finite, collect_attentions, encoder_of, patch_pixels
+from ..models.configuration_hf_vit import HfViTConfig, as_pair
+from ..models.flexible_sizes import unpatchify
+
+Reduced = TypeVar("Reduced")
+# Input of the model: (images, channels, height, width), or batches of these, such as a DataLoader's.
+Images = torch.Tensor | np.ndarray | Mapping | Iterable
+# Maximum bytes of one layer's attentions, which limit the batch size; computing them takes about four times as much.
+LAYER_BYTES = 32 * 2**20
+_MAX_BATCH_SIZE = 32  # if attentions are small
+_UNIT = 2**24  # capacity of an attention of 1; the solver needs integers
+_MAX_WORK = 3e9  # layers x tokens ** 2 x patches of an image: minutes
+
+
+class UnsupportedModel(ValueError):
+    """Model without the part to analyze, such as attention or position embeddings."""
+
+
+def encoder_of(model: nn.Module) -> Any:
+    """Find the encoder (embeddings and layers) inside a classifier, LoRA or a compiled model.
+
+    Raises:
+        UnsupportedModel: there is no encoder.
+    """
+    for module in model.modules():
+        layers = getattr(module, "layers", None)
+        if hasattr(module, "embeddings") and isinstance(layers, nn.ModuleList) and hasattr(layers[0], "attention"):
+            return module
+    raise UnsupportedModel(f"{type(model).__name__} has no layers with attention")
+
+
+def batches(
+    encoder: Any, pixel_values: Images, batch_size: int | None = None, progress: bool = False
+) -> Iterator[torch.Tensor]:
+    """Split images into batches (at most `batch_size`, channels, height, width), on the encoder's device.
+
+    Args:
+        batch_size: None: as many images as fit into `LAYER_BYTES`.
+
+    Raises:
+        ValueError: the input is not a batch of images of one size, nor images as patches (preset "native") of one size.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    sources = [pixel_values] if isinstance(pixel_values, torch.Tensor | np.ndarray | Mapping) else pixel_values
+    device = next(encoder.parameters()).device
+    count = 0
+    with tqdm(desc="attention", unit="image", disable=not progress, leave=False) as bar:
+        for source in sources:
+            images = as_images(source, encoder.config)
+            rows, columns = encoder.config.grid_of(*images.shape[-2:])
+            tokens = encoder.config.num_prefix_tokens + rows * columns
+            fitting = LAYER_BYTES // (4 * encoder.config.num_attention_heads * tokens**2)
+            for batch in images.split(batch_size or min(max(fitting, 1), _MAX_BATCH_SIZE)):
+                yield batch.to(device)
+                bar.update(len(batch))
+            count += len(images)
+    if not count:
+        raise ValueError("there are no images")
+
+
+def as_images(source: Any, config: HfViTConfig) -> torch.Tensor:
+    """Convert the output of a processor or a data loader to (images, channels, height, width).
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    if isinstance(source, Mapping):
+        source = _unpatchify(source, config) if "spatial_shapes" in source else source["pixel_values"]
+    elif isinstance(source, list | tuple):  # images and labels
+        source = source[0]
+    images = torch.as_tensor(source)
+    if images.ndim != 4 or images.shape[1] != config.num_channels:
+        raise ValueError(
+            f"pixel_values has shape {tuple(images.shape)}; expected (images, {config.num_channels}, height, width)"
+        )
+    return images
+
+
+def _unpatchify(source: Mapping, config: HfViTConfig) -> torch.Tensor:
+    """Reassemble images of one size from their patches, without padding."""
+    shapes = torch.as_tensor(source["spatial_shapes"]).unique(dim=0).tolist()
+    if len(shapes) > 1:
+        listed = ", ".join(f"{rows} x {columns}" for rows, columns in shapes)
+        raise ValueError(f"the images have different grids ({listed} patches); pass images of one size at a time")
+    rows, columns = shapes[0]
+    patches = torch.as_tensor(source["pixel_values"])[:, : rows * columns]
+    return unpatchify(patches, (rows, columns), patch_pixels(config))
+
+
+@torch.inference_mode()
+def collect_attentions(
+    encoder: Any, images: torch.Tensor, reduce: Callable[[torch.Tensor], Reduced]
+) -> tuple[list[Reduced], torch.Tensor | None]:
+    """Run the encoder without dropout, and reduce the attentions of each layer when they are computed.
+
+    Only one layer's attentions are in memory at a time. Any attention implementation is supported.
+
+    Args:
+        reduce: function of attentions (images, heads, tokens, tokens) in float32 at least.
+
+    Returns:
+        The results of `reduce`, first layer first; and the last hidden state (images, tokens, hidden_size) before the
+        pooling, or None for a backbone.
+    """
+    reduced: list[Any] = []
+
+    def request_attentions(_: nn.Module, arguments: tuple, options: dict) -> tuple[tuple, dict]:
+        return arguments, {**options, "output_attentions": True}
+
+    def reduce_attentions(attention: nn.Module, _: tuple, output: tuple) -> None:
+        attentions = output[1]
+        if attentions is None:
+            raise UnsupportedModel(f"{type(attention).__name__} of layer {len(reduced)} returns no attentions")
+        reduced.append(reduce(attentions.to(torch.promote_types(attentions.dtype, torch.float32))))
+
+    modes = {module: module.training for module in encoder.modules()}
+    hooks = []
+    for layer in encoder.layers:
+        hooks.append(layer.attention.register_forward_pre_hook(request_attentions, with_kwargs=True))
+        hooks.append(layer.attention.register_forward_hook(reduce_attentions))
+    try:
+        # output_attentions=False, or all would be collected; the hooks get them from the layers
+        outputs = encoder.eval()(images, interpolate_pos_encoding=True, output_attentions=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+    return reduced, getattr(outputs, "last_hidden_state", None)
+
+
+def patch_pixels(config: HfViTConfig) -> tuple[int, int]:
+    """Return (height, width) of a patch in pixels of the image, also with a stem."""
+    height, width = as_pair(config.patch_size)
+    return height * config.stride, width * config.stride
+
+
+def check_finite(model: nn.Module, values: np.ndarray) -> np.ndarray:
+    """Return the values if they are finite.
+
+    Raises:
+        ValueError: they are not; the message names the first weight that is not.
+    """
+    if np.isfinite(values).all():
+        return values
+    check_weights(model)
+    raise ValueError("the attention is NaN or infinite, but all weights are finite; check the pixel values")
+
+
+def check_weights(model: nn.Module) -> None:
+    """Raise ValueError if a weight is NaN or infinite; the message names the first such tensor."""
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            count = int((~weight.isfinite()).sum())
+            raise ValueError(f"{name} has {count:,} of {weight.numel():,} values that are NaN or infinite")
 
 
 def attention_distance(
@@ -217,3 +374,86 @@ def join(found: list[np.ndarray]) -> np.ndarray:
     if len(shapes := sorted({maps.shape[1:] for maps in found})) > 1:
         raise ValueError(f"the images have different sizes, with maps of {shapes}; pass images of one size at a time")
     return np.concatenate(found)
+
+
+def attention_flow(
+    model: nn.Module,
+    pixel_values: Images,
+    *,
+    identity: bool = True,
+    batch_size: int | None = None,
+    progress: bool = False,
+) -> np.ndarray:
+    """Compute attention flow (Abnar and Zuidema, arXiv 2005.00928): attention as capacities of a network.
+
+    The tokens at each depth are nodes. The attention between tokens of neighboring depths (mean over heads, plus the
+    identity for the residual connection) is the capacity of an edge. The flow to a patch is the maximum flow between
+    the head's input (see `attention_rollout`) and this patch, computed for each patch separately. If the layers mix
+    well, the first layer is the bottleneck, and the flow to a patch is the attention of all tokens to it there.
+
+    Args:
+        model, pixel_values, identity, batch_size: as in `attention_rollout`.
+        progress: show a progress bar.
+
+    Returns:
+        (images, rows, columns): the flows of an image divided by their sum.
+
+    Raises:
+        ImportError: scipy is not installed.
+        ValueError: layers x tokens ** 2 x patches is more than 3e9; B/16 at 384 pixels has 2.3e9.
+    """
+    found = []
+    for mixing, weights, grid in layer_mixing(model, pixel_values, identity, batch_size, False):
+        patches = grid[0] * grid[1]
+        work = len(mixing) * weights.shape[1] ** 2 * patches
+        if work > _MAX_WORK:
+            raise ValueError(
+                f"cannot compute attention flow: {len(mixing)} layers of {weights.shape[1]} tokens to {patches} "
+                f"patches take {work:.1e} steps (expected at most {_MAX_WORK:.0e}); use a smaller image, or "
+                "attention_rollout"
+            )
+        for image in range(len(weights)):
+            layers = [check_finite(model, layer[image].cpu().numpy()) for layer in mixing]
+            bar = tqdm(range(patches), desc="flow", unit="patch", disable=not progress, leave=False)
+            flows = flows_to(weights[image].cpu().numpy(), layers, bar)
+            found.append((flows / flows.sum()).reshape(1, *grid))
+    return join(found)
+
+
+def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches: Collection[int]) -> np.ndarray:
+    """Compute the maximum flow to each patch.
+
+    Nodes are a source, the tokens at the depths from the last to the first layer's output, and a sink, which is one
+    patch. For each patch, only the capacities into the sink change: the patch's column of the first layer.
+
+    Args:
+        weights: (tokens,), capacities from the source to the tokens of the last depth.
+        layers: capacities (tokens, tokens) of each layer, first layer first.
+        patches: indices of all patches, which are the last tokens; may be a progress bar over them.
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    tokens, depth = len(weights), len(layers)
+    capacities = [
+        _whole(weights),
+        *(_whole(layer).ravel() for layer in reversed(layers[1:])),
+        np.zeros(tokens, np.int32),
+    ]
+    sink = depth * tokens + 1
+    starts = 1 + tokens * np.arange(1, depth)  # the first node of every depth but the last layer's
+    targets = [np.tile(start + np.arange(tokens), tokens) for start in starts]
+    targets = np.concatenate([1 + np.arange(tokens), *targets, np.full(tokens, sink)]).astype(np.int32)
+    degrees = [tokens, *[tokens] * (tokens * (depth - 1)), *[1] * tokens, 0]
+    ends = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int32)
+    edges, first_layer = np.concatenate(capacities), _whole(layers[0])
+    flows = []
+    for patch in patches:
+        edges[-tokens:] = first_layer[:, patch - len(patches)]
+        network = csr_array((edges, targets, ends), shape=(sink + 1, sink + 1))
+        flows.append(maximum_flow(network, 0, sink).flow_value / _UNIT)
+    return np.array(flows)
+
+
+def _whole(capacities: np.ndarray) -> np.ndarray:
+    return np.rint(capacities * float(_UNIT)).astype(np.int32)

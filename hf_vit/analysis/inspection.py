@@ -13,19 +13,25 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ..files.output import new_folder
-from ..files.owned_files import check_no_model
+from ..files.output import check_no_model, new_folder
 from ..files.pages import data_uri, render_page
 from ..files.predictions import Prediction, most_likely
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vision import score_function
-from ..models.configuration_hf_vit import HfViTConfig, as_pair
+from ..models.configuration_hf_vit import HfViTConfig, as_pair, score_function
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from . import figures
-from .attention import attention_distance, attention_maps, attention_rollout
-from .attention_hooks import UnsupportedModel, as_images, check_finite, check_weights, encoder_of
+from .attention import (
+    UnsupportedModel,
+    as_images,
+    attention_distance,
+    attention_flow,
+    attention_maps,
+    attention_rollout,
+    check_finite,
+    check_weights,
+    encoder_of,
+)
 from .compute import Compute, count_compute
-from .flow import attention_flow
 from .weights import embedding_filters, position_similarity
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import nn
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.flexible_sizes import resize_patch_kernel
 from ..models.resnet_stem import StandardizedConv2d, standardize
-from .attention_hooks import UnsupportedModel, check_finite
+from .attention import UnsupportedModel, check_finite
 
 
 def embedding_filters(model: nn.Module, components: int = 28) -> np.ndarray:

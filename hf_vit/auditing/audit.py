@@ -1,14 +1,25 @@
-"""`hf_vit.audit`: the issues of a data set, as a table to edit and as pages of images to review."""
+"""`hf_vit.audit`: the issues of a data set, as a table to edit and as pages of images to review.
 
+Probable label errors come from a linear probe on frozen features that confidently predicts another class. Its
+probabilities are out of sample, as in confident learning (Northcutt et al., arXiv 1911.00068): cross-validation
+predicts each image with a probe that was not trained on it. Three partitions into folds are averaged. An image is a
+probable error if another class is at least twice as probable as its label. docs/clean_data.md compares this rule with
+cleanlab's.
+"""
+
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from PIL import Image
+from torch.nn import functional as F
 
 from ..data.issues import Issue, excluded_images, name_images, write_issues
 from ..data.labels import match_to_split, require_labels, require_two_classes
@@ -16,16 +27,45 @@ from ..data.sources import names_of_splits
 from ..data.splits import Split, open_named
 from ..devices import start_accelerator
 from ..evaluation.features import Extractor
+from ..evaluation.linear_probe import LogisticRegression
 from ..files.output import refuse_existing, write_text
 from ..files.reading import read_text
+from ..models.image_reading import ImageReadingError, is_npy, read_image, read_size
 from ..settings.fields import AUTO, AuditSettings, EvaluateSettings
 from ..settings.recipes import build_settings
-from .duplicates import find_near_duplicates
-from .image_quality import Measures, find_outliers, find_poor_images, measure_split
-from .label_errors import find_label_errors
+from .duplicates import SIDE, find_near_duplicates
 from .sheets import KINDS, write_pages
 
 _ORDER = ("train", "validation", "test")  # order of the splits: an image that is also in a later split is a leak
+_FOLDS, _PARTITIONS = 5, 3
+_L2 = (1.0, 0.1, 0.01, 0.001)  # regularizations to choose from, by the held-out log-likelihood
+_RATIO = 0.5  # largest ratio of the label's probability to the best class's at which the label counts as wrong
+_LONGER_SIDE = 256  # pixels of the longer side at which sharpness is measured
+_DARK = 0.32  # brightness of the lightest hundredth of a dark image, as in cleanvision
+_BLURRED = 0.25  # sharpness of a blurred image, as a share of the median
+_TINY = 0.25  # shorter side of a tiny image, as a share of the median
+_ODD, _ODDER = 3.0, 2.0  # longer side by shorter side of an odd shape, itself and by the median
+_NEIGHBORS = 10
+_FAR = 3.0  # interquartile ranges above the third quartile
+
+
+class Measures(NamedTuple):
+    """Measures of a readable image.
+
+    Args:
+        digest: SHA-256 of the file.
+        width, height: in pixels.
+        brightness: of the lightest hundredth of the pixels, from 0 to 1.
+        sharpness: deviation of the Laplacian by the deviation of the gray levels.
+        picture: (SIDE, SIDE) gray levels of the whole image.
+    """
+
+    digest: str
+    width: int
+    height: int
+    brightness: float
+    sharpness: float
+    picture: np.ndarray
 
 
 @dataclass
@@ -219,3 +259,107 @@ def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
             score = scores[other] or max(value for pair, value in pairs.items() if row in pair)
             issues.append(Issue(images[row].name, kind, score, images[row].label, other=images[other].name))
     return issues
+
+
+def find_label_errors(features: torch.Tensor, labels: torch.Tensor, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Find images whose label is probably wrong.
+
+    The only image of a class is never one of them, because a probe without it cannot predict its class.
+
+    Args:
+        features: (images, features)
+        labels: (images,) class numbers
+
+    Returns:
+        Rows of the probable errors, and the probabilities (images, classes) out of sample.
+    """
+    partitions = [assign_folds(labels, seed) for seed in range(_PARTITIONS)]
+    logs = torch.stack([cross_validate(features, labels, num_classes, folds) for folds in partitions])
+    probabilities = logs.mean(dim=0).softmax(dim=1)
+    own = probabilities.gather(1, labels[:, None]).squeeze(1)
+    counts = labels.bincount(minlength=num_classes)
+    errors = (own < _RATIO * probabilities.amax(dim=1)) & (counts[labels] > 1)
+    return errors.nonzero().flatten().numpy(), probabilities.numpy()
+
+
+def assign_folds(labels: torch.Tensor, seed: int) -> torch.Tensor:
+    """Deal the shuffled images of each class to the folds in turn: (images,) fold numbers."""
+    shuffled = torch.from_numpy(np.random.default_rng(seed).permutation(len(labels)))
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    folds = torch.empty_like(labels)
+    folds[by_class] = torch.arange(len(labels)) % _FOLDS
+    return folds
+
+
+def cross_validate(features: torch.Tensor, labels: torch.Tensor, num_classes: int, folds: torch.Tensor) -> torch.Tensor:
+    """Predict each fold by a probe of the other folds: (images, classes) log-probabilities."""
+    results = torch.empty(len(_L2), len(labels), num_classes)
+    for fold in folds.unique():
+        held_out = folds == fold
+        regression = LogisticRegression(features[~held_out], num_classes)
+        for number, l2 in enumerate(_L2):  # each fit starts from the one before
+            regression.fit(features[~held_out], labels[~held_out], l2, max_steps=100)
+            results[number, held_out] = regression.logits(features[held_out]).log_softmax(dim=1)
+    losses = torch.stack([F.nll_loss(values, labels) for values in results])
+    return results[int(losses.argmin())]
+
+
+def measure_split(split: Split, num_channels: int, num_threads: int) -> Iterator[Measures | None]:
+    """Yield the measures of each image of a split, in order; None for an unreadable one."""
+
+    def measure_row(row: int) -> Measures | None:
+        file = split.image(split.samples[row], row)
+        try:
+            content = file["bytes"] if file["bytes"] is not None else Path(file["path"]).read_bytes()
+            return measure(content, num_channels)
+        except (ImageReadingError, OSError):
+            return None
+
+    with ThreadPoolExecutor(max(num_threads, 1)) as pool:
+        yield from pool.map(measure_row, range(len(split)))
+
+
+def measure(content: bytes, num_channels: int = 3) -> Measures:
+    """Measure the image of a file's content; with other channels than color, their mean is the gray level."""
+    gray_from = 1 if num_channels == 3 else num_channels
+    levels = (
+        read_image(content, gray_from, reduce_to=lambda height, width: (_LONGER_SIDE, _LONGER_SIDE)).float().mean(dim=0)
+    )
+    height, width = levels.shape if is_npy(content) else read_size(content)
+    image = Image.fromarray(levels.byte().numpy())
+    picture = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    image.thumbnail((_LONGER_SIDE, _LONGER_SIDE), Image.Resampling.BOX)
+    gray = np.asarray(image, np.float32)
+    padded = np.pad(gray, 1, "edge")
+    laplacian = 4 * gray - padded[:-2, 1:-1] - padded[2:, 1:-1] - padded[1:-1, :-2] - padded[1:-1, 2:]
+    sharpness = laplacian.std() / max(gray.std(), 1)
+    brightness = np.percentile(gray, 99) / 255
+    return Measures(hashlib.sha256(content).hexdigest(), width, height, float(brightness), float(sharpness), picture)
+
+
+def find_poor_images(measures: list[Measures]) -> dict[str, dict[int, float]]:
+    """Return for each kind of issue the rows of the images that have it, with their scores from 0 to 1."""
+    brightness, sharpness = np.array([[one.brightness, one.sharpness] for one in measures]).T
+    sides = np.array([[one.width, one.height] for one in measures], np.float64)
+    shorter, shape = sides.min(axis=1), sides.max(axis=1) / sides.min(axis=1)
+    sizes = shorter / np.median(shorter)
+    relative = sharpness / max(float(np.median(sharpness)), 1e-6)
+    is_odd = (shape > _ODD) & (shape > _ODDER * np.median(shape))
+    found = {
+        "dark": (brightness < _DARK, 1 - brightness),
+        "blurred": (relative < _BLURRED, 1 - relative),
+        "tiny": (sizes < _TINY, 1 - sizes),
+        "odd_shape": (is_odd, 1 - 1 / shape),
+    }
+    return {kind: {int(row): float(score[row]) for row in np.flatnonzero(has)} for kind, (has, score) in found.items()}
+
+
+def find_outliers(features: torch.Tensor) -> dict[int, float]:
+    """Return the rows of images that are far from all others, with their mean cosine distances to the nearest ten."""
+    vectors = torch.nn.functional.normalize(features.float(), dim=1)
+    count = min(_NEIGHBORS, len(vectors) - 1)
+    nearest = [(part @ vectors.T).topk(count + 1, dim=1).values[:, 1:] for part in vectors.split(1024)]
+    distances = 1 - torch.cat(nearest).mean(dim=1).numpy()  # without the image itself
+    low, high = np.percentile(distances, [25, 75])
+    far = np.flatnonzero(distances > high + _FAR * (high - low))
+    return {int(row): float(distances[row]) for row in far}

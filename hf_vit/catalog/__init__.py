@@ -1,13 +1,15 @@
 """The catalog of released checkpoints: meaning of file names, list of files, choice of the best one."""
 
-from .augreg import AUGREG_MODELS, INDEX, parse_augreg
 from .released import (
+    AUGREG_MODELS,
+    INDEX,
     Released,
     copies_of,
     families,
     find_released,
     layers_missing_in,
     original_of,
+    parse_augreg,
     refused,
     released,
     released_facts,

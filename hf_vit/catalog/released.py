@@ -4,6 +4,7 @@ No array shows how a file is evaluated: preprocessing, and the image size of a R
 """
 
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
@@ -11,8 +12,52 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
-from .augreg import ADAPTED_TO, AUGREG_MODELS, PRETRAINED_ON, AugRegName, augreg_hyper_parameters, parse_augreg
 
+AUGREG = "gs://vit_models/augreg"
+INDEX = f"{AUGREG}/index.csv"
+# Architectures: name in file names -> name in the paper's tables
+AUGREG_MODELS = {
+    "Ti_16": "Ti/16",
+    "S_32": "S/32",
+    "S_16": "S/16",
+    "B_32": "B/32",
+    "B_16": "B/16",
+    "B_8": "B/8",
+    "L_16": "L/16",
+    "R_Ti_16": "R+Ti/16",
+    "R26_S_32": "R26+S/32",
+    "R50_L_32": "R50+L/32",
+}
+# Token of the file name -> (name in arXiv 2106.10270, RandAugment layers, magnitude, mixup alpha). The files say light0
+# and light1, the paper says light1 and light2. This correspondence is inferred from the recommended files and from
+# big_vision's defaults.
+AUGMENTATION = {
+    "none": ("none", 0, 0, 0.0),
+    "light0": ("light1", 2, 0, 0.0),
+    "light1": ("light2", 2, 10, 0.2),
+    "medium1": ("medium1", 2, 15, 0.2),
+    "medium2": ("medium2", 2, 15, 0.5),
+    "strong1": ("strong1", 2, 20, 0.5),
+    "strong2": ("strong2", 2, 20, 0.8),
+}
+PRETRAINED_ON = {"i1k": "imagenet-1k", "i21k": "imagenet-21k"}
+# Data set in the file name -> its key in released.yaml
+ADAPTED_TO = {
+    "imagenet2012": "imagenet-1k",
+    "cifar100": "cifar100",
+    "kitti": "kitti",
+    "oxford_iiit_pet": "oxford-iiit-pet",
+    "resisc45": "resisc45",
+}
+# Token of the file name -> (steps, steps of warm-up); arXiv 2106.10270, section 3.4
+_STEPS = {"0k": (500, 100), "2k": (2_500, 200), "10k": (10_000, 500), "20k": (20_000, 500)}
+_GRAMMAR = re.compile(
+    rf"(?P<model>{'|'.join(AUGREG_MODELS)})-(?P<data>i1k|i21k)-(?P<epochs>300|30)ep-lr_(?P<learning_rate>[0-9.]+)"
+    rf"-aug_(?P<augmentation>{'|'.join(AUGMENTATION)})-wd_(?P<weight_decay>0\.1|0\.03)"
+    r"-do_(?P<dropout>0\.0|0\.1)-sd_(?P<stochastic_depth>0\.0|0\.1)"
+    rf"(?:--(?P<adapted_to>{'|'.join(ADAPTED_TO)})-steps_(?P<steps>{'|'.join(_STEPS)})"
+    r"-lr_(?P<adapted_learning_rate>[0-9.]+)-res_(?P<resolution>224|384))?"
+)
 # Pattern of the end of a file's address -> how its model is evaluated: arguments of its processor ("processor"),
 # image size and patch size in pixels; a group of the pattern is one of these sizes.
 _EVALUATIONS: dict[str, dict[str, Any]] = {
@@ -40,6 +85,57 @@ _EVALUATIONS: dict[str, dict[str, Any]] = {
     # AugReg: only address or name identify its files.
     r"vit_models/augreg/[^/]*|-aug_[a-z]+\d?-wd_[^/]*": {"processor": {"preset": "augreg"}},
 }
+BUILT_IN = ("imagenet1k",)
+_MAX_REWORDED = 50  # names of 1000 that may have another wording
+
+
+class AugRegName(NamedTuple):
+    """Fields of an AugReg file name, as text; the last four are None for a model without fine-tuning."""
+
+    model: str
+    data: str
+    epochs: str
+    learning_rate: str
+    augmentation: str
+    weight_decay: str
+    dropout: str
+    stochastic_depth: str
+    adapted_to: str | None
+    steps: str | None
+    adapted_learning_rate: str | None
+    resolution: str | None
+
+
+def parse_augreg(name: str) -> AugRegName | None:
+    """Parse the name of an AugReg file, without `.npz`; return None for any other name."""
+    match = _GRAMMAR.fullmatch(name)
+    return None if match is None else AugRegName(**match.groupdict())
+
+
+def augreg_hyper_parameters(name: AugRegName) -> dict[str, str]:
+    """Return the settings of the training run, under the names that a model card uses."""
+    paper, layers, magnitude, alpha = AUGMENTATION[name.augmentation]
+    rows = {
+        "optimizer": "Adam, beta1 0.9, beta2 0.999, gradients clipped at global norm 1",
+        "batch size": "4096",
+        "epochs": name.epochs,
+        "learning rate": f"{name.learning_rate}, warm-up over 10,000 steps, then cosine decay",
+        "weight decay": f"{name.weight_decay}, decoupled and multiplied by the learning rate",
+        "dropout": "none" if name.dropout == "0.0" else name.dropout,
+        "stochastic depth": "none"
+        if name.stochastic_depth == "0.0"
+        else f"{name.stochastic_depth} in the last layer, growing linearly from 0 in the first",
+        "augmentation": f"inception crop, flip, and `aug_{name.augmentation}`: RandAugment with {layers} layers of "
+        f"magnitude {magnitude}, mixup {alpha:g} ({paper} in the paper; this match of names is inferred)",
+    }
+    if name.adapted_to is not None and name.steps is not None:
+        steps, warm_up = _STEPS[name.steps]
+        rows["fine-tuning"] = (
+            f"SGD, momentum 0.9, batch size 512, learning rate {name.adapted_learning_rate}, {steps:,} steps "
+            f"(`steps_{name.steps}` in the file's name) with {warm_up} of warm-up, cosine decay, "
+            f"{name.resolution} x {name.resolution} pixels"
+        )
+    return rows | {"source": "the file's name, and arXiv 2106.10270, section 3"}
 
 
 class Released(NamedTuple):
@@ -196,3 +292,29 @@ def evaluation_of(location: str) -> dict[str, Any]:
         if match := re.search(f"(?:{pattern})$", f"{path.parent}/{path.stem}"):
             return {"processor": {}, **known, **{name: int(size) for name, size in match.groupdict().items()}}
     return {"processor": {}}
+
+
+def imagenet_numbers(names: Sequence[str]) -> list[int] | None:
+    """Return each name's class number among ImageNet's 1000 classes; None if the classes are not ImageNet's.
+
+    Two forms are recognized: wnids (n01440764) of any number of classes in any order, and 1000 names in words in
+    ImageNet's order. The comparison of words ignores case, synonyms after a comma and notes in brackets. Up to 50 names
+    may have a wording that ImageNet does not have; a name of another ImageNet class means another order, hence None.
+    """
+    by_wnid = {wnid: number for number, wnid in enumerate(built_in_class_names("imagenet1k_wnids"))}
+    if names and all(name in by_wnid for name in names):
+        return [by_wnid[name] for name in names]
+    if len(names) != len(by_wnid):
+        return None
+    known = [_first_word(name) for name in built_in_class_names("imagenet1k")]
+    others = [word for word, expected in zip(map(_first_word, names), known, strict=True) if word != expected]
+    return list(range(len(names))) if len(others) <= _MAX_REWORDED and not set(others) & set(known) else None
+
+
+def _first_word(name: str) -> str:
+    return re.split(r"[,(]", name)[0].strip().casefold().replace("_", " ")
+
+
+def built_in_class_names(name: str) -> list[str]:
+    """Return the class names of a list, such as one of `BUILT_IN`, in the order of the head's outputs."""
+    return (files("hf_vit.catalog") / "labels" / f"{name}.txt").read_text(encoding="utf-8").splitlines()

@@ -11,14 +11,18 @@ from ..files.download import fetch
 from ..files.messages import shorten
 from ..files.reading import read_text
 from ..models.utils import check_choice
-from .augreg import ADAPTED_TO, AUGREG, AUGREG_MODELS, INDEX, parse_augreg
 from .released import (
+    ADAPTED_TO,
+    AUGREG,
+    AUGREG_MODELS,
+    INDEX,
     Released,
     bare_name,
     copies_of,
     data_set_name,
     families,
     find_released,
+    parse_augreg,
     refused,
     released,
     released_facts,

@@ -4,8 +4,8 @@ import json as json_format
 from pathlib import Path
 from typing import Annotated
 
+from ..files.messages import silence_progress_bars
 from ..files.output import new_file, refuse_existing
-from ..files.progress import silence_progress_bars
 from .arguments import ImageSize, Model, Overwrite, check_output
 
 
@@ -91,13 +91,13 @@ def compute(
         print(f"saved {output}")
         return
     from .. import registration as registration  # registers our types with AutoConfig
-    from ..analysis import compute_report
+    from ..analysis.compute import as_text, estimate, table_as_text
     from ..analysis.training_runs import table_rows
 
     if table is not None:
         rows = table_rows(table)
-        print(json_format.dumps(rows, indent=2) if json else compute_report.table_as_text(table, rows))
+        print(json_format.dumps(rows, indent=2) if json else table_as_text(table, rows))
         return
     training = {name: value for name, value in of_training.items() if value is not None}
-    result = compute_report.estimate(str(model), image_size, dataset_size=dataset_size, **training)  # pyright: ignore[reportArgumentType]
-    print(json_format.dumps(result, indent=2) if json else compute_report.as_text(result))
+    result = estimate(str(model), image_size, dataset_size=dataset_size, **training)  # pyright: ignore[reportArgumentType]
+    print(json_format.dumps(result, indent=2) if json else as_text(result))

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from ..files.messages import format_error
-from ..files.progress import silence_progress_bars
+from ..files.messages import format_error, silence_progress_bars
 from .arguments import ImageSize, Model, parse_count
 from .image_list import Device, load_on
 

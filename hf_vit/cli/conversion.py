@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ..files.progress import silence_progress_bars
+from ..files.messages import silence_progress_bars
 from .arguments import Count, Images, Model, Overwrite, SaveFor, Size, check_output, example_images, parse_size
 
 
@@ -101,7 +101,7 @@ def convert(
     silence_progress_bars()
     from .. import conversion
     from ..catalog import address_of
-    from ..conversion.checking import describe_skipped
+    from ..conversion.converting import describe_skipped
     from ..conversion.transformers.names import describe_cost
     from ..files.reading import read_json_object
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-from ..files.progress import silence_progress_bars
+from ..files.messages import silence_progress_bars
 from .arguments import Overwrite, check_output
 
 

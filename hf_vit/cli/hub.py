@@ -114,8 +114,7 @@ def card(
 
         print(f"{len(write_published_cards(published))} cards written to {published}")
         return
-    from ..hub.card_check import check_card
-    from ..hub.cards import render_folder_card
+    from ..hub.cards import check_card, render_folder_card
 
     assert folder is not None
     text = render_folder_card(folder, name=name, license=license)

@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
+from ..files.messages import silence_progress_bars
 from ..files.output import new_file, refuse_existing
-from ..files.progress import silence_progress_bars
 from .arguments import Count, ImageSize, Model, Overwrite
 from .image_list import (
     Backend,
@@ -84,7 +84,7 @@ def predict(
     found = find_images(images, dataset, split, image_column)
     silence_progress_bars()
     from ..files.predictions import lowest_scores, predictions_writer
-    from ..models.configuration_hf_vision import score_function
+    from ..models.configuration_hf_vit import score_function
     from ..prediction import classify_batches
 
     model, processor = load_on(folder, device, backend, image_size=image_size, preset=preset)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from ..files.progress import silence_progress_bars
+from ..files.messages import silence_progress_bars
 from .arguments import Model, Overwrite, check_output
 
 

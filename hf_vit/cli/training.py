@@ -7,8 +7,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ..files.messages import did_you_mean
-from ..files.progress import silence_progress_bars
+from ..files.messages import did_you_mean, silence_progress_bars
 from .arguments import add_arguments
 
 _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path"]

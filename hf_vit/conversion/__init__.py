@@ -1,7 +1,6 @@
 """Conversion of other projects' checkpoints, in both directions: one rule table per source."""
 
-from .checking import check
-from .converting import convert, convert_to_folder, fingerprint
+from .converting import check, convert, convert_to_folder, fingerprint
 from .exporting import export, export_jax, export_timm, export_transformers
 from .programs import export_aot_inductor, export_onnx, export_torch
 from .tables import ConversionError

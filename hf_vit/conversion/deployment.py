@@ -17,13 +17,10 @@ from typing import Any
 import jinja2
 import torch
 
-from ..files.output import new_folder, refuse_existing, write_json, write_text
-from ..files.owned_files import check_no_model
+from ..files.output import check_no_model, new_folder, refuse_existing, write_json, write_text
 from ..files.versions import require
-from ..models.configuration_hf_vision import score_function
-from ..models.configuration_hf_vit import Size
-from ..models.image_presets import as_pair
-from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
+from ..models.configuration_hf_vit import Size, score_function
+from ..models.image_processing_hf_vit import HfViTImageProcessor, as_pair, output_size
 from ..models.image_resizing import AREA, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, scaling_of, unsupported_sizes

@@ -20,8 +20,7 @@ from torch.export import Dim, ExportedProgram
 from ..files.output import new_file, refuse_existing
 from ..files.versions import require
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vision import thresholds_of
-from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair, thresholds_of
 from ..models.pretrained import HfVisionPreTrainedModel
 from .source import MODELS
 from .tables import ConversionError

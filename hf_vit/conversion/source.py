@@ -15,8 +15,7 @@ from torch.nn.functional import pad
 from ..files.reading import read_json_object
 from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vision import HfVisionConfig, convert_type_errors
-from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size
+from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, HfViTHybridConfig, Size, convert_type_errors
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..models.modeling_hf_vit import (

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..models.configuration_hf_vision import MAX_STAGES
+from ..models.configuration_hf_vit import MAX_STAGES
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 

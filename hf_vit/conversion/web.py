@@ -26,11 +26,9 @@ import torch
 from huggingface_hub import cached_assets_path
 
 from ..files.download import sha256_of
-from ..files.output import new_folder, refuse_existing, write_json
-from ..files.owned_files import check_no_model
+from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..files.versions import require
-from ..models.configuration_hf_vision import score_function
-from ..models.configuration_hf_vit import as_pair
+from ..models.configuration_hf_vit import as_pair, score_function
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import make_any_size_onnx

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..catalog.class_names import imagenet_numbers
+from ..catalog.released import imagenet_numbers
 from ..files.messages import join_names, shorten
 from ..files.reading import read_text, read_yaml
 

@@ -24,8 +24,7 @@ from ..files.limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed
 from ..files.messages import did_you_mean, shorten
 from ..files.reading import read_yaml
 from ..models.utils import redact_secrets
-from .folders import load_folder
-from .label_table import find_table, load_table
+from .folders import find_table, load_folder, load_table
 
 _TEXT = ("string", "large_string")
 # Types of lists of labels.

@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from ..models.configuration_hf_vision import MAX_LABELS
+from ..models.configuration_hf_vit import MAX_LABELS
 from ..models.image_reading import ImageReadingError
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 from .issues import clean

@@ -17,7 +17,7 @@ import hf_vit
 
 from ..conversion import convert
 from ..data.sources import load_digits
-from ..files.progress import silence_progress_bars
+from ..files.messages import silence_progress_bars
 from ..loading import save_folder
 from .contact_sheet import draw_contact_sheet
 

@@ -17,10 +17,9 @@ import torch
 
 from ..data.labels import match_to_model
 from ..devices import start_accelerator
-from ..files.output import refuse_existing, write_json
-from ..files.owned_files import REPORTS
+from ..files.output import REPORTS, refuse_existing, write_json
 from ..loading import save_folder
-from ..models.configuration_hf_vision import score_function
+from ..models.configuration_hf_vit import score_function
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..settings.fields import EvaluateSettings
 from ..settings.recipes import build_settings

@@ -21,9 +21,9 @@ from ..files.download import fetch
 from ..files.messages import shorten
 from ..files.reading import read_json, read_json_object, read_yaml
 from ..loading import find_file, local_model
-from ..models.configuration_hf_vision import MAX_LABELS, score_function, thresholds_of
+from ..models.configuration_hf_vit import MAX_LABELS, score_function, thresholds_of
 from ..settings.fields import AUTO, EvaluateSettings
-from ..settings.reader import dump
+from ..settings.recipes import dump
 from .models import load_classifier
 from .predictions import EvaluationBatches, predict, score
 from .result_page import HeldOut, title_of, write_results

@@ -7,8 +7,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelFor
 
 from ..backends.choosing import use_backend
 from ..loading import find_adapter, load, local_model, with_preset
-from ..models.configuration_hf_vision import HfVisionConfig, check_attention
-from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, Size, as_pair, check_attention
 from ..models.image_processing_hf_vit import sync_processor_size
 from ..models.utils import check_model_path, explain_missing_folder
 from ..settings.fields import EvaluateSettings

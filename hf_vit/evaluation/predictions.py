@@ -14,9 +14,9 @@ from ..data.loaders import EvalDataset, eval_loader
 from ..data.splits import Split
 from ..devices import on_cpu
 from ..models.configuration_hf_vit import as_pair
-from ..models.image_presets import scale_and_offset
+from ..models.image_processing_hf_vit import scale_and_offset
 from ..settings.fields import DataSettings
-from .multi_label import average_precision, score_labels
+from .metrics import average_precision, score_labels
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 TOP_K = 5

@@ -17,7 +17,7 @@ from ..files.output import new_file, write_text
 from ..files.pages import data_uri, page_color, render_page
 from ..files.predictions import Table
 from ..models.image_reading import ImageReadingError, read_for_display
-from .multi_label import average_precision, score_labels
+from .metrics import average_precision, score_labels
 
 _FRAME = 460, 200  # width and height of the calibration's plot, in SVG units
 _PICTURES = 24  # number of images on each of the two contact sheets

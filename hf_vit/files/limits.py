@@ -1,7 +1,7 @@
 """Size limits of readers, checked against the sizes that a file declares before any memory is allocated.
 
 Modules that travel to the Hub declare their own limits at their top: `models/image_reading.py` (images),
-`models/image_presets.py` (image processors), `models/configuration_hf_vision.py` (configurations),
+`models/image_processing_hf_vit.py` (image processors), `models/configuration_hf_vit.py` (configurations),
 `models/pretrained.py` (weights next to a config.json) and `models/utils.py` (JSON).
 
 Largest published files: BiT-R152x4 has 3.7 GB (a tenth of `MAX_CHECKPOINT_BYTES`), ViT-H/14 2.5 GB, ViT-L/16 1.2 GB. A

@@ -1,4 +1,4 @@
-"""Error messages for users: one sentence and an exit status instead of a traceback."""
+"""Messages for users: errors as one sentence and an exit status; progress bars of other libraries are silenced."""
 
 import io
 import os
@@ -18,6 +18,11 @@ from .versions import extra_of
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError)
 FAILED, INTERRUPTED, UNREAD = 2, 130, 141  # exit statuses; the last two are a shell's for SIGINT and SIGPIPE
 _LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
+_SHORT.maxlevel = 3
 
 
 class _PrintableOutput:
@@ -111,9 +116,6 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
 def with_dashes(text: str) -> str:
     """Write an option with dashes: `--image_size=384` -> `--image-size=384`; any other text is returned unchanged."""
     name, equals, value = text.partition("=")
@@ -139,7 +141,12 @@ def shorten(value: object) -> str:
     return _SHORT.repr(value)
 
 
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 100
-_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
-_SHORT.maxlevel = 3
+def silence_progress_bars() -> None:
+    """Disable transformers' progress bars, which last a fraction of a second; downloads keep theirs."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import enable_progress_bars
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # also disables the bars of downloads
+    if not constants.HF_HUB_DISABLE_PROGRESS_BARS:
+        enable_progress_bars()

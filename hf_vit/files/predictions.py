@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 import torch
 
-from ..models.configuration_hf_vision import scores_of, thresholds_of
+from ..models.configuration_hf_vit import scores_of, thresholds_of
 from .messages import printable
 
 

@@ -1,21 +1,53 @@
-"""Model cards: the README of a repository, rendered from a folder.
+"""Model cards: the README of a repository, rendered from a folder and from the catalog, and checked before a push.
 
 Our part of a card is between two marks and is rendered again at every push. The user's own text around it is kept.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..files.messages import shorten
-from ..files.reading import parse_yaml, read_text
-from ..files.readme import BEGIN, END
-from ..models.utils import check_model_path, redact_secrets
-from .card_metadata import metadata_yaml, render_metadata
-from .card_sections import render_sections
-from .card_sources import Sources
+import jinja2
+import torch
+import yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, constants, eval_result_entries_to_yaml
 
+from ..catalog import Released, find_released, released_facts
+from ..conversion.source import MODELS, build_config
+from ..conversion.transformers.names import (
+    THEIR_MODELS,
+    describe_cost,
+    is_classifier,
+    translate_processor,
+    translate_settings,
+)
+from ..files.messages import shorten
+from ..files.reading import parse_json, parse_yaml, read_text
+from ..files.readme import BEGIN, END
+from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.utils import HUB_NAME, check_model_path, redact_secrets
+from ..registration import MODEL_CLASSES
+
+_JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original files
+_MARKUP = re.compile(r"[\\`*\[\]<>|~$&]")
+_FIGURES = {  # figures of a training run: their alternative texts
+    "confusion_matrix.png": "Confusion matrix: held-out images by label (rows) and prediction (columns)",
+    "learning_curve.png": "Learning curve: loss, accuracy and learning rate by optimizer step",
+}
+# Settings of a training run that do not change its result, and those in other parts of the card.
+_NOT_LISTED = ("dataset", "model", "eval_batch_size", "eval_every", "keep_checkpoints", "log_every", "num_processes")
+_NOT_LISTED += ("num_workers", "overwrite", "print_config", "profile", "report_to", "resume", "save_every")
+_NOT_LISTED += ("stall_timeout", "prefetch_factor", "augment_on")
+_METRICS = {"samples": "images", "skipped": "images skipped"}  # display names of metrics
+_BOOKKEEPING = ("best", "best_step")  # about the best step; the card is about the last
+_FILTERS = {2: "bilinear", 3: "bicubic", "area": "area"}  # `resample`: its name
+COCO_CATS = "http://images.cocodataset.org/val2017/000000039769.jpg"
+_OURS = ("library_name", "pipeline_tag", "model-index")  # the README's own values of other fields are kept
+_ACCURACIES = ("accuracy", "top1", "top_1", "eval_accuracy")  # its names in training and in Trainer
 CARD_SOURCES = ("config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "calibration.json")
 CARD_SOURCES += ("README.md",)
 _SPACE_LINK = re.compile(r"\(https://huggingface\.co/spaces/([\w.-]+/[\w.-]+)\)")
@@ -24,6 +56,65 @@ _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTA
 _NOBODYS_TEXT = ("This model card has been automatically generated.", "[More Information Needed]")
 # Empty sections of Trainer's card.
 _EMPTY_SECTION = re.compile(r"^#+ [^\n]*\n+more information needed[ \t]*(?:\n+|\Z)", re.IGNORECASE | re.MULTILINE)
+_PLACEHOLDER = re.compile(r"more information needed", re.IGNORECASE)
+_CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_NUMBER = re.compile(r"\d+(\.\d+)?\s*%")
+
+
+class Sources:
+    """Content of a folder's small files, with the catalog's entry of the checkpoint that it was converted from.
+
+    Args:
+        texts: texts of config.json and, if they exist, preprocessor_config.json, conversion.json (written by
+            `convert`), card_data.json (written by training), calibration.json (written by `calibrate`) and README.md.
+
+    Raises:
+        ValueError: a file is not JSON, or config.json is of a model of another package.
+    """
+
+    def __init__(self, texts: Mapping[str, str]):
+        names = "config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "calibration.json"
+        contents = {name: parse_json(texts.get(name, "{}"), name) for name in names}
+        for name, content in contents.items():
+            if not isinstance(content, dict):
+                raise ValueError(f"{name} holds a {type(content).__name__} (expected an object with names and values)")
+        self.config, self.processor, self.conversion, self.training, self.calibration = contents.values()
+        self.cost = describe_cost(self.config)  # of the nearest preprocessing of transformers' own classes
+        self.is_of_transformers = self.config.get("model_type") in THEIR_MODELS
+        if self.is_of_transformers:
+            config = build_config(translate_settings(self.config))
+            model_class = MODELS[type(config)][is_classifier(self.config)]
+            self.config = config.to_dict() | {"architectures": [model_class.__name__]}
+            self.processor = (
+                HfViTImageProcessor(**translate_processor(self.processor)).to_dict() if self.processor else {}
+            )
+        named = (self.config.get("architectures") or ["no model"])[0]
+        if named not in MODEL_CLASSES:
+            raise ValueError(
+                f"cannot write a card: config.json names {named} (expected an hf_vit model); convert it first with "
+                "`hf-vit convert`"
+            )
+        self.readme = texts.get("README.md", "")
+        source = self.conversion.get("source")
+        self.released: Released | None = None if source is None else find_released(source)
+        self.facts: dict[str, Any] = {} if self.released is None else self.released.facts
+
+    @property
+    def classifies(self) -> bool:
+        """Flag: the model is a classifier, not an encoder."""
+        return "ForImageClassification" in (self.config.get("architectures") or [""])[0]
+
+    @property
+    def is_bit(self) -> bool:
+        """Flag: the model is a ResNet, not a Vision Transformer."""
+        return self.config.get("model_type") == "hf_bit"
+
+    @property
+    def data_sets(self) -> list[str]:
+        """Data sets that the model was trained on: keys of released.yaml, and that of our training."""
+        trained_on = self.training.get("dataset")
+        return [*self.facts.get("datasets", ()), *([trained_on] if trained_on else ())]
 
 
 def render_card(
@@ -98,3 +189,306 @@ def _check_metadata(metadata: Any) -> None:
         names = [value] if isinstance(value, str) else value or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{field} in README.md is {shorten(value)} (expected a list of names)")
+
+
+def render_sections(sources: Sources, name: str, license: str | None, has_title: bool, space: str | None) -> str:
+    """Render our part of a card.
+
+    Args:
+        name: name of the repository or folder.
+        license: the one in the front matter.
+        has_title: begin with a heading; False if the user's own text is above.
+        space: name of a Space with the model's page.
+    """
+    training, released = sources.training, released_facts()
+    output, shape = _features(sources)
+    cited = sources.facts.get("papers", ["bit" if sources.is_bit else "vit"])
+    return _template().render(
+        sources=sources,
+        released=sources.released,
+        **{field: getattr(sources, field) for field in ("facts", "config", "training", "conversion", "calibration")},
+        papers=released["papers"],
+        data_sets=released["datasets"],
+        has_title=has_title,
+        title=name.split("/")[-1],
+        name=name,
+        space=space,
+        license=license,
+        parameters=_count_parameters(sources.config) if sources.config["image_size"] else None,
+        saw_imagenet=any(key.startswith("imagenet") for key in sources.data_sets),
+        image=COCO_CATS,
+        output=output,
+        shape=shape,
+        preprocessing=_preprocessing(sources),
+        hyper_parameters=sources.facts.get("hyper_parameters") or _training_settings(sources),
+        measured=_measured(sources),
+        circumstances=_circumstances(training),
+        figures=_FIGURES,
+        is_of_jax=sources.conversion.get("dialect", {}).get("names", "vit_jax") in _JAX,
+        convert_command=_convert_command(sources, name),
+        citations="\n".join(released["papers"][key]["bibtex"] for key in cited).strip(),
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    text = files("hf_vit.hub").joinpath("card_template.md.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"plain": _plain, "size": _size}
+    return environment.from_string(text)
+
+
+def _count_parameters(config: Mapping[str, Any]) -> int:
+    """Count the parameters of the model of a config.json, without an encoder's untrained pooler."""
+    model_class = MODEL_CLASSES[config["architectures"][0]]
+    config_class = model_class.config_class
+    fields = {name: value for name, value in config.items() if name in config_class.argument_names()}
+    with torch.device("meta"):
+        model = model_class(config_class(**fields))  # not `from_dict`, which formats every label for its log
+    pooler = getattr(model, "pooler", None)
+    if pooler is None or config.get("pooling") == "map":
+        return model.num_parameters()
+    return model.num_parameters() - sum(weight.numel() for weight in pooler.parameters())
+
+
+def _size(size: int | Sequence[int]) -> str:
+    height, width = (size, size) if isinstance(size, int) else size
+    return f"{height} x {width}"
+
+
+def _features(sources: Sources) -> tuple[str, tuple[Any, ...]]:
+    """Return the output of an encoder that its example prints, and its shape for one image."""
+    config = sources.config
+    if (width := config.get("projection_dim")) is not None:
+        return "image_embeds", (1, "patches", width) if config["pooling"] == "none" else (1, width)
+    width = config.get("representation_size") or config.get("hidden_size")
+    if sources.is_bit:
+        width = 4 * config["embedding_size"] * 2 ** (len(config["depths"]) - 1)
+    return "pooler_output", (1, width)
+
+
+def _preprocessing(sources: Sources) -> str:
+    settings = sources.processor
+    if not settings:
+        return "This repository has no image processor. Scale pixel values to [-1, 1]."
+    steps = [_describe_resize(settings)] if settings.get("do_resize", True) else []
+    if settings.get("do_center_crop") and (crop := settings.get("crop_size")):
+        steps.append(f"The image is center-cropped to {crop['height']} x {crop['width']} pixels.")
+    if settings.get("do_rescale", True) and settings.get("do_normalize", True):
+        mean, std = (settings.get(name, 0.5) for name in ("image_mean", "image_std"))
+        is_half = all(value in (0.5, [0.5], [0.5] * 3) for value in (mean, std))
+        scaled = "scaled to [-1, 1]" if is_half else f"normalized with mean {mean} and standard deviation {std}"
+        steps.append(f"Pixel values are {scaled}.")
+    steps.append(f"The image processor does this; its preset is `{settings.get('preset', 'vit_jax')}`.")
+    return " ".join(steps)
+
+
+def _describe_resize(settings: Mapping[str, Any]) -> str:
+    size = settings.get("size") or {}
+    if settings.get("preset") == "native":
+        count, patch_size = settings.get("max_num_patches"), settings.get("patch_size", 16)
+        return f"Images keep their aspect ratio. They become at most {count} patches of {_size(patch_size)} pixels."
+    how = _FILTERS.get(resample := settings.get("resample", 2), f"filter {resample}")
+    if how != "area":
+        how += f" with{'' if settings.get('antialias') else 'out'} antialiasing"
+    if "shortest_edge" in size:
+        return f"The short side is resized to {size['shortest_edge']} pixels ({how})."
+    target = f"{size['height']} x {size['width']} pixels" if "height" in size else "the image size of the model"
+    return f"Images are resized to {target} ({how}). The aspect ratio is not kept."
+
+
+def _training_settings(sources: Sources) -> dict[str, str]:
+    """Return the settings of the run that can change its result and are neither off nor zero."""
+    settings = sources.training.get("settings") or {}
+    unused = [*_NOT_LISTED]
+    unused += [name for name in settings if name.startswith("adam_") and settings.get("optimizer") == "sgd"]
+    unused += [name for name in settings if name.startswith("lora_") and settings.get("lora_rank") is None]
+    return {
+        name.replace("_", " "): ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in settings.items()
+        if name == "seed" or (name not in unused and value not in (None, 0, "", "none", [], {}))
+    }
+
+
+def _measured(sources: Sources) -> list[tuple[str, str, str, str]]:
+    """Return the metrics of the training run; the source is empty if the run has no command, date or version."""
+    training = sources.training
+    source = "the command below" if "command" in training else _circumstances(training)
+    data = " ".join(str(training[key]) for key in ("dataset", "eval_split") if training.get(key))
+    return [
+        (data, _METRICS.get(name) or name.replace("_", " "), _value(name, value), source)
+        for name, value in (training.get("metrics") or {}).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in _BOOKKEEPING and not (name.endswith("skipped") and value == 0)
+    ]
+
+
+def _circumstances(training: Mapping[str, Any]) -> str:
+    """Return the date and the version of the training run, if recorded."""
+    about = {"on": training.get("date"), "with hf_vit": training.get("versions", {}).get("hf_vit")}
+    return " ".join(f"{word} {value}" for word, value in about.items() if value is not None)
+
+
+def _value(metric: str, value: float) -> str:
+    if metric.endswith("accuracy"):
+        return f"{100 * value:.2f}%"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _plain(text: object) -> str:
+    """Escape the markup in a name for a cell of a table."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(str(text).split()))
+
+
+def _convert_command(sources: Sources, name: str) -> str:
+    command = ["hf-vit", "convert", sources.conversion.get("source", ""), name.split("/")[-1]]
+    if "labels" in sources.facts and sources.classifies:
+        command += ["--labels", sources.facts["labels"]]
+    if "image_size" in sources.conversion:
+        command += ["--image-size", _size(sources.conversion["image_size"]).replace(" ", "")]
+    return shlex.join(command)
+
+
+def render_metadata(
+    sources: Sources, name: str, own: Mapping[str, Any], license: str | None, tags: Sequence[str]
+) -> dict[str, Any]:
+    """Return the front matter; fields of the README are kept, except those that follow from the model."""
+    names = released_facts()["datasets"]
+    data_sets = [
+        names[key]["hub"] if key in names else key for key in sources.data_sets if key in names or _on_hub(key)
+    ]
+    base_model = sources.training.get("base_model") or ""
+    ours = ModelCardData(
+        license=license or own.get("license") or sources.facts.get("license"),
+        # The Hub shows this library's code snippet; transformers alone cannot load our folders without their code.
+        library_name="transformers" if sources.is_of_transformers or "auto_map" in sources.config else "hf_vit",
+        pipeline_tag="image-classification" if sources.classifies else "image-feature-extraction",
+        tags=_union(own.get("tags"), ["hf_vit", "bit" if sources.is_bit else "vit", "vision", *tags]),
+        datasets=_union(own.get("datasets"), filter(None, data_sets)) or None,
+        base_model=base_model if _on_hub(base_model) else None,
+        model_name=name.split("/")[-1],
+        eval_results=_eval_results(sources, name) or None,
+    ).to_dict()
+    kept = {field: value for field, value in own.items() if field not in (*_OURS, *ours) or field == "base_model"}
+    return {**ours, **kept}
+
+
+def _on_hub(name: str) -> bool:
+    """Return whether a name can be a name on the Hub: it has the form owner/name, and is not a local folder."""
+    return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _union(own: str | Sequence[str] | None, ours: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*([own] if isinstance(own, str) else own or []), *ours]))
+
+
+def metadata_yaml(metadata: Mapping[str, Any]) -> str:
+    """Return the front matter as YAML, without the lines of dashes around it."""
+    return yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _eval_results(sources: Sources, name: str) -> list[EvalResult]:
+    """Return the accuracies of the model for `model-index`: the authors' first one of each data set, and our run's."""
+    results = {}
+    for row in sources.facts.get("results", ()):
+        data = released_facts()["datasets"][row["dataset"]]
+        if "of" not in row and sources.classifies:
+            results.setdefault(
+                row["dataset"],
+                EvalResult(
+                    task_type="image-classification",
+                    dataset_type=data["hub"] or row["dataset"],
+                    dataset_name=data["name"],
+                    metric_type=row["metric"],
+                    metric_value=row["value"],
+                    metric_name=f"{row['metric']} (%)",
+                    source_name=f"{row['source']['name']}, {row['table']}",
+                    source_url=row["source"]["url"],
+                ),
+            )
+    return [*results.values(), *_own_results(sources, name)]
+
+
+def _own_results(sources: Sources, name: str) -> list[EvalResult]:
+    data = sources.training.get("dataset")
+    return [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type=data if _on_hub(data) else Path(data).name,
+            dataset_name=Path(data).name,
+            dataset_split=sources.training.get("eval_split"),
+            metric_type="accuracy",
+            metric_value=value,
+            metric_name="accuracy",
+            source_name="measured by hf_vit after training",
+            source_url=f"{constants.ENDPOINT}/{name}",
+        )
+        for metric, value in (sources.training.get("metrics") or {}).items()
+        if metric in _ACCURACIES and data
+    ]
+
+
+def eval_results_file(texts: Mapping[str, str], name: str, task_of: Callable[[str], str | None]) -> str | None:
+    """Return the text of `.eval_results/hf_vit.yaml` for the Hub; None without a result on one of its benchmarks.
+
+    Args:
+        task_of: function of a data set's name that returns its task, or None if it is not a benchmark.
+    """
+    entries = [
+        EvalResultEntry(
+            dataset_id=result.dataset_type,
+            task_id=task,
+            value=result.metric_value,
+            source_url=result.source_url,
+            source_name=result.source_name,
+            notes=result.metric_name,
+        )
+        for result in _eval_results(Sources(texts), name)
+        if HUB_NAME.fullmatch(result.dataset_type) and (task := task_of(result.dataset_type)) is not None
+    ]
+    return yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False) if entries else None
+
+
+def check_card(card: str) -> list[str]:
+    """Return the problems of a card, a sentence each; none for a good card."""
+    metadata = split_readme(card)[0]
+    problems = []
+    license = metadata.get("license")
+    if not license:
+        problems.append("the license is missing; give license= (--license), or add `license:` to the front matter")
+    elif not all(_LICENSE.fullmatch(str(name)) for name in (license if isinstance(license, list) else [license])):
+        problems.append(
+            f"the license {license!r} is not an identifier of the Hub (expected one such as apache-2.0 or mit)"
+        )
+    if _PLACEHOLDER.search(card):
+        problems.append("it has the placeholder 'More Information Needed'; replace it, or delete the line")
+    named = metadata.get("datasets") or []
+    known = {entry["hub"] for entry in released_facts()["datasets"].values()}
+    problems += [
+        f"the data set {name!r} is not a name on the Hub (expected owner/name)"
+        for name in ([named] if isinstance(named, str) else named)
+        if name not in known and not HUB_NAME.fullmatch(name)
+    ]
+    problems += [
+        f"{metric.get('type')} {metric.get('value')} in model-index has no source; add `source:` with its URL"
+        for model in metadata.get("model-index") or []
+        for result in model.get("results") or []
+        if not (result.get("source") or {}).get("url")
+        for metric in result.get("metrics") or []
+    ]
+    if BEGIN in card:
+        problems += _unsourced_numbers(card.split(BEGIN, 1)[1].split(END, 1)[0])
+    return problems
+
+
+def _unsourced_numbers(part: str) -> list[str]:
+    """Find results whose last column, the source, is empty, and percentages outside tables and code blocks."""
+    match = re.search(r"^## Results$(.*?)(?=^## |\Z)", part, re.DOTALL | re.MULTILINE)
+    problems = []
+    for line in _CODE_BLOCK.sub("", match[1]).splitlines() if match else ():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and not cells[-1]:
+            problems.append(f"the result {cells[2]} ({cells[0]} {cells[1]}) has no source")
+        elif not line.startswith("|") and _NUMBER.search(line):
+            problems.append(f"a percentage is not in a table of results: {line.strip()}")
+    return problems

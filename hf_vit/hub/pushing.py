@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import httpx
 
 from ..files.messages import join_names
-from ..files.owned_files import MARK, PUSHED, matches
+from ..files.output import MARK, PUSHED, matches
 from ..files.reading import parse_json
 from ..files.versions import versions_of
 from ..loading import copy_for
@@ -40,9 +40,7 @@ from ..models.utils import (
     read_manifest,
     redact_secrets,
 )
-from .card_check import check_card
-from .card_metadata import eval_results_file
-from .cards import CARD_SOURCES, read_source, render_card
+from .cards import CARD_SOURCES, check_card, eval_results_file, read_source, render_card
 from .remote_code import add_code, code_of
 
 _logger = logging.getLogger(__name__)
@@ -123,7 +121,7 @@ def push(
         license: such as "apache-2.0"; needed once, if the README has none and the source is unknown.
         tags: more tags for the card.
         space: owner/name of a Space with the model's page, which the card links; None: that of the repository's card.
-        allow_incomplete_card: push even if `hf_vit.hub.card_check` finds problems, such as a missing license.
+        allow_incomplete_card: push even if `hf_vit.hub.cards` finds problems, such as a missing license.
         message: message of the commit.
         token: used instead of the token of `hf auth login` or HF_TOKEN; False for none.
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import yaml
 from huggingface_hub import HfApi
 
-from ..files.output import write_text
-from ..files.owned_files import MARK
+from ..files.output import MARK, write_text
 
 _README = """\
 ---

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import initialization as init
 
 from .configuration_hf_bit import HfBiTConfig
-from .configuration_hf_vision import as_pair
+from .configuration_hf_vit import as_pair
 from .resnet_stem import NUM_GROUPS, ResNetStem
 
 NUM_HEADS = 8  # called "groups" in axial-deeplab

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from .configuration_hf_vision import (
+from .configuration_hf_vit import (
     MAX_WIDTH,
     HfVisionConfig,
     Size,

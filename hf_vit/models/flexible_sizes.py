@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.utils.generic import maybe_autocast
 
-from .configuration_hf_vision import Size, as_pair
-from .configuration_hf_vit import HfViTConfig
+from .configuration_hf_vit import HfViTConfig, Size, as_pair
 from .position_embeddings import Grid, PositionTables, cached_on_device
 from .pretrained import HfVisionPreTrainedModel
 

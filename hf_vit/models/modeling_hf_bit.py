@@ -19,7 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .axial_attention import replace_convolutions
 from .configuration_hf_bit import HfBiTConfig
-from .configuration_hf_vision import Size, as_pair
+from .configuration_hf_vit import Size, as_pair
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
 from .resnet_stem import GroupNorm, ResNetStage, ResNetStem
 

@@ -14,8 +14,7 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput, TransformersKwargs, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hf_vision import as_pair
-from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel, check_mask
 from .pretrained import HEAD_KEYS, HfViTHead
 

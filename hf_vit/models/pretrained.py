@@ -13,7 +13,7 @@ from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from .configuration_hf_vision import HfVisionConfig, read_settings
+from .configuration_hf_vit import HfVisionConfig, read_settings
 from .packed_linear import freeze
 from .utils import (
     LOCATION_ARGUMENTS,

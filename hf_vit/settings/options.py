@@ -10,8 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ..files.messages import describe_unknown, with_dashes
 from ..files.reading import parse_yaml
-from .reader import SettingsError, alternatives
-from .recipes import build_settings
+from .recipes import SettingsError, alternatives, build_settings
 
 _Settings = TypeVar("_Settings")
 _METAVARS = {bool: "true|false", int: "INT", float: "FLOAT", str: "TEXT", dict[str, Any]: "TABLE"} | {

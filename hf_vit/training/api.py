@@ -16,14 +16,13 @@ from accelerate import Accelerator, PartialState
 from ..auditing.audit import run_audit
 from ..data.splits import open_splits, split_into_folds
 from ..devices import keep_freed_memory, start_accelerator
-from ..files.messages import USER_ERRORS, user_errors
+from ..files.messages import USER_ERRORS, silence_progress_bars, user_errors
 from ..files.output import write_json
-from ..files.progress import silence_progress_bars
 from ..loading import check_for_transformers, rewrite_for_transformers
 from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSettings, PretrainSettings
 from ..settings.recipes import build_settings
+from .build import build_for_pretraining, load_for_finetuning
 from .console import print_plan, print_results
-from .models import build_for_pretraining, load_for_finetuning
 from .planning import plan_recipe
 from .preemption import Preempted
 from .trainer import Trainer, TrainingStopped

@@ -36,11 +36,10 @@ from torch.futures import Future as WriteFuture
 from ..data.fingerprint import describe_fingerprint
 from ..devices import cpu_group, is_xla, make_states, on_cpu
 from ..files.download import sha256_of
-from ..files.output import flush_to_disk
-from ..files.owned_files import LOCK, MARK, PUSHED, check_overwritable
+from ..files.output import LOCK, MARK, PUSHED, check_overwritable, flush_to_disk
 from ..models.utils import MANIFEST
 from ..settings.fields import TrainingSettings
-from ..settings.reader import SettingsError
+from ..settings.recipes import SettingsError
 from .objectives import MaskedPatches
 from .optimization import build_schedule
 

@@ -23,8 +23,7 @@ from ..models.image_reading import ImageReadingError, read_size
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..settings.fields import FinetuneSettings
 from ..settings.recipes import build_settings, read_recipe
-from .build import build_objective, count_steps, train_transform, training_batches
-from .models import load_for_finetuning
+from .build import build_objective, count_steps, load_for_finetuning, train_transform, training_batches
 
 RECIPE = "finetune_small"
 MODELS = {f"augreg:{variant}": variant for variant in ("Ti/16", "S/16", "B/16", "L/16")}  # smallest first

@@ -16,10 +16,9 @@ from ..evaluation.result_page import HeldOut, title_of, write_card_results, writ
 from ..files.output import new_file, write_json
 from ..files.pages import page_color
 from ..files.versions import versions_of
-from ..models.configuration_hf_vision import thresholds_of
-from ..models.configuration_hf_vit import as_pair
+from ..models.configuration_hf_vit import as_pair, thresholds_of
 from ..settings.fields import AUTO
-from ..settings.reader import dump
+from ..settings.recipes import dump
 
 if TYPE_CHECKING:
     from .trainer import Trainer

@@ -25,13 +25,12 @@ from ..data.labels import distinguish, names_of
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
 from ..devices import mark_step, sharded_parameters
-from ..evaluation.multi_label import choose_thresholds
+from ..evaluation.metrics import choose_thresholds
 from ..evaluation.predictions import EvaluationBatches, predict, score, score_classes, to_device
 from ..files.messages import INTERRUPTED
-from ..files.output import new_model_files, write_json, write_text
-from ..files.owned_files import write_marker
+from ..files.output import new_model_files, write_json, write_marker, write_text
 from ..settings.fields import TrainingSettings
-from ..settings.reader import dump
+from ..settings.recipes import dump
 from . import checkpoint
 from .build import (
     augments_on_device,
@@ -41,12 +40,13 @@ from .build import (
     count_steps,
     fingerprint_run,
     prepare,
+    prepare_for_training,
+    save_merged,
     train_transform,
     training_batches,
 )
 from .checkpoint import Checkpoints, locked_output, saved_per_device
 from .console import Console
-from .models import prepare_for_training, save_merged
 from .objectives import MaskedPatches, draw_patch_size
 from .optimization import MovingAverage, build_schedule, set_learning_rate
 from .preemption import PREEMPTED, Preempted, Preemption
@@ -74,7 +74,7 @@ class Trainer:
     """A training run: its settings, model, data sets and progress.
 
     Args:
-        model: a model built by `hf_vit.training.models`; it is modified in place.
+        model: a model built by `hf_vit.training.build`; it is modified in place.
         processor: the image processor for evaluation, which is saved with the model.
         split, eval_split: the images for training and for evaluation.
         command: the command line or the Python call, for the model card.

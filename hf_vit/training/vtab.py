@@ -24,9 +24,9 @@ from ..loading import local_model
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..settings.fields import EvaluateSettings, FinetuneSettings
-from ..settings.reader import build, merge
+from ..settings.recipes import build, merge
+from .build import load_for_finetuning
 from .checkpoint import FREE_ON_RESUME
-from .models import load_for_finetuning
 from .trainer import Trainer, TrainingStopped
 
 _SHARED = (  # fields of both EvaluateSettings and FinetuneSettings

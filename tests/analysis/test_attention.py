@@ -6,8 +6,15 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from hf_vit import analysis
-from hf_vit.analysis.attention import MeanDistance, layer_mixing
-from hf_vit.analysis.attention_hooks import LAYER_BYTES, batches, collect_attentions, encoder_of, patch_pixels
+from hf_vit.analysis.attention import (
+    LAYER_BYTES,
+    MeanDistance,
+    batches,
+    collect_attentions,
+    encoder_of,
+    layer_mixing,
+    patch_pixels,
+)
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.image_processing_hf_vit import patchify
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTModel

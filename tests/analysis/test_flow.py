@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from hf_vit import analysis
-from hf_vit.analysis.attention import layer_mixing
-from hf_vit.analysis.flow import flows_to
+from hf_vit.analysis.attention import flows_to, layer_mixing
 
 from ..tiny_models import images, tiny
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from hf_vit.auditing.audit import measure
 from hf_vit.auditing.duplicates import find_near_duplicates
-from hf_vit.auditing.image_quality import measure
 
 from ..photographs import encode
 from .conftest import draw

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from hf_vit.auditing.label_errors import assign_folds, find_label_errors
+from hf_vit.auditing.audit import assign_folds, find_label_errors
 
 
 def flipped_clusters(images=300, classes=4, noise=1.2, share=0.05):

@@ -7,9 +7,8 @@ import pytest
 
 from hf_vit.analysis.compute import count_compute, count_multiply_adds
 from hf_vit.settings.fields import PretrainSettings
-from hf_vit.settings.reader import build
-from hf_vit.settings.recipes import read_recipe
-from hf_vit.training.models import build_config
+from hf_vit.settings.recipes import build, read_recipe
+from hf_vit.training.build import build_config
 from hf_vit.variants import config_of_variant
 
 from ..paths import RECIPES

@@ -17,7 +17,7 @@ from hf_vit.catalog import (
     released_with,
     search,
 )
-from hf_vit.catalog.augreg import ADAPTED_TO, AUGMENTATION, AUGREG
+from hf_vit.catalog.released import ADAPTED_TO, AUGMENTATION, AUGREG
 from hf_vit.cli import main
 from hf_vit.conversion import convert
 from hf_vit.models.configuration_hf_bit import VARIANTS as BIT_VARIANTS

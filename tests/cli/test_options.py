@@ -5,8 +5,7 @@ import pytest
 from hf_vit.cli import main
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings, PretrainSettings
 from hf_vit.settings.options import parse_settings
-from hf_vit.settings.reader import SettingsError
-from hf_vit.settings.recipes import about_recipe, installed_recipes, read_recipe
+from hf_vit.settings.recipes import SettingsError, about_recipe, installed_recipes, read_recipe
 
 from ..paths import RECIPES
 

@@ -21,8 +21,7 @@ from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, deployment, export
 from hf_vit.files.predictions import lowest_scores, most_likely
 from hf_vit.loading import save_folder
-from hf_vit.models.image_presets import PRESETS
-from hf_vit.models.image_processing_hf_vit import scale_and_offset
+from hf_vit.models.image_processing_hf_vit import PRESETS, scale_and_offset
 
 from ..photographs import write_pictures
 from ..tiny_models import tiny

@@ -8,7 +8,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Image, List, Value
 from PIL import Image as Pillow
 
-from hf_vit.data.label_table import load_table
+from hf_vit.data.folders import load_table
 from hf_vit.data.sources import load_split, names_of_splits
 from hf_vit.data.splits import open_split
 

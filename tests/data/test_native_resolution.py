@@ -21,7 +21,7 @@ from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import read_size
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
-from hf_vit.settings.reader import SettingsError
+from hf_vit.settings.recipes import SettingsError
 from hf_vit.training.objectives import Normalizer
 from hf_vit.training.trainer import Trainer
 

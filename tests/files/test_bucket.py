@@ -7,8 +7,7 @@ import pytest
 
 from hf_vit.conversion import convert
 from hf_vit.files import download
-from hf_vit.files.bucket import fetch_folder, is_folder_address
-from hf_vit.files.download import SourceError
+from hf_vit.files.download import SourceError, fetch_folder, is_folder_address
 
 from ..comparing import assert_same_weights
 from ..paths import MORE
@@ -74,7 +73,7 @@ def test_bad_folders_are_refused(bucket, tmp_path, monkeypatch):
     bucket.files[f"{STEP}../outside"] = b"x"
     with pytest.raises(SourceError, match=r"'../outside'"):
         fetch_folder(f"gs://models/{STEP}", tmp_path)
-    monkeypatch.setattr("hf_vit.files.bucket.MAX_CHECKPOINT_BYTES", 1000)
+    monkeypatch.setattr("hf_vit.files.download.MAX_CHECKPOINT_BYTES", 1000)
     bucket.requests.clear()
     with pytest.raises(SourceError, match="1,000"):
         fetch_folder(f"gs://models/{STEP}", tmp_path)

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_vit.files import output as module
-from hf_vit.files.output import new_file, new_folder, new_model_files, write_json, write_text
-from hf_vit.files.owned_files import MARK, write_marker
+from hf_vit.files.output import MARK, new_file, new_folder, new_model_files, write_json, write_marker, write_text
 from hf_vit.files.readme import render_readme
 from hf_vit.models.utils import MANIFEST
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.conversion import convert_to_folder, export
-from hf_vit.files.owned_files import MARK
+from hf_vit.files.output import MARK
 
 from ..paths import MORE, PEERS
 from ..tiny_models import save_tiny

@@ -24,8 +24,8 @@ from hf_vit.loading import load_processor, save_folder
 from hf_vit.prediction import predict
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings, PretrainSettings
 from hf_vit.settings.options import parse_settings
-from hf_vit.settings.reader import build, dump
-from hf_vit.training.models import build_config
+from hf_vit.settings.recipes import build, dump
+from hf_vit.training.build import build_config
 
 from ..doc_fixtures import write_index
 from ..paths import PEERS, RECIPES

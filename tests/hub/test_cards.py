@@ -17,9 +17,7 @@ from hf_vit.catalog import released, released_facts, with_cards
 from hf_vit.cli import build_parser, main
 from hf_vit.conversion import convert
 from hf_vit.files.readme import BEGIN, END
-from hf_vit.hub.card_check import check_card
-from hf_vit.hub.card_sections import COCO_CATS
-from hf_vit.hub.cards import render_card, render_folder_card, split_readme
+from hf_vit.hub.cards import COCO_CATS, check_card, render_card, render_folder_card, split_readme
 from hf_vit.hub.published_cards import folder_name
 from hf_vit.loading import save_folder
 

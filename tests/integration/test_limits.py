@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForImageClassification
 
 from hf_vit import HfBiTConfig, HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.conversion import convert, torch_files
+from hf_vit.conversion import checkpoint, convert
 from hf_vit.conversion.tables import ConversionError
 from hf_vit.files import limits, npz
 from hf_vit.files.limits import check_declared
@@ -107,7 +107,7 @@ def test_too_many_empty_stacked_blocks_are_refused(tmp_path):
 
 def test_expanded_tensors_are_refused(tmp_path):
     torch.save({"a": torch.zeros(1).expand(10**9)}, tmp_path / "expanded.pth")
-    is_refused(lambda: torch_files.read_arrays(tmp_path / "expanded.pth"), "4,000,000,000", ConversionError)
+    is_refused(lambda: checkpoint.read_arrays(tmp_path / "expanded.pth"), "4,000,000,000", ConversionError)
 
 
 def test_an_image_file_that_declares_a_box_of_4_eib_is_refused(tmp_path):
@@ -129,7 +129,7 @@ def test_an_old_pth_that_declares_more_than_it_holds_is_refused(tmp_path):
     assert content.count(declared + pickle.NONE) == 1
     more = pickle.LONG1 + bytes([5]) + (30_000_000_000).to_bytes(5, "little")
     (tmp_path / "a.pth").write_bytes(content.replace(declared + pickle.NONE, more + pickle.NONE))
-    is_refused(lambda: torch_files.read_arrays(tmp_path / "a.pth"), r"a\.pth", ConversionError)
+    is_refused(lambda: checkpoint.read_arrays(tmp_path / "a.pth"), r"a\.pth", ConversionError)
 
 
 def settings_of(folder, **changes):

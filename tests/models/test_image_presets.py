@@ -5,8 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit.models.image_presets import PRESETS, default_settings, override_settings
-from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.image_processing_hf_vit import PRESETS, HfViTImageProcessor, default_settings, override_settings
 
 from ..photographs import pixels_of, read_photographs
 

@@ -11,8 +11,7 @@ from PIL import Image
 from transformers import AutoImageProcessor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from hf_vit.models.image_presets import PRESETS
-from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.image_processing_hf_vit import PRESETS, HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError
 from hf_vit.models.image_resizing import shortest_edge_size
 

@@ -6,7 +6,7 @@ import pytest
 
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings, PretrainSettings
 from hf_vit.settings.options import SAME_ELSEWHERE, parse_settings
-from hf_vit.settings.reader import SettingsError
+from hf_vit.settings.recipes import SettingsError
 
 FINETUNE = "--dataset digits --epochs 1 --output-dir out".split()
 

@@ -5,8 +5,7 @@ import yaml
 
 from hf_vit.settings.fields import FinetuneSettings, PretrainSettings
 from hf_vit.settings.options import parse_settings
-from hf_vit.settings.reader import SettingsError, dump
-from hf_vit.settings.recipes import read_recipe
+from hf_vit.settings.recipes import SettingsError, dump, read_recipe
 
 ENOUGH = ["--dataset", "digits", "--model", "m", "--output_dir", "out", "--steps", "7"]
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from hf_vit.files.owned_files import write_marker
+from hf_vit.files.output import write_marker
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import checkpoint
 from hf_vit.training.checkpoint import (

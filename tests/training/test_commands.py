@@ -25,10 +25,10 @@ from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings
-from hf_vit.settings.reader import SettingsError
+from hf_vit.settings.recipes import SettingsError
 from hf_vit.training import console
 from hf_vit.training.api import run_script
-from hf_vit.training.models import load_for_finetuning
+from hf_vit.training.build import load_for_finetuning
 from hf_vit.training.objectives import Classification
 from hf_vit.training.trainer import Trainer, TrainingStopped
 

@@ -9,8 +9,7 @@ from scipy.special import expit, rel_entr, softmax
 
 import hf_vit
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.training.distillation import Teacher, distillation_loss
-from hf_vit.training.objectives import Normalizer
+from hf_vit.training.objectives import Normalizer, Teacher, distillation_loss
 
 from ..photographs import COLORS, write_colors, write_labeled
 from ..processes import history, weights
@@ -110,7 +109,7 @@ def test_the_teacher_computes_equal_pixels_once(images, folders, tmp_path, monke
     hf_vit.finetune(student, images, tmp_path / "out", teacher=str(teacher), **run)
     assert len(calls) == forwards
     if own:
-        monkeypatch.setattr("hf_vit.training.distillation._LARGEST_CACHE", 0)
+        monkeypatch.setattr("hf_vit.training.objectives._LARGEST_CACHE", 0)
         hf_vit.finetune(student, images, tmp_path / "without", teacher=str(teacher), **run)
         kept, computed = weights(tmp_path / "out"), weights(tmp_path / "without")
         for name, tensor in kept.items():

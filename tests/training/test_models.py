@@ -5,7 +5,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from hf_vit.data.splits import Split
 from hf_vit.settings.fields import FinetuneSettings
-from hf_vit.training.models import load_for_finetuning
+from hf_vit.training.build import load_for_finetuning
 
 THREE_LABELS = Split(None, "image", "label", None, num_labels=3)
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 22, "image_size": 32}

@@ -8,8 +8,7 @@ import torch
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import FinetuneSettings
-from hf_vit.training.build import compile_model
-from hf_vit.training.models import prepare_patch_sizes
+from hf_vit.training.build import compile_model, prepare_patch_sizes
 from hf_vit.training.objectives import draw_patch_size
 
 from ..processes import DIGITS, MODEL, arguments

@@ -8,7 +8,7 @@ from PIL import Image
 import hf_vit
 from hf_vit.cli import main
 from hf_vit.scripts.finetune import finetune
-from hf_vit.settings.reader import SettingsError
+from hf_vit.settings.recipes import SettingsError
 
 from ..processes import arguments
 from ..tiny_models import save_tiny

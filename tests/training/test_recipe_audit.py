@@ -23,8 +23,7 @@ from hf_vit.data.splits import Split
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.settings.fields import FinetuneSettings, PretrainSettings
-from hf_vit.training.build import count_steps
-from hf_vit.training.models import build_config, build_for_pretraining, load_for_finetuning, set_head_bias
+from hf_vit.training.build import build_config, build_for_pretraining, count_steps, load_for_finetuning, set_head_bias
 from hf_vit.training.optimization import build_schedule, kernel_names, torch_weight_decay
 
 from ..paths import GOLDENS

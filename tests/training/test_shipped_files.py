@@ -14,9 +14,8 @@ from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.settings.fields import FinetuneSettings, PretrainSettings
-from hf_vit.settings.reader import build
-from hf_vit.settings.recipes import read_recipe
-from hf_vit.training.models import build_config
+from hf_vit.settings.recipes import build, read_recipe
+from hf_vit.training.build import build_config
 
 from ..paths import RECIPES, ROOT
 

@@ -17,12 +17,10 @@ import torch
 from transformers.utils import logging
 
 from ...catalog import find_released, original_of, released_with
-from ...catalog.class_names import BUILT_IN, built_in_class_names
-from ...catalog.released import evaluation_of
+from ...catalog.released import BUILT_IN, built_in_class_names, evaluation_of
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
-from ...models.configuration_hf_vision import MAX_LAYERS
-from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, Size, as_pair, stem_stride
+from ...models.configuration_hf_vit import MAX_LAYERS, HfViTConfig, HfViTHybridConfig, Size, as_pair, stem_stride
 from ..checkpoint import Checkpoint
 from ..source import (
     MODELS,

@@ -16,14 +16,13 @@ from transformers.utils import logging
 from ...files.output import new_folder, write_json
 from ...files.reading import read_json_object
 from ...models.configuration_hf_bit import HfBiTConfig
-from ...models.configuration_hf_vision import convert_type_errors
-from ...models.configuration_hf_vit import HfViTConfig, as_pair
+from ...models.configuration_hf_vit import HfViTConfig, as_pair, convert_type_errors
 from ...models.image_processing_hf_vit import HfViTImageProcessor
 from ...models.image_reading import read_image
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ...models.pretrained import CONVERSION_RECORD
 from ...models.utils import check_manifest
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, read_shards
 from ..source import (
     MODELS,
     PLAIN,
@@ -42,7 +41,6 @@ from ..source import (
     with_reason,
 )
 from ..tables import ConversionError, channels_first, check_values
-from ..torch_files import read_shards
 from .names import (
     BIT_NUMBERS,
     BIT_SETTINGS,
