@@ -29,8 +29,8 @@ import studies_cost
 import yaml
 from studies_runs import IMAGES, RECIPES, Measure, Row, Setup, Trial, as_markdown, means, run_trials, write_rows
 
+from hf_vit.analysis.compute import Run
 from hf_vit.analysis.figures import plot_compute_accuracy, plot_levels, plot_lines
-from hf_vit.analysis.training_runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

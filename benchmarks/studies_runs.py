@@ -14,8 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_vit.analysis.compute import count_multiply_adds
-from hf_vit.analysis.training_runs import training_exaflops
+from hf_vit.analysis.compute import count_multiply_adds, training_exaflops
 from hf_vit.data.sources import load_split
 from hf_vit.files.output import write_json
 from hf_vit.settings.fields import PretrainSettings

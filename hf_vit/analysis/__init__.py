@@ -4,7 +4,17 @@ Functions that analyze a model return NumPy arrays; the `plot_` functions draw t
 """
 
 from .attention import attention_distance, attention_flow, attention_maps, attention_rollout
-from .compute import Compute, Part, count_compute, load_config
+from .compute import (
+    Compute,
+    Part,
+    Run,
+    accelerator_days,
+    count_compute,
+    load_config,
+    published_runs,
+    read_runs,
+    training_exaflops,
+)
 from .figures import (
     plot_attention_distance,
     plot_attention_maps,
@@ -15,7 +25,6 @@ from .figures import (
     plot_lines,
     plot_position_similarity,
 )
-from .training_runs import Run, accelerator_days, published_runs, read_runs, training_exaflops
 from .weights import embedding_filters, position_similarity
 
 __all__ = [

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..files.pages import page_color
 from ..files.versions import require
-from .training_runs import Run
+from .compute import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -91,8 +91,7 @@ def compute(
         print(f"saved {output}")
         return
     from .. import registration as registration  # registers our types with AutoConfig
-    from ..analysis.compute import as_text, estimate, table_as_text
-    from ..analysis.training_runs import table_rows
+    from ..analysis.compute import as_text, estimate, table_as_text, table_rows
 
     if table is not None:
         rows = table_rows(table)

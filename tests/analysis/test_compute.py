@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit import analysis
-from hf_vit.analysis import training_runs
+from hf_vit.analysis import compute
 from hf_vit.cli import main
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
@@ -118,7 +118,7 @@ def test_exaflops_are_close_to_the_papers():
 
     One row is an exception: the paper's value for R50+L/16 after 7 epochs is not half of that after 14.
     """
-    rows = training_runs.table_rows(6)
+    rows = compute.table_rows(6)
     assert len(rows) == 18
     for row in rows:
         printed = 1668 / 2 if (row["model"], row["epochs"]) == ("R50+L/16", 7) else row["exaFLOPs"]
@@ -143,11 +143,11 @@ def inside(size: int, kernel: int, stride: int, before: int) -> int:
 
 def test_accelerator_days_are_close_to_table_2():
     """The mean share of the peak of the three rows of Table 2 is the default."""
-    rows = [row for row in training_runs.table_rows(2) if row["computed"] is not None]
+    rows = [row for row in compute.table_rows(2) if row["computed"] is not None]
     assert len(rows) == 3
     shares = [analysis.accelerator_days(row["computed"], utilization=1) / row["TPUv3-core-days"] for row in rows]
     assert [round(share, 2) for share in shares] == [0.32, 0.43, 0.39]
-    assert sum(shares) / 3 == pytest.approx(training_runs.UTILIZATION, abs=0.005)
+    assert sum(shares) / 3 == pytest.approx(compute.UTILIZATION, abs=0.005)
 
 
 def test_training_by_hand():
