@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from hf_vit.cli import main
-from hf_vit.cli.image_list import load_on, read_named
 from hf_vit.cli.feature_files import Features
+from hf_vit.cli.image_list import load_on, read_named
 from hf_vit.loading import load
 from hf_vit.prediction import embed, search
 
