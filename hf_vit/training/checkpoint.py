@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from filelock import FileLock, Timeout
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata
@@ -45,11 +46,6 @@ from .optimization import build_schedule
 
 if TYPE_CHECKING:
     from .trainer import Trainer
-
-try:
-    import fcntl
-except ImportError:  # Windows: the output folder is not locked
-    fcntl = None
 
 FORMAT = 2  # version of the format; version 1 had one file of whole tensors for each group
 _FILE_BYTES = 2**30  # target size of a file; writing needs as much additional memory
@@ -94,8 +90,7 @@ class Checkpoints:
             OSError: the previous checkpoint could not be written; earlier ones are unchanged.
         """
         self.wait()
-        content = json.dumps({**state, "format": FORMAT, "tensors": list(tensors)}) if _rank() == 0 else ""
-        writer = _Writer(self, step, content, _number_files(tensors))
+        writer = _Writer(self, step, json.dumps({**state, "format": FORMAT}), _number_files(tensors))
         self._saving = self._thread.submit(writer.save, _copy_local_tensors(tensors), _communication_options()), writer
 
     def wait(self) -> None:
@@ -188,8 +183,8 @@ class _Writer(HuggingFaceStorageWriter):
             flush_to_disk(entry)
         os.rename(draft, self.target)
         flush_to_disk(self.target.parent)
-        earlier = [path for path in self.checkpoints.paths() if path < self.target]
-        for old in earlier[: max(len(earlier) + 1 - self.checkpoints.keep, 0)]:
+        earlier = [path for path in reversed(self.checkpoints.paths()) if path < self.target]
+        for old in earlier[self.checkpoints.keep - 1 :]:
             shutil.rmtree(old)
 
 
@@ -206,21 +201,17 @@ def _rank() -> int:
 
 @torch.no_grad()
 def _copy_local_tensors(tensors: Tensors) -> dict[str, Any]:
-    """Copy the tensors that this process saves: its parts of sharded tensors, and its share of the others.
+    """Copy the tensors that this process saves: its parts of sharded tensors, and every n-th of the others.
 
     All processes must have the same tensors in the same order. torch's `async_save` is not used, because it copies all
     tensors, and sharded tensors three times.
     """
-    loads = [0] * (dist.get_world_size() if dist.is_initialized() else 1)
-    share = {}
-    for name, tensor in tensors.items():
-        owner = loads.index(min(loads))
-        if isinstance(tensor, DTensor) or owner == _rank():
-            share[name] = tensor.detach().to(  # a copy from a GPU is asynchronous
-                "cpu", copy=True, non_blocking=True, memory_format=torch.contiguous_format
-            )
-        if not isinstance(tensor, DTensor):
-            loads[owner] += tensor.nbytes
+    processes = dist.get_world_size() if dist.is_initialized() else 1
+    share = {
+        name: tensor.detach().to("cpu", copy=True, non_blocking=True, memory_format=torch.contiguous_format)
+        for number, (name, tensor) in enumerate(tensors.items())
+        if isinstance(tensor, DTensor) or number % processes == _rank()
+    }
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return share
@@ -244,15 +235,10 @@ def find_damage(path: Path) -> str | None:
     """Return a description of the damage of a checkpoint; None for an intact one."""
     try:
         sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
-        read = {"state.json", *(file.name for file in path.glob("*.safetensors"))}
-        if missing := read - (sums.keys() if isinstance(sums, dict) else set()):
-            return f"checksums.json does not list {', '.join(sorted(missing))}"
-        with ThreadPoolExecutor() as pool:
-            found = dict(zip(sums, pool.map(lambda name: sha256_of(path / name), sums), strict=True))
+        found = {file.name: sha256_of(file) for file in (path / "state.json", *path.glob("*.safetensors"))}
     except (OSError, ValueError) as error:
         return str(error)
-    changed = [name for name in sums if found[name] != sums[name]]
-    return f"the SHA-256 of {changed[0]} has changed since it was saved" if changed else None
+    return None if found == sums else "its files do not match checksums.json"
 
 
 def quarantine(path: Path) -> Path:
@@ -294,16 +280,13 @@ def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     """Restore the tensors of a run in place from a checkpoint; all processes must call it.
 
     Raises:
-        ValueError: tensors are missing or belong to another model, or the checkpoint has an older format.
+        ValueError: the tensors are those of another model, or the checkpoint has an older format.
     """
-    state = read_state(path)
-    if state.get("format") != FORMAT:
+    if read_state(path).get("format") != FORMAT:
         raise ValueError(
             f"cannot resume from {path}: it was written by another version of hf_vit; finish the run with that version"
         )
     saved: Any = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata  # name -> type and shape
-    if missing := set(state.get("tensors", ())) - saved.keys():
-        raise ValueError(f"cannot resume from {path}: {len(missing)} of its tensors are missing: {sorted(missing)}")
     optimizer.state.clear()
     make_states(optimizer)
     tensors = run_tensors(model, optimizer, ema)
@@ -373,13 +356,24 @@ def resume(trainer: "Trainer") -> None:
         ValueError: all checkpoints are damaged; or the settings, the data or the initial model differ from those of the
             checkpoint. The message lists the differences.
     """
-    accelerator, scaler = trainer.accelerator, trainer.accelerator.scaler
-    path = _newest(trainer.checkpoints, accelerator)
-    if path is None:
-        accelerator.print(
-            f"There is no checkpoint in {trainer.checkpoints.folder}: training starts from the beginning."
-        )
+    accelerator, scaler, checkpoints = trainer.accelerator, trainer.accelerator.scaler, trainer.checkpoints
+    newest: list[Any] = [None]
+    if accelerator.is_main_process:
+        path, damaged = checkpoints.newest()
+        if damaged and path is None:
+            listed = "; ".join(f"{bad.name}: {problem}" for bad, problem in damaged.items())
+            raise ValueError(
+                f"cannot resume: every checkpoint in {checkpoints.folder} is damaged ({listed}); restore one of them, "
+                "or choose another --output-dir to train from the beginning"
+            )
+        for bad, problem in damaged.items():
+            print(f"{bad} is damaged ({problem}) and was moved to {quarantine(bad)}; resuming from {path} instead")
+        newest = [path and str(path)]  # XLA cannot broadcast a Path
+    [name] = broadcast_object_list(newest)
+    if name is None:
+        accelerator.print(f"There is no checkpoint in {checkpoints.folder}: training starts from the beginning.")
         return
+    path = Path(name)
     saved = read_state(path)
     _check_same_run(saved, trainer)
     restore(path, *_stateful_objects(trainer))
@@ -388,31 +382,6 @@ def resume(trainer: "Trainer") -> None:
     for name in vars(trainer.state):
         setattr(trainer.state, name, saved[name])
     accelerator.print(f"Resuming from {path} at step {trainer.state.step} of {trainer.num_steps}.")
-
-
-def _newest(checkpoints: Checkpoints, accelerator: Accelerator) -> Path | None:
-    """Return the newest intact checkpoint, or None; the main process finds it, and quarantines newer damaged ones.
-
-    Raises:
-        ValueError: all checkpoints are damaged.
-    """
-    found: list[Any] = [None, {}]
-    if accelerator.is_main_process:
-        path, damaged = checkpoints.newest()
-        for bad, problem in damaged.items() if path else ():
-            accelerator.print(
-                f"{bad} is damaged ({problem}) and was moved to {quarantine(bad)}; resuming from {path} instead"
-            )
-        # XLA cannot broadcast a Path
-        found = [path and str(path), {bad.name: problem for bad, problem in damaged.items()}]
-    name, damaged = broadcast_object_list(found)
-    if damaged and not name:
-        listed = "; ".join(f"{bad}: {problem}" for bad, problem in damaged.items())
-        raise ValueError(
-            f"cannot resume: every checkpoint in {checkpoints.folder} is damaged ({listed}); restore one of them, "
-            "or choose another --output-dir to train from the beginning"
-        )
-    return name and Path(name)
 
 
 def saved_per_device(checkpoints: Checkpoints) -> int | None:
@@ -429,23 +398,16 @@ def _check_same_run(saved: dict[str, Any], trainer: "Trainer") -> None:
     differences = [
         f"{name} was {before.get(name)} and is {value}" for name, value in now.items() if before.get(name) != value
     ]
-    steps, done = (saved["num_steps"], trainer.num_steps), saved["step"]
-    length = f"the number of steps was {steps[0]} and is {steps[1]}"
-    if steps[1] < done:
-        differences.append(f"{length}, but {done} are already done")
-    elif steps[1] != steps[0]:
-        earlier = build_schedule(trainer.settings, steps[0])
-        if any(earlier(step) != trainer.schedule(step) for step in range(done)):
-            differences.append(f"{length}, which changes the learning rates of steps already taken (set --decay-steps)")
+    steps, done = saved["num_steps"], saved["step"]
+    if steps != trainer.num_steps:
+        earlier = build_schedule(trainer.settings, steps)
+        if trainer.num_steps < done or any(earlier(step) != trainer.schedule(step) for step in range(done)):
+            differences.append(
+                f"the number of steps was {steps} and is {trainer.num_steps}, which changes steps already taken (set "
+                "--decay-steps)"
+            )
     if differences:
-        raise ValueError(f"cannot resume with different settings: {'; '.join(differences)}")
-    changed = [
-        f"the {what} was {describe_fingerprint(earlier)} and is {describe_fingerprint(trainer.fingerprint[what])}"
-        for what, earlier in saved["identity"].items()
-        if earlier != trainer.fingerprint.get(what)
-    ]
-    if changed:
-        raise ValueError(f"cannot resume with different data or a different model: {'; '.join(changed)}")
+        raise ValueError(f"cannot resume with other settings, data or models: {'; '.join(differences)}")
 
 
 def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]:
@@ -459,6 +421,7 @@ def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]
     values = asdict(type(settings)()) | state["settings"]
     parts = {name: value for name, value in values.items() if name not in {*FREE_ON_RESUME, "steps", "epochs"}}
     parts["the mixed precision"] = state["precision"]
+    parts |= {f"the {what}": describe_fingerprint(known) for what, known in state["identity"].items()}
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
     draws = any(getattr(config, name, 0) for name in rates) or isinstance(trainer.objective, MaskedPatches)
     if draws or settings.mixup_alpha or settings.cutmix_alpha:
@@ -469,9 +432,7 @@ def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]
 
 @contextmanager
 def locked_output(output: Path, settings: TrainingSettings, accelerator: Accelerator) -> Iterator[None]:
-    """Create the output folder of a run, and lock it against other runs, if the file system supports locks.
-
-    Data workers do not inherit a lock of `lockf`, so the run can be resumed as soon as its main process is dead.
+    """Create the output folder of a run, and lock it against other runs.
 
     Raises:
         SettingsError: another run uses the folder; or it is not empty, and neither `resume` nor `overwrite` is set.
@@ -480,16 +441,13 @@ def locked_output(output: Path, settings: TrainingSettings, accelerator: Acceler
     with ExitStack() as stack:
         if accelerator.is_main_process:
             output.mkdir(parents=True, exist_ok=True)
-            if fcntl is not None:
-                lock = stack.enter_context(open(output / LOCK, "wb"))
-                try:
-                    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except (BlockingIOError, PermissionError):
-                    raise SettingsError(
-                        f"another process is training in {output}: wait until it ends, or choose another --output-dir"
-                    ) from None
-                except OSError:  # a file system without locks
-                    pass
+            try:
+                stack.enter_context(FileLock(output / LOCK, timeout=0))
+            except Timeout:
+                raise SettingsError(
+                    f"another process is training in {output}: wait until it ends, or choose another --output-dir"
+                ) from None
+            if os.name != "nt":  # where filelock deletes the file itself
                 stack.callback((output / LOCK).unlink, missing_ok=True)
             if not settings.resume:
                 _delete_earlier_run(output, settings.overwrite)

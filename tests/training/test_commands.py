@@ -336,9 +336,8 @@ def test_a_later_lack_of_memory_ends_the_run(tmp_path, monkeypatch):
 
 def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
     """With its lock, which ends with the process; both would write the same files."""
-    pytest.importorskip("fcntl")
     (tmp_path / "out").mkdir()
-    program = "import fcntl, time; file = open('.lock', 'w'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
+    program = "import filelock, time; lock = filelock.FileLock('.lock'); lock.acquire()\n"
     program += "print('held', flush=True); time.sleep(60)"
     other = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path / "out", stdout=subprocess.PIPE)
     assert other.stdout is not None
