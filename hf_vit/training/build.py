@@ -33,7 +33,7 @@ from ..devices import (
 )
 from ..evaluation.models import check_no_random_weights, check_supports_patch_sizes, load_pretrained, read_config
 from ..evaluation.predictions import TOP_K
-from ..files.messages import did_you_mean
+from ..files.messages import did_you_mean, join_names
 from ..loading import local_model, with_channels, with_preset
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, HfViTHybridConfig, as_pair
@@ -393,29 +393,32 @@ def training_batches(
     return train_loader(dataset, StepBatchSampler(layout, steps, split.in_blocks), *loading)
 
 
-def check_evaluation(settings: TrainingSettings, split: Split | None, config: Any) -> None:
-    """Raise ValueError if `best_metric` or `early_stopping` does not fit the evaluation."""
+def choose_best_metric(settings: TrainingSettings, split: Split | None, config: Any) -> str:
+    """Return the metric that chooses the best model.
+
+    Args:
+        split: the images for evaluation, if there are any.
+
+    Raises:
+        ValueError: there is no evaluation, or it does not compute the metric `best_metric`.
+    """
     name = settings.best_metric
     if split is None:
-        if settings.early_stopping or name != "auto":
-            what = "early_stopping" if settings.early_stopping else "best_metric"
-            raise ValueError(f"{what} ({getattr(settings, what)}) needs held-out images: set --eval-split")
-        return
+        if settings.early_stopping or name != AUTO:
+            raise ValueError("early_stopping and best_metric need held-out images: set --eval-split")
+        return name
     if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
         known = ["loss", "patch_accuracy"]
     elif split.multi_label:
-        known = ["loss", "accuracy", "mean_average_precision", "micro_f1", "macro_f1"]
+        known = ["mean_average_precision", "loss", "accuracy", "micro_f1", "macro_f1"]
         known += [f"average_precision/{one}" for one in distinguish(names_of(config))]
     else:
-        top5 = ["top5_accuracy"] if config.num_labels >= TOP_K else []
-        known = ["loss", "accuracy", *top5, "mean_per_class_accuracy"]
+        known = ["accuracy", "loss", "mean_per_class_accuracy", *["top5_accuracy"] * (config.num_labels >= TOP_K)]
         known += [f"accuracy/{one}" for one in distinguish(names_of(config))]
     known += [f"accuracy_at_patch_{size}" for size in settings.eval_patch_sizes or settings.patch_sizes]
-    if name != "auto" and name not in known:
-        listed = [metric for metric in known if "/" not in metric]
-        per_class = "average_precision/CLASS" if split.multi_label else "accuracy/CLASS"
-        listed += [per_class] if len(listed) < len(known) else []
-        raise ValueError(f"best_metric is {name!r}; it must be {', '.join(listed)}{did_you_mean(name, known)}")
+    if name != AUTO and name not in known:
+        raise ValueError(f"best_metric is {name!r}; it must be {join_names(known, 6)}{did_you_mean(name, known)}")
+    return known[0] if name == AUTO else name
 
 
 def check_native(

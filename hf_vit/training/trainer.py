@@ -35,8 +35,8 @@ from . import checkpoint
 from .build import (
     augments_on_device,
     build_objective,
-    check_evaluation,
     check_native,
+    choose_best_metric,
     count_steps,
     fingerprint_run,
     prepare,
@@ -94,7 +94,7 @@ class Trainer:
         command: str | None = None,
     ):
         check_native(settings, accelerator, model, processor, split)
-        check_evaluation(settings, eval_split, model.config)
+        self.best_metric = choose_best_metric(settings, eval_split, model.config)
         self.settings, self.accelerator, self.processor = settings, accelerator, processor
         self.split, self.eval_split, self.config, self.command = split, eval_split, model.config, command
         self.output = Path(str(settings.output_dir))
@@ -118,9 +118,8 @@ class Trainer:
         self.metrics: dict[str, float] = {}  # results of the last evaluation
         self.predictions: dict[str, Any] = {}  # result of `evaluation.predictions.predict` in the last evaluation
         self.fingerprint: dict[str, Any] = {}  # see `fingerprint_run`
-        # Since the last log entry: sums of loss, correct images, skipped images and non-finite gradient norms;
-        # and (step, gradient norm) of each step
-        self._sums, self._norms = torch.zeros(4, device=device), []
+        # Since the last log entry: sums of loss, correct images and skipped images; (step, gradient norm) of each step
+        self._sums, self._norms = torch.zeros(3, device=device), []
 
     def fit(self) -> dict[str, Any]:
         """Train, save the model with its reports, and return its metrics.
@@ -146,8 +145,9 @@ class Trainer:
                     if evaluates or saves or self.is_due(settings.log_every):
                         self.console.log(self.mean_metrics())
                     if evaluates:
-                        with self.ema_weights():
-                            self.keep_best(self.evaluate())
+                        self.swap_ema()
+                        self.keep_best(self.evaluate())
+                        self.swap_ema()
                     if saves or self.has_plateaued:
                         self.save()
                     if received is not None and state.step < self.num_steps:
@@ -170,8 +170,9 @@ class Trainer:
         loader = training_batches(settings, self.split, self.processor, self.transform, self.layout, steps)
         self.batches: Any = iter(WatchedBatches(loader, self.progress))  # a generator, which `fit` closes
         if self.eval_split is not None:
-            parts = self.eval_split, self.processor, self.config, self.accelerator
-            self.eval_batches = EvaluationBatches(settings, *parts)
+            self.eval_batches = EvaluationBatches(
+                settings, self.eval_split, self.processor, self.config, self.accelerator
+            )
             self.eval_batches.loader = WatchedBatches(self.eval_batches.loader, self.progress)
         if self.accelerator.is_main_process:
             if not settings.resume:
@@ -208,12 +209,9 @@ class Trainer:
                     self.optimizer.zero_grad()
                     if self.ema is not None:
                         self.ema.update(self.parameters)
-            figures = [losses.detach().sum(), correct.sum(), batch["skipped"].sum(), ~norm.isfinite()]
-            self._sums += torch.stack(figures).float()
+            self._sums += torch.stack([losses.detach().sum(), correct.sum(), batch["skipped"].sum()]).float()
             mark_step(accelerator)
-        self._norms.append((step, norm))
-        if accelerator.device.type == "cpu":  # on other devices, reading the norm would wait for the step to finish
-            self._check_norm(step, norm)
+        self._norms.append((step, norm))  # which is read later, because reading waits for the device
         self.state.step = step + 1
         self.console.advance()
 
@@ -235,16 +233,18 @@ class Trainer:
             TrainingStopped: the loss or a gradient norm is not finite.
         """
         sums: Any = self.accelerator.reduce(self._sums, "sum")
-        loss, correct, skipped, infinite = sums.tolist()
-        for step, norm in self._norms if infinite else []:
-            self._check_norm(step, norm)
-        last, norm = self._norms[-1]
+        loss, correct, skipped = sums.tolist()
+        norms = [(step, float(norm)) for step, norm in self._norms]  # each the same on all processes
+        if self.accelerator.scaler is None:  # with fp16, the scaler skips a step with an infinite gradient
+            for step, norm in norms:
+                self._check_finite(step, "the gradient norm", norm)
+        last, norm = norms[-1]
         self._check_finite(last, "the loss", loss)
         samples = len(self._norms) * self.layout.batch_size
         self.state.skipped += int(skipped)
         self._sums, self._norms = torch.zeros_like(self._sums), []
         means = {"loss": loss / samples, "accuracy": correct / samples}
-        return {**means, "gradient_norm": float(norm), "learning_rate": self.schedule(last)}
+        return {**means, "gradient_norm": norm, "learning_rate": self.schedule(last)}
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of the current model on the evaluation split; {} without a split.
@@ -296,8 +296,7 @@ class Trainer:
 
     def finish(self) -> dict[str, Any]:
         """Save the final model, the metrics and the reports; return the metrics."""
-        if self.ema is not None:
-            self.ema.swap(self.parameters)
+        self.swap_ema()
         metrics = {**(self.metrics or self.evaluate()), **self.console.totals(), **self.best_evaluation()}
         self.phase = "saving"
         self.save_model(self.output)
@@ -341,15 +340,6 @@ class Trainer:
         """Return whether something done every `every` steps is due now; true after the last step."""
         return self.state.step == self.num_steps or self.state.step % every == 0
 
-    @property
-    def best_metric(self) -> str:
-        """Name of the metric that chooses the best model."""
-        if self.settings.best_metric != "auto":
-            return self.settings.best_metric
-        if isinstance(self.objective, MaskedPatches):
-            return "loss"
-        return "mean_average_precision" if self.split.multi_label else "accuracy"
-
     def quality_of(self, metrics: dict[str, float]) -> float:
         """Return the quality of an evaluation by `best_metric`; higher is better.
 
@@ -374,12 +364,8 @@ class Trainer:
         best = -self.state.best if self.best_metric == "loss" else self.state.best
         return {"best": best, "best_metric": self.best_metric, "best_step": self.state.best_step}
 
-    @contextmanager
-    def ema_weights(self) -> Iterator[None]:
-        """Use the EMA's weights in the model for the duration of a `with` block, if there is an EMA."""
-        if self.ema is not None:
-            self.ema.swap(self.parameters)
-        yield
+    def swap_ema(self) -> None:
+        """Exchange the model's weights with those of the EMA, if there is one."""
         if self.ema is not None:
             self.ema.swap(self.parameters)
 
@@ -419,14 +405,6 @@ class Trainer:
             "continue",
             INTERRUPTED if by_user else PREEMPTED,
         )
-
-    def _check_norm(self, step: int, norm: torch.Tensor) -> None:
-        """Raise TrainingStopped if the gradient norm is not finite; it is the same on all processes.
-
-        With fp16, the gradient scaler skips such a step instead.
-        """
-        if self.accelerator.scaler is None:
-            self._check_finite(step, "the gradient norm", float(norm))
 
     def _check_finite(self, step: int, what: str, value: float) -> None:
         """Raise TrainingStopped if a value is not finite."""
