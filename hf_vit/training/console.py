@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +17,7 @@ from ..devices import describe_device, memory_in_use, peak_of
 from ..files.messages import join_names
 from ..loading import find_better
 from ..models.configuration_hf_vit import as_pair
-from ..settings.fields import AUTO
-from .reports import describe_best
+from .reports import describe_best, held_out_of
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -27,9 +26,11 @@ logger = logging.getLogger(__name__)
 _LOGGED_CLASSES = 20  # with more classes, trackers get no metrics per class
 _SLOW_DATA = 0.1  # share of the time spent waiting for data, above which a warning is printed
 _LISTED = 4  # number of class names to list
-_MAX_WARM_UP = 5  # steps before the profiler records
+_WARM_UP = 5  # steps before the profiler records
 _FORWARDS_PER_STEP = 3  # a backward costs as much as two forwards
-_MIN_SECONDS = 5.0  # of measurement before a warning of slow data
+_MIN_SECONDS = 60.0  # of training before a warning of slow data; in the first ones, workers start
+# On a terminal; a log file has all values
+_SHOWN = ("accuracy", "loss", "images_per_second", "eval_accuracy", "eval_mean_average_precision")
 
 
 class Console:
@@ -43,8 +44,7 @@ class Console:
         self.tracking = bool(self.accelerator.log_with)
         self.started, self.start_step = time.perf_counter(), trainer.state.step
         self.peak_images_per_second = _peak_images_per_second(trainer)
-        # Seconds of training and seconds of waiting for data, without the first interval, in which workers start
-        self.is_first, self.measured, self.waited = True, 0.0, 0.0
+        self.measured, self.waited = 0.0, 0.0  # seconds of training, and of waiting for data in them
         self.restart()
         self.shown: dict[str, float] = {}  # latest value by name
         self.warned_of_data = False
@@ -52,7 +52,7 @@ class Console:
         self.bar = tqdm(
             total=trainer.num_steps,
             initial=self.start_step,
-            bar_format="{desc}|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
+            unit=" steps",
             disable=not is_main,
             dynamic_ncols=True,
             mininterval=0.2 if sys.stderr.isatty() else 30,  # seconds; rarely in a log file
@@ -80,13 +80,14 @@ class Console:
         """Record values at the current step."""
         step = self.trainer.state.step
         self.trainer.state.history.append({"step": step, **values})
-        measured = self._measure() if step > self.step else {}  # {}: only an evaluation since
-        self._show(values | measured)
-        self._warn_of_slow_data()
+        if step > self.step:  # not only an evaluation since
+            values = values | self._measure()
+        self.shown |= values
+        names = _SHOWN if sys.stderr.isatty() else [name for name in self.shown if "/" not in name]
+        shown = {name: f"{self.shown[name]:.4g}" for name in names if name in self.shown}
+        self.bar.set_postfix(shown, refresh=sys.stderr.isatty())
         if self.tracking:
-            seconds = time.perf_counter() - self.started
-            left = (self.trainer.num_steps - step) * seconds / max(step - self.start_step, 1)
-            self._safely(self.accelerator.log, {**values, **measured, "seconds_left": left}, step=step)
+            self._safely(self.accelerator.log, values, step=step)
         self.restart()
 
     def restart(self) -> None:
@@ -99,9 +100,8 @@ class Console:
         trainer, seconds = self.trainer, time.perf_counter() - self.since
         waited = trainer.progress.waited - self.waited_before
         images = (trainer.state.step - self.step) * trainer.layout.batch_size / seconds
-        if not self.is_first:
-            self.measured, self.waited = self.measured + seconds, self.waited + waited
-        self.is_first = False
+        self.measured, self.waited = self.measured + seconds, self.waited + waited
+        self._warn_of_slow_data(self.waited / self.measured)
         peak = {"share_of_peak": images / self.peak_images_per_second} if self.peak_images_per_second else {}
         memory = memory_in_use(self.accelerator.device)
         return {"images_per_second": images, "data_wait": waited / seconds, **peak, **memory}
@@ -112,24 +112,9 @@ class Console:
         best = self.settings.best_metric
         self.log({f"eval_{name}": x for name, x in metrics.items() if few or "/" not in name or name == best})
 
-    def _show(self, values: dict[str, float]) -> None:
-        """Show accuracy and loss before the bar and the speed after it; in a log file, also all other values."""
-        self.shown |= values
-        rates = {"accuracy": "accuracy", "eval_accuracy": "held out", "eval_patch_accuracy": "held out"}
-        if "eval_mean_average_precision" in self.shown:  # images with several labels
-            rates = {"accuracy": "accuracy", "eval_mean_average_precision": "held-out mAP"}
-        texts = [f"{text} {self.shown[name]:.1%}" for name, text in rates.items() if name in self.shown]
-        self.bar.set_description_str(f"{', '.join(texts)}, loss {self.shown['loss']:.3g} ", refresh=False)
-        texts = [f"{self.shown['images_per_second']:.3g} images/s"]
-        if not sys.stderr.isatty():
-            others = self.shown.keys() - {"accuracy", "loss", "images_per_second"}
-            texts += [f"{name}={self.shown[name]:.4g}" for name in sorted(others) if "/" not in name]
-        self.bar.set_postfix_str(", ".join(texts), refresh=sys.stderr.isatty())
-
-    def _warn_of_slow_data(self) -> None:
-        """Warn once if training often waits for data."""
-        share = self.waited / self.measured if self.measured > _MIN_SECONDS else 0.0
-        if share <= _SLOW_DATA or self.warned_of_data or not self.accelerator.is_main_process:
+    def _warn_of_slow_data(self, share: float) -> None:
+        """Warn once if training waits for data during a large share of the time."""
+        if share <= _SLOW_DATA or self.measured < _MIN_SECONDS or self.warned_of_data or self.bar.disable:
             return
         self.warned_of_data = True
         workers = count_workers(self.settings.num_workers)
@@ -164,39 +149,33 @@ class Console:
 
 def print_plan(trainer: "Trainer") -> None:
     """Print the plan of a run: model, data, length, device and output folder."""
-    for name, text in _plan(trainer):
-        trainer.accelerator.print(f"{name:10}{text}")
-
-
-def _plan(trainer: "Trainer") -> Iterator[tuple[str, str]]:
     settings, accelerator, split, config = trainer.settings, trainer.accelerator, trainer.split, trainer.config
-    sizes = {name: parameter.numel() for name, parameter in trainer.parameters.items()}
-    trained = sum(sizes[name] for name, parameter in trainer.parameters.items() if parameter.requires_grad)
-    total = sum(sizes.values())
+    parameters = trainer.parameters.values()
+    total = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     height, width = as_pair(config.image_size)
-    size = f"{height} x {width} pixels"
-    if settings.preset == "native":
-        size = f"at most {math.prod(config.grid_size)} patches per image, native aspect ratios"
-    share = "" if trained == total else f" ({trained:,} trainable)"
-    yield "model", f"{getattr(settings, 'model', None) or 'random weights'}: {total:,} parameters{share}, {size}"
-    classes = "" if split.label_column is None else f" of {split.num_labels:,} classes"
-    classes += f" ({join_names(split.label_names, _LISTED)})" if classes and split.label_names else ""
-    yield "train", f"{settings.dataset}, {settings.train_split}: {len(split):,} images{classes}"
-    held_out, where = trainer.eval_split, f"{settings.dataset}, {settings.eval_split}"
-    if settings.eval_split == AUTO:
-        where = "a tenth of each class of the training images, held out"
-    yield "evaluate", "nothing; set --eval-split" if held_out is None else f"{where}: {len(held_out):,} images"
-    if unseen := _unseen_classes(trainer):
-        yield "warning", f"these evaluation classes have no training images: {join_names(unseen, _LISTED)}"
+    size = f"{height} x {width} pixels" + (", native aspect ratios" if settings.preset == "native" else "")
+    model = getattr(settings, "model", None) or "random weights"
+    names = f" ({join_names(split.label_names, _LISTED)})" if split.label_names else ""
+    classes = f" of {split.num_labels:,} classes{names}" if split.label_column is not None else ""
+    held_out, where = trainer.eval_split, held_out_of(settings)
     steps = trainer.num_steps
     epochs = steps * settings.batch_size / max(len(split), 1)
-    yield "length", f"{steps:,} optimizer steps of {settings.batch_size:,} images ({epochs:.3g} epochs)"
-    processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
-    precision = {"no": "float32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision} autocast")
-    yield "device", f"{describe_device(accelerator.device)}, {precision}{processes}"
-    where = "on the device" if trainer.augmentation else "in the data workers"
-    yield "data", f"data workers: {count_workers(settings.num_workers)}; augmentation {where}"
-    yield "result", str(settings.output_dir)
+    precision = "float32" if accelerator.mixed_precision == "no" else f"{accelerator.mixed_precision} autocast"
+    augmented = "on the device" if trainer.augmentation else "in the data workers"
+    rows = {
+        "model": f"{model}: {total:,} parameters ({trained:,} trainable), {size}",
+        "train": f"{settings.dataset}, {settings.train_split}: {len(split):,} images{classes}",
+        "evaluate": "nothing; set --eval-split" if held_out is None else f"{where}: {len(held_out):,} images",
+        "length": f"{steps:,} optimizer steps of {settings.batch_size:,} images ({epochs:.3g} epochs)",
+        "device": f"{describe_device(accelerator.device)}, {precision}, processes: {accelerator.num_processes}",
+        "data": f"data workers: {count_workers(settings.num_workers)}; augmentation {augmented}",
+        "result": settings.output_dir,
+    }
+    if unseen := _unseen_classes(trainer):
+        rows["warning"] = f"these evaluation classes have no training images: {join_names(unseen, _LISTED)}"
+    for name, text in rows.items():
+        accelerator.print(f"{name:10}{text}")
 
 
 def _unseen_classes(trainer: "Trainer") -> list[str]:
@@ -213,9 +192,9 @@ def print_results(trainer: "Trainer", metrics: dict[str, Any]) -> None:
     """Print the results of a run, where they are saved, and the next commands to try."""
     output, write = trainer.output, trainer.accelerator.print
     if "accuracy" in metrics:
-        best = f"; best {describe_best(metrics)}, in {output / 'best'}" if metrics["best"] is not None else ""
         name = "mean_average_precision" if "mean_average_precision" in metrics else "accuracy"
-        write(f"{name.replace('_', ' ')} {metrics[name]:.2%} on {metrics['samples']:,} held-out images{best}")
+        write(f"{name.replace('_', ' ')} {metrics[name]:.2%} on {metrics['samples']:,} held-out images")
+        write(f"best: {describe_best(metrics)}")
     if (output / "report.html").exists():
         write(f"mistakes are shown in {output / 'report.html'}")
     has_classes = getattr(trainer.settings, "objective", "supervised") == "supervised"
@@ -239,15 +218,8 @@ def _peak_images_per_second(trainer: "Trainer") -> float | None:
     return peak * accelerator.num_processes / flops
 
 
-def start_profiler(trainer: "Trainer") -> torch.profiler.profile | None:
-    """Start to trace the next `profile` steps (or as many as the run has left), after a few for warm-up.
-
-    Return None if no step is left.
-    """
-    left = trainer.num_steps - trainer.state.step
-    steps = min(trainer.settings.profile or 0, left)
-    if not steps:
-        return None
+def start_profiler(trainer: "Trainer") -> torch.profiler.profile:
+    """Start to trace `profile` steps, after a few for warm-up."""
 
     def write(profile: torch.profiler.profile) -> None:
         file = trainer.output / "profile" / "trace.json"
@@ -255,7 +227,7 @@ def start_profiler(trainer: "Trainer") -> torch.profiler.profile | None:
         profile.export_chrome_trace(str(file))
         print(f"The trace is {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
 
-    schedule = torch.profiler.schedule(wait=0, warmup=min(_MAX_WARM_UP, left - steps), active=steps, repeat=1)
+    schedule = torch.profiler.schedule(wait=0, warmup=_WARM_UP, active=trainer.settings.profile, repeat=1)
     profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=write, record_shapes=True)
     profiler.start()
     return profiler

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 from ..data.labels import distinguish, names_of
 from ..devices import describe_device
@@ -17,7 +17,7 @@ from ..files.output import new_file, write_json
 from ..files.pages import page_color
 from ..files.versions import versions_of
 from ..models.configuration_hf_vit import as_pair, thresholds_of
-from ..settings.fields import AUTO
+from ..settings.fields import AUTO, TrainingSettings
 from ..settings.recipes import dump
 
 if TYPE_CHECKING:
@@ -67,30 +67,31 @@ def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_run(trainer: "Trainer", details: Mapping[str, Any]) -> dict[str, str]:
-    settings, metrics, step = trainer.settings, details["metrics"], trainer.state.step
+    settings, metrics = trainer.settings, details["metrics"]
     speed = f"{metrics['train_images_per_second']:,.1f} images per second, including evaluations and checkpoints"
-    sizes = settings.eval_patch_sizes or settings.patch_sizes
-    early = f"; {trainer.num_steps:,} were planned" if step < trainer.num_steps else ""
     return {
         "data set": str(settings.dataset),
-        "fine-tuned from" if details["base_model"] else "trained from": details["base_model"] or "random weights",
-        **({"teacher": settings.teacher} if settings.teacher else {}),
-        "held out": "a tenth of the training images" if settings.eval_split == AUTO else str(settings.eval_split),
-        **({"best": f"{describe_best(metrics)}, in best/"} if metrics["best"] is not None else {}),
-        "length": f"{step:,} optimizer steps of {settings.batch_size:,} images{early}",
-        **({"throughput": speed} if metrics["train_images_per_second"] else {}),  # 0 if a resumed run had no step left
-        "device": details["device"] + (f", {details['processes']} processes" if details["processes"] > 1 else ""),
-        **({"patch size": f"{sizes[-1]} on this page, of {', '.join(map(str, sizes))}"} if sizes else {}),
+        "trained from": details["base_model"] or "random weights",
+        "held out": held_out_of(settings),
+        "best": describe_best(metrics),
+        "length": f"{trainer.state.step:,} optimizer steps of {settings.batch_size:,} images",
+        "throughput": speed,
+        "device": f"{details['device']}, processes: {details['processes']}",
         "date": details["date"],
         **({"command": details["command"]} if "command" in details else {}),
     }
 
 
-def describe_best(best: dict[str, Any]) -> str:
-    """Describe the result of `Trainer.best_evaluation`, as "91.20% after step 300" or "loss 0.31 after step 300"."""
-    name, value = best["best_metric"], best["best"]
-    shown = f"{value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
-    return f"{shown} after step {best['best_step']:,}"
+def held_out_of(settings: TrainingSettings) -> str:
+    """Describe the images for evaluation, as in the settings."""
+    return "a tenth of the training images" if settings.eval_split == AUTO else str(settings.eval_split)
+
+
+def describe_best(metrics: Mapping[str, Any]) -> str:
+    """Describe the result of `Trainer.best_evaluation`, as "accuracy 0.912 after step 300, in best/"."""
+    if metrics["best"] is None:
+        return "none"
+    return f"{metrics['best_metric']} {metrics['best']:.4g} after step {metrics['best_step']:,}, in best/"
 
 
 def write_curve(history: list[dict], path: Path) -> None:
@@ -98,23 +99,16 @@ def write_curve(history: list[dict], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.2), layout="constrained")
-    colors = {"training": page_color("soft"), "held out": page_color("bar")}  # as in report.html
-    for axes, title in zip(figure.subplots(1, 3), ("loss", "accuracy", "learning rate"), strict=True):
-        for name, key in (("training", title.replace(" ", "_")), ("held out", f"eval_{title}")):
+    colors = {"": page_color("soft"), "eval_": page_color("bar")}  # as in report.html
+    for axes, name in zip(figure.subplots(1, 3), ("loss", "accuracy", "learning_rate"), strict=True):
+        for prefix, color in colors.items():
+            key = f"{prefix}{name}"
             if points := [(entry["step"], entry[key]) for entry in history if key in entry]:
-                marker, width = ("o", 2.5) if name == "held out" else ("o" if len(points) == 1 else None, 1.5)
-                axes.plot(*zip(*points, strict=True), label=name, color=colors[name], lw=width, marker=marker, ms=5)
-        axes.set_xlim(left=0)
-        axes.set_ylim(min(0, axes.dataLim.y0), 1.02 if title == "accuracy" else None)
-        if title == "accuracy":
-            axes.yaxis.set_major_formatter("{x:.0%}")
+                axes.plot(*zip(*points, strict=True), label=key, color=color, marker=".")
+        axes.set_ylim(bottom=min(0, axes.dataLim.y0))
         axes.set_xlabel("optimizer step")
-        axes.set_title(title, fontsize=11)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(True, color=page_color("line"), lw=0.7)
-        axes.set_axisbelow(True)
-        if len(axes.lines) > 1:
-            axes.legend(frameon=False)
+        axes.grid(color=page_color("line"))
+        axes.legend()
     with new_file(path, overwrite=True) as file:
         figure.savefig(file, dpi=120)
 
@@ -177,10 +171,7 @@ def write_batch(images: Sequence[np.ndarray], captions: Sequence[str], path: Pat
         row, column = divmod(number, columns)
         left, top = column * width + _GAP, row * height + _GAP
         image = Image.fromarray(pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0])
-        scale = _TILE / max(image.size)
-        size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
-        sheet.paste(image.resize(size, Image.Resampling.NEAREST if scale > 1 else None), (left, top))
-        text = caption if len(caption) <= _LONGEST else caption[: _LONGEST - 1] + "…"
-        draw.text((left, top + _TILE + 2), text, "black")
+        sheet.paste(ImageOps.contain(image, (_TILE, _TILE), Image.Resampling.BOX), (left, top))
+        draw.text((left, top + _TILE + 2), caption[:_LONGEST], "black")
     with new_file(path, overwrite=True) as file:
         sheet.save(file, "PNG")
