@@ -311,8 +311,7 @@ def build_objective(
         return MaskedPatches(settings, normalizer)
     if settings.teacher is not None:
         teacher = Teacher(settings.teacher, config, normalizer, device)
-        num_images = 0 if split.is_sharded else len(split)
-        return Distillation(settings, normalizer, config.num_labels, teacher, num_images)
+        return Distillation(settings, normalizer, config.num_labels, teacher)
     if settings.class_weights == "none":
         return Classification(settings, normalizer, config.num_labels)
     labels = split.class_numbers(f"--class-weights is {settings.class_weights}")

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch.distributions import Categorical
 from torch.nn import functional as F
 
 from ..data.labels import names_of
@@ -19,8 +20,6 @@ from ..loading import load
 from ..models.configuration_hf_vit import as_pair, score_function
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
 from ..settings.fields import PretrainSettings, TrainingSettings
-
-_LARGEST_CACHE = 2**28  # logits, 1 GiB
 
 
 def balanced_weights(labels: np.ndarray, num_labels: int) -> torch.Tensor:
@@ -171,12 +170,10 @@ class Classification:
     def __call__(self, model, batch, rng, **sizes):
         pixel_values, targets = self.prepare(batch, rng)
         logits = model(**{**model_inputs(batch), "pixel_values": pixel_values}, **sizes).logits
-        losses = self.compute_losses(logits, targets, pixel_values, batch)
+        losses = self.compute_losses(logits, targets, pixel_values)
         return losses, is_correct(logits.detach(), targets)
 
-    def compute_losses(
-        self, logits: torch.Tensor, targets: torch.Tensor, pixel_values: torch.Tensor, batch: Batch
-    ) -> torch.Tensor:
+    def compute_losses(self, logits: torch.Tensor, targets: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the loss of each sample, (batch,)."""
         return cross_entropy(logits, targets, self.loss, self.weights)
 
@@ -240,16 +237,12 @@ class MaskedPatches:
             "patch_accuracy": float(scores["accuracy"].mean()),
             "samples": len(scores["index"]),
         }
-        return {**results, "histogram_entropy": _entropy(counts)} if counts.any() else results
+        if counts.any():
+            results["histogram_entropy"] = float(Categorical(counts.double()).entropy())
+        return results
 
 
 Objective: TypeAlias = Classification | MaskedPatches
-
-
-def _entropy(counts: torch.Tensor) -> float:
-    """Return the entropy, in nats, of the distribution with these counts."""
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * shares.log()).sum())
 
 
 class Teacher:
@@ -336,11 +329,7 @@ def distillation_loss(
 class Distillation(Classification):
     """Divergence of the student's probabilities from the teacher's, on the same mixed crops; labels are not used.
 
-    It is function matching ("Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237). If
-    an image has the same pixels in every epoch (no random crop, flip or mixing), the teacher's logits are cached.
-
-    Args:
-        num_images: number of training images; the teacher's logits are cached if they fit into 1 GiB. 0: no cache.
+    It is function matching ("Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237).
     """
 
     def __init__(
@@ -349,35 +338,9 @@ class Distillation(Classification):
         normalizer: Normalizer,
         num_labels: int,
         teacher: Callable[[torch.Tensor], torch.Tensor],
-        num_images: int = 0,
     ):
         super().__init__(settings, normalizer, num_labels)
         self.teacher, self.temperature = teacher, settings.teacher_temperature
-        keeps = settings.crop == "none" and not (
-            settings.flip or settings.randaugment_layers or settings.mixup_alpha or settings.cutmix_alpha
-        )
-        self.cache: dict[int, torch.Tensor] | None = (
-            {} if keeps and 0 < num_images * num_labels <= _LARGEST_CACHE else None
-        )
 
-    def compute_losses(
-        self, logits: torch.Tensor, targets: torch.Tensor, pixel_values: torch.Tensor, batch: Batch
-    ) -> torch.Tensor:
-        teacher_logits = self.teacher_logits(pixel_values, batch["row"])
-        return distillation_loss(logits, teacher_logits, self.temperature, self.loss)
-
-    def teacher_logits(self, pixel_values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return the teacher's logits (batch, num_labels), computed or cached.
-
-        Cached logits are computed one image at a time, because their last bits depend on the batch, which differs
-        after a resume.
-
-        Args:
-            rows: (batch,) numbers of the images in the training split.
-        """
-        if self.cache is None:
-            return self.teacher(pixel_values)
-        for number, pixels in zip(rows.tolist(), pixel_values, strict=True):
-            if number not in self.cache:
-                self.cache[number] = self.teacher(pixels[None])[0]
-        return torch.stack([self.cache[number] for number in rows.tolist()])
+    def compute_losses(self, logits: torch.Tensor, targets: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
+        return distillation_loss(logits, self.teacher(pixel_values), self.temperature, self.loss)
