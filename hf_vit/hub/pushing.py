@@ -1,6 +1,5 @@
 """Push to the Hub: weights, configuration, processor, card and results in one commit, or nothing."""
 
-import json
 import logging
 import os
 import re
@@ -9,20 +8,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, get_token
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import httpx
 
 from ..files.messages import join_names
@@ -58,10 +49,6 @@ _Files = dict[str, Path | bytes]  # name in the repository -> file on disk, or c
 
 class PushError(OSError):
     """Failed push, with the reason in one sentence; nothing was committed."""
-
-
-class IncompleteCardError(PushError):
-    """Push of a card with missing information, such as a license."""
 
 
 class Pushed(NamedTuple):
@@ -122,7 +109,7 @@ def push(
         tags: more tags for the card.
         space: owner/name of a Space with the model's page, which the card links; None: that of the repository's card.
         allow_incomplete_card: push even if `hf_vit.hub.cards` finds problems, such as a missing license.
-        message: message of the commit.
+        message: message of the commit; text after an empty line is its description.
         token: used instead of the token of `hf auth login` or HF_TOKEN; False for none.
 
     Returns:
@@ -134,28 +121,61 @@ def push(
             repository has another visibility than `private`.
         PushError: the card has problems, or the Hub cannot be reached or refuses; the message has the reason.
     """
-    with tempfile.TemporaryDirectory() as temporary:
+    packages = versions_of(("hf_vit", "torch", "transformers"))
+    api = HfApi(library_name="hf_vit", library_version=packages.pop("hf_vit"), token=token, user_agent=packages)
+    title, _, description = message.partition("\n\n")
+    with tempfile.TemporaryDirectory() as temporary, _failures_explained(repo_id):
         if save_for is not None:
             copy = Path(temporary, Path(folder).resolve().name)
             copy_for(folder, copy, save_for, images)
             folder = copy
-        files, skipped = _files_of(Path(folder))
+        local, skipped = _files_of(Path(folder))
         if skipped:
             _logger.warning(f"Not pushed (not part of a model): {join_names(skipped)}.")
-        pushed = _Push(
-            _with_code(files) if code else files,
-            repo_id,
-            private=private,
-            revision=revision,
-            create_pr=create_pr,
-            license=license,
-            tags=tags,
-            space=space,
-            allow_incomplete_card=allow_incomplete_card,
-            message=message,
-            token=token,
-        ).run(dry_run)
-    return pushed._replace(skipped=tuple(skipped))
+        if code:
+            local |= _code_files(local)
+        if "/" not in repo_id:
+            repo_id = f"{api.whoami(cache=True)['name']}/{repo_id}"
+        waits = list(_RETRY_WAITS)
+        while True:
+            remote = _look_up(api, repo_id, revision, private)
+            files, problems = _with_card(local, remote, license=license, tags=tags or (), space=space)
+            has_weights = any(_WEIGHTS.fullmatch(name) for name in files)
+            outdated = [name for name in remote.names if has_weights and _WEIGHTS.fullmatch(name) and name not in files]
+            if (manifest := _manifest(local, remote, outdated)) is not None:
+                files[MANIFEST] = manifest.encode()
+            sizes = {name: len(it) if isinstance(it, bytes) else it.stat().st_size for name, it in files.items()}
+            pushed = Pushed(None, sizes, outdated, problems, tuple(skipped))
+            if dry_run:
+                return pushed
+            if problems and not allow_incomplete_card:
+                raise PushError(
+                    f"{repo_id}: the card has problems: {'; '.join(problems)}. Nothing was pushed; "
+                    "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
+                )
+            if remote.sha is None:
+                if isinstance(card := files.get("README.md"), bytes):  # first, or an empty repository would stay behind
+                    ModelCard(card.decode(), ignore_metadata_errors=True).validate()
+                api.create_repo(repo_id, private=private, exist_ok=True)
+            if revision is not None and not create_pr and not revision.startswith("refs/pr/"):
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            added = [CommitOperationAdd(name, content) for name, content in files.items()]
+            try:
+                commit = api.create_commit(
+                    repo_id,
+                    [*added, *map(CommitOperationDelete, outdated)],
+                    commit_message=title,
+                    commit_description=description,
+                    revision=revision,
+                    create_pr=create_pr,
+                    parent_commit=None if create_pr else remote.sha,  # refuses to overwrite a later commit
+                )
+                return pushed._replace(commit=commit)
+            except HfHubHTTPError as error:
+                if not waits or error.response.status_code not in _TEMPORARY:
+                    raise
+                _logger.warning(f"The push failed ({error.response.status_code}); trying again.")
+                time.sleep(waits.pop(0))
 
 
 def push_saved(
@@ -182,18 +202,17 @@ def push_saved(
     Returns:
         The commit.
     """
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+    with tempfile.TemporaryDirectory() as folder:
         saved.save_pretrained(folder, max_shard_size=max_shard_size)
-        files: _Files = {file.name: file for file in sorted(folder.iterdir())}
-        pushed = _Push(
-            _with_code(files) if code and "config.json" in files else files,
+        title = commit_message or f"Upload {type(saved).__name__}"
+        pushed = push(
+            folder,
             repo_id,
+            code=code and Path(folder, "config.json").exists(),
             allow_incomplete_card=True,
-            message=commit_message or f"Upload {type(saved).__name__}",
-            description=commit_description,
+            message=f"{title}\n\n{commit_description}" if commit_description else title,
             **options,
-        ).run()
+        )
     for problem in pushed.problems:
         _logger.warning(f"The card of {repo_id}: {problem}")
     assert pushed.commit is not None
@@ -207,9 +226,7 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
         OSError: the folder holds no model.
         ValueError: it holds no weights, or symbolic links.
     """
-    if not folder.is_dir():
-        raise ValueError(f"cannot push {folder}: it is not a folder; `hf-vit convert {folder} FOLDER` writes one")
-    entries = sorted(folder.iterdir())
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
     code = code_of(folder)
     chosen = [entry for entry in entries if matches(entry.name, PUSHED) or entry in code]
     chosen += [*sorted(folder.glob(_RESULTS)), *folder.glob("1_Pooling/config.json")]
@@ -219,185 +236,88 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
                 f"cannot push {entry}: it is a symbolic link (to {os.readlink(entry)}); nothing was pushed. "
                 "Replace it with a copy of the file, for example with `cp -rL`"
             )
-    check_model_path(folder)
+    if [entry.name for entry in entries] != [_PROCESSOR]:  # which may be pushed without a model
+        check_model_path(folder)
+        if not any(_WEIGHTS.fullmatch(entry.name) for entry in chosen):
+            raise ValueError(f"cannot push {folder}: it holds no weights (expected *.safetensors)")
     files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}
     for name in ("recipe.yaml", "card_data.json", "metrics.json"):  # the address of a data set may have a password
         if name in files and (public := redact_secrets(text := read_source(folder / name))) != text:
             files[name] = public.encode()
     skipped = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
-    weights = [name for name in files if _WEIGHTS.fullmatch(name)]
-    if not weights:
-        raise ValueError(
-            f"cannot push {folder}: it holds no *.safetensors; give a folder that convert, training or save_pretrained "
-            "wrote"
-        )
     return files, skipped
 
 
-def _with_code(files: _Files) -> _Files:
-    """Add the files for `trust_remote_code=True`, see `add_code`."""
+def _code_files(files: _Files) -> _Files:
+    """Return the files for `trust_remote_code=True`, see `add_code`."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in ("config.json", _PROCESSOR):
             if isinstance(file := files.get(name), Path):
                 shutil.copyfile(file, folder / name)
-        return files | {name: (folder / name).read_bytes() for name in add_code(folder)}
+        return {name: (folder / name).read_bytes() for name in add_code(folder)}
 
 
 class _Remote(NamedTuple):
-    """Revision of the repository: its commit (None if it does not exist yet) and its files."""
+    """Revision of a repository: its commit (None if it does not exist yet) and its files."""
 
-    sha: str | None
-    names: list[str]
-
-
-@dataclass
-class _Push:
-    """A push of files, with the options of `push`."""
-
-    files: _Files
+    api: HfApi
     repo_id: str
-    private: bool | None = None
-    revision: str | None = None
-    create_pr: bool = False
-    license: str | None = None
-    tags: list[str] | None = None
-    space: str | None = None
-    allow_incomplete_card: bool = False
-    message: str = "Upload with hf_vit"
-    description: str | None = None
-    token: str | bool | None = None
+    sha: str | None = None
+    names: Sequence[str] = ()
 
-    @cached_property
-    def api(self) -> HfApi:
-        packages = versions_of(("hf_vit", "torch", "transformers"))
-        own_version = packages.pop("hf_vit")
-        return HfApi(library_name="hf_vit", library_version=own_version, token=self.token, user_agent=packages)
-
-    @cached_property
-    def hashes(self) -> dict[str, dict[str, Any]]:
-        """Entries of the manifest, by name in the repository."""
-        return {name: manifest_entry(file) for name, file in self.files.items() if not matches(name, _NOT_LISTED)}
-
-    def run(self, dry_run: bool = False) -> Pushed:
-        """Commit the files and their card; try again if the Hub fails, or another commit came in between."""
-        with _failures_explained(self.api, self.repo_id):
-            for wait in _RETRY_WAITS:
-                try:
-                    return self._attempt(dry_run)
-                except (HfHubHTTPError, httpx.TransportError, ConnectionError) as error:
-                    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-                    is_final = isinstance(error, httpx.ConnectError | OfflineModeIsEnabled)
-                    if is_final or status not in (None, *_TEMPORARY) or "xet-write-token" in str(error):
-                        raise
-                    _logger.warning(f"The push failed ({status or type(error).__name__}); retrying in {wait} s.")
-                time.sleep(wait)
-            return self._attempt(dry_run)
-
-    def _attempt(self, dry_run: bool) -> Pushed:
-        if "/" not in self.repo_id:
-            self.repo_id = f"{self.api.whoami(cache=True)['name']}/{self.repo_id}"
-        remote = self._look_up()
-        pushed, operations = self._plan(remote)
-        if dry_run:
-            return pushed
-        if pushed.problems and not self.allow_incomplete_card:
-            raise IncompleteCardError(
-                f"{self.repo_id}: the card has problems: {'; '.join(pushed.problems)}. Nothing was pushed; "
-                "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
-            )
-        if remote.sha is None:
-            self._validate_card(operations)  # first, or an empty repository would stay behind
-            self.api.create_repo(self.repo_id, private=self.private, exist_ok=True)
-            return self._attempt(dry_run)
-        if self.revision is not None and not self.create_pr and not self.revision.startswith("refs/pr/"):
-            self.api.create_branch(self.repo_id, branch=self.revision, exist_ok=True)
-        commit = self.api.create_commit(
-            self.repo_id,
-            operations,
-            commit_message=self.message,
-            commit_description=self.description,
-            revision=self.revision,
-            create_pr=self.create_pr,
-            parent_commit=None if self.create_pr else remote.sha,  # refuses to overwrite a later commit
-        )
-        return pushed._replace(commit=commit)
-
-    def _look_up(self) -> _Remote:
-        """Return the revision; raise ValueError if the repository has another visibility than requested."""
-        try:
-            info = self.api.model_info(self.repo_id, revision=self.revision)
-        except RevisionNotFoundError:  # a new branch begins as the default one
-            info = self.api.model_info(self.repo_id)
-        except RepositoryNotFoundError:
-            return _Remote(None, [])
-        if self.private not in (None, bool(info.private)):
-            kinds = ("private", "public") if info.private else ("public", "private")
-            raise ValueError(
-                f"{self.repo_id} exists and is {kinds[0]}, not {kinds[1]}: "
-                "change its visibility on the Hub first, or push without private= (--private)"
-            )
-        return _Remote(info.sha, [sibling.rfilename for sibling in info.siblings or []])
-
-    def _plan(self, remote: _Remote) -> tuple[Pushed, list[CommitOperationAdd | CommitOperationDelete]]:
-        texts = {name: text for name in CARD_SOURCES if (text := self._text(name, remote)) is not None}
-        files, problems = dict(self.files), []
-        if "config.json" in texts:
-            card = render_card(texts, self.repo_id, license=self.license, tags=self.tags or (), space=self.space)
-            files["README.md"], problems = card.encode(), [*_size_problems(texts), *check_card(card)]
-            if (results := eval_results_file(texts, self.repo_id, self._task_of)) is not None:
-                files = {_OUR_RESULTS: results.encode(), **files}
-        else:  # a processor was pushed before its model: no card yet
-            files.pop("README.md", None)
-        outdated = []
-        if any(_WEIGHTS.fullmatch(name) for name in files):
-            outdated = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
-        if (manifest := self._manifest(remote, outdated)) is not None:
-            files[MANIFEST] = manifest.encode()
-        operations = [CommitOperationAdd(name, content) for name, content in files.items()]
-        operations += [CommitOperationDelete(name) for name in outdated]
-        sizes = {name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()}
-        return Pushed(None, sizes, outdated, problems), operations
-
-    def _text(self, name: str, remote: _Remote) -> str | None:
+    def text(self, name: str, local: _Files) -> str | None:
         """Return the text of a small file of the folder, else of the repository; for the README the other way round."""
-        if name in remote.names and (name == "README.md" or name not in self.files):
-            return read_source(self.api.hf_hub_download(self.repo_id, name, revision=remote.sha))
-        content = self.files.get(name)
+        if name in self.names and (name == "README.md" or name not in local):
+            return read_source(self.api.hf_hub_download(self.repo_id, name, revision=self.sha))
+        content = local.get(name)
         return content.decode() if isinstance(content, bytes) else content and read_source(content)
 
-    def _task_of(self, name: str) -> str | None:
+    def task_of(self, data_set: str) -> str | None:
         """Return the first task of a benchmark (a data set on the Hub with an eval.yaml); None for other data sets."""
         try:
-            text = read_source(self.api.hf_hub_download(name, "eval.yaml", repo_type="dataset"))
+            text = read_source(self.api.hf_hub_download(data_set, "eval.yaml", repo_type="dataset"))
             return str(yaml.safe_load(text)["tasks"][0]["id"])
-        except (HfHubHTTPError, OSError, yaml.YAMLError, TypeError, KeyError, IndexError):
+        except (OSError, yaml.YAMLError, TypeError, KeyError, IndexError):
             return None
 
-    def _manifest(self, remote: _Remote, outdated: list[str]) -> str | None:
-        """Build the new manifest, with entries of unchanged files; None if another program's has this name."""
-        found: dict[str, dict[str, Any]] | None = {}
-        if (text := self._text(MANIFEST, remote)) is not None:
-            with suppress(ValueError):  # damaged: replaced
-                found = read_manifest(text)
-        if found is None:
-            return None
-        kept = {name: entry for name, entry in found.items() if name in remote.names and name not in outdated}
-        return manifest_text({**kept, **self.hashes})
 
-    def _validate_card(self, operations: list[Any]) -> None:
-        """Raise PushError if the Hub refuses the card's front matter."""
-        for operation in operations:
-            if operation.path_in_repo == "README.md":
-                try:
-                    ModelCard(operation.path_or_fileobj.decode(), ignore_metadata_errors=True).validate()
-                except ValueError as error:
-                    reasons = str(error)
-                    with suppress(ValueError, TypeError, KeyError):
-                        reasons = "; ".join(entry["message"] for entry in json.loads(reasons)["errors"])
-                    raise PushError(
-                        f"{self.repo_id}: the Hub rejected the card: {reasons}; nothing was pushed"
-                    ) from error
+def _look_up(api: HfApi, repo_id: str, revision: str | None, private: bool | None) -> _Remote:
+    """Return the revision; raise ValueError if the repository has another visibility than requested."""
+    try:
+        info = api.model_info(repo_id, revision=revision)
+    except RevisionNotFoundError:  # a new branch begins as the default one
+        info = api.model_info(repo_id)
+    except RepositoryNotFoundError:
+        return _Remote(api, repo_id)
+    if private not in (None, bool(info.private)):
+        raise ValueError(f"{repo_id} exists with private={info.private}; change its visibility on the Hub first")
+    return _Remote(api, repo_id, info.sha, [sibling.rfilename for sibling in info.siblings or []])
+
+
+def _with_card(local: _Files, remote: _Remote, **options: Any) -> tuple[_Files, list[str]]:
+    """Add the card and its results to the files; also return the problems of the card."""
+    texts = {name: text for name in CARD_SOURCES if (text := remote.text(name, local)) is not None}
+    if "config.json" not in texts:  # a processor was pushed before its model: no card yet
+        return {name: content for name, content in local.items() if name != "README.md"}, []
+    card = render_card(texts, remote.repo_id, **options)
+    files: _Files = {**local, "README.md": card.encode()}
+    if (results := eval_results_file(texts, remote.repo_id, remote.task_of)) is not None:
+        files = {_OUR_RESULTS: results.encode(), **files}
+    return files, [*_size_problems(texts), *check_card(card)]
+
+
+def _manifest(local: _Files, remote: _Remote, outdated: list[str]) -> str | None:
+    """Build the new manifest, with entries of unchanged files; None if another program's has this name."""
+    found: dict[str, dict[str, Any]] | None = {}
+    if (text := remote.text(MANIFEST, local)) is not None:
+        with suppress(ValueError):  # damaged: replaced
+            found = read_manifest(text)
+    if found is None:
+        return None
+    kept = {name: entry for name, entry in found.items() if name in remote.names and name not in outdated}
+    pushed = {name: manifest_entry(file) for name, file in local.items() if not matches(name, _NOT_LISTED)}
+    return manifest_text({**kept, **pushed})
 
 
 def _size_problems(texts: dict[str, str]) -> list[str]:
@@ -417,41 +337,20 @@ def _size_problems(texts: dict[str, str]) -> list[str]:
 
 
 @contextmanager
-def _failures_explained(api: HfApi, repo_id: str) -> Iterator[None]:
+def _failures_explained(repo_id: str) -> Iterator[None]:
     """Turn a failure of the Hub or the network into a PushError with advice."""
     try:
         yield
-    except (HfHubHTTPError, httpx.TransportError, LocalTokenNotFoundError, ConnectionError, RuntimeError) as error:
-        cause: Any = error
-        if isinstance(error, RuntimeError):  # huggingface_hub wraps errors of an upload after its own retries
-            if isinstance(error.__cause__, HfHubHTTPError | httpx.TransportError | OSError):
-                cause = error.__cause__
-            elif type(error) is not RuntimeError:
-                raise
-        raise PushError(f"{repo_id}: {_explain(api, cause)}") from error
-
-
-def _explain(api: HfApi, error: Exception) -> str:
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-    reason = (error.server_message if isinstance(error, HfHubHTTPError) else " ".join(str(error).split())) or (
-        f"HTTP {status}" if status else type(error).__name__
-    )
-    has_token = get_token() is not None or isinstance(api.token, str)
-    if "xet-write-token" in str(error):
-        return f"{api.endpoint} has no Xet storage; set HF_HUB_DISABLE_XET=1 and run the same command again"
-    if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set, which disables pushing; unset it"
-    if isinstance(error, LocalTokenNotFoundError) or (status == 401 and not has_token):
-        return f"no token for {api.endpoint}: run `hf auth login`, or set HF_TOKEN to a token with write access"
-    if isinstance(error, RepositoryNotFoundError) or status == 404:
-        meaning = "the repository does not exist, or this token cannot read it"
-    elif status in (402, 413, 507) or re.search(r"quota|storage.*limit", reason, re.IGNORECASE):
-        meaning = "the upload is too large, or the storage quota is exceeded"
-    else:
-        meaning = {
-            None: f"the upload to {api.endpoint} failed; run the same command again to continue",
-            401: "the Hub rejected the token: log in again with `hf auth login`, or set HF_TOKEN",
-            403: "this token has no write access; give create_pr=True (--create-pr) to open a pull request instead",
-            412: "another commit was made at the same time; try again later",
-        }.get(status, "the Hub returned an error; run the same command again to continue")
-    return f"{meaning} ({reason}); nothing was committed"
+    except (httpx.HTTPError, ConnectionError, RuntimeError) as error:
+        cause = (
+            error.__cause__ or error if isinstance(error, RuntimeError) else error
+        )  # of an upload: it has the reason
+        reason = " ".join(str(cause).split()) or type(cause).__name__
+        status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
+        if "xet-write-token" in reason:
+            reason = f"this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 and run the same command again ({reason})"
+        elif status in (401, 403):
+            reason += (
+                "; run `hf auth login`, or set HF_TOKEN, with a token that has write access, or give create_pr=True"
+            )
+        raise PushError(f"{repo_id}: {reason}; nothing was committed") from error

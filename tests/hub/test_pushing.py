@@ -10,12 +10,10 @@ import time
 import pytest
 import torch
 import yaml
-from huggingface_hub.errors import OfflineModeIsEnabled
 from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.files.readme import BEGIN
-from hf_vit.hub import pushing
 from hf_vit.hub.cards import split_readme
 
 from ..local_hub import commits_of, read_file, readme_of
@@ -159,7 +157,7 @@ def test_failures_are_one_sentence_and_commit_nothing(hub, client, folder, tmp_p
     assert "alice/new" in reader
     assert "private" in private
     assert "config.json" in empty
-    assert '"metrics" must be a string or an array of strings' in metadata
+    assert "must be a string or an array of strings" in metadata
     assert [repo_id for _, repo_id in hub.repos] == ["alice/taken"]
     assert len(commits_of(hub, "alice/taken")) == 1
     no_token = client(push(folder, "alice/taken", *MIT), status=2, token=None)
@@ -427,16 +425,6 @@ def test_a_damaged_download_is_refused_until_it_is_repeated(hub, client, folder)
         """
     )
     assert "model.safetensors" in said
-
-
-def test_a_push_without_a_network_on_purpose_is_refused_at_once(folder, monkeypatch):
-    def offline(*_, **__):
-        raise OfflineModeIsEnabled("offline")
-
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", offline)
-    monkeypatch.setattr("time.sleep", pytest.fail)
-    with pytest.raises(pushing.PushError, match="HF_HUB_OFFLINE"):
-        pushing.push(folder, "alice/vit")
 
 
 def test_a_permanent_upload_failure_is_one_sentence(hub, client, folder):
