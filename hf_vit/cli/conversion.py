@@ -27,10 +27,6 @@ def catalog(
     """Find released checkpoints, or explain a file name."""
     from ..catalog import INDEX, explain, families, files_of, search, variants
 
-    narrowing = {"adapted-to": adapted_to, "resolution": resolution, "index": index}
-    given = [option for option, value in narrowing.items() if value is not None]
-    if given and query not in variants():
-        raise ValueError(f"--{given[0]} needs an architecture such as B/16, not {query}")
     if query in families():
         found = files_of(query)
     elif query in variants():
@@ -40,12 +36,8 @@ def catalog(
         return
     for location, about in found:
         print(location, f"  {about}", sep="\n")
-    if query in families():
-        return
-    if index is None:
-        print(f"{len(found)} files in the built-in list; to search all files of AugReg, add --index {INDEX}")
-    elif not found:
-        raise ValueError(f"no file in {index} matches {query} and the options; change --adapted-to or --resolution")
+    if query in variants():
+        print(f"{len(found)} files" + ("" if index else f"; to search all files of AugReg, add --index {INDEX}"))
 
 
 def _setting(text: str) -> tuple[str, object]:
@@ -86,7 +78,8 @@ def convert(
     position_grid: Annotated[Size, "rows x columns of the position embeddings (default: a square)", "RxC"] = None,
     set: Annotated[
         list[tuple[str, object]],
-        "configuration field that the weights do not determine, such as num_attention_heads=4; may be repeated",
+        "configuration field that the weights do not determine, such as num_attention_heads=4; may be repeated, and "
+        "overrides other options",
         {"type": _setting, "action": "append", "metavar": "FIELD=VALUE"},
     ] = (),  # pyright: ignore[reportArgumentType]
     save_for: SaveFor = None,
@@ -94,9 +87,9 @@ def convert(
     overwrite: Overwrite = False,
 ) -> None:
     """Convert a checkpoint to a folder that from_pretrained loads."""
-    if output is None and not check:
-        raise ValueError("there is no output folder; give one, or --check")
-    if output is not None and not check:
+    if not check:
+        if output is None:
+            raise ValueError("there is no output folder; give one, or --check")
         check_output(output, overwrite, source)
     silence_progress_bars()
     from .. import conversion
@@ -108,8 +101,6 @@ def convert(
     source = address_of(source, index)
     options: dict[str, Any] = {"labels": labels, "image_size": image_size}
     options |= {"patch_size": patch_size, "position_grid": position_grid}
-    if twice := [name for name, _ in set if options.get(name) is not None]:
-        raise ValueError(f"{twice[0]} is given twice: with --set and with its own option; remove one of them")
     options |= dict(set)
     if output is None or check:
         print(conversion.check(source, **options))

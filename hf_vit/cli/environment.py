@@ -4,7 +4,6 @@ import platform
 import sys
 from typing import Annotated, Literal
 
-from ..files.messages import format_error
 from ..files.versions import EXTRAS, versions_of
 
 _CORE = ("hf_vit", "torch", "transformers", "huggingface-hub", "safetensors", "numpy", "pillow")
@@ -27,25 +26,21 @@ def env() -> None:
 
 
 def _devices() -> str:
-    try:
-        import torch
-    except (ImportError, OSError) as error:
-        return f"unknown, because torch cannot be imported: {format_error(error)}"
+    import torch
+
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         names.append("MPS")
-    threads = f"{torch.get_num_threads()} threads" if torch.get_num_threads() > 1 else "1 thread"
-    return ", ".join([*names, f"CPU {torch.backends.cpu.get_cpu_capability()} with {threads}"])
+    cpu = f"CPU {torch.backends.cpu.get_cpu_capability()} (threads: {torch.get_num_threads()})"
+    return ", ".join([*names, cpu])
 
 
 def completion(
     shell: Annotated[Literal["bash", "zsh", "tcsh"], 'shell; load the script with `eval "$(hf-vit completion bash)"`'],
 ) -> None:
-    """Print a shell script for tab completion of the commands."""
-    try:
-        import shtab
-    except ImportError:
-        raise ImportError("completion needs shtab, which is not installed: pip install shtab") from None
+    """Print a shell script for tab completion of the commands; needs the package shtab."""
+    import shtab
+
     from ..settings.options import add_options
     from .command_line import SCRIPTS, build_parser, commands_of
     from .training import settings_of

@@ -88,22 +88,16 @@ class Features:
     """Reader of a file of `write_features`: name and fingerprint of the model (`about`), image `names` and `chunks`.
 
     Raises:
-        ValueError: it is not such a file.
-        FileNotFoundError: the file does not exist.
+        ValueError: it does not exist, or is not such a file.
     """
 
     def __init__(self, path: Path):
-        self._path = path
-        self._is_parquet = path.suffix.lower() == ".parquet"
-        if not self._is_parquet and path.suffix.lower() != ".npz":
-            raise ValueError(f"cannot search {path}: expected features in a .parquet or .npz file of `hf-vit embed`")
-        if not path.is_file():
-            raise FileNotFoundError(f"no such file: {path}")
+        self._path, self._is_parquet = path, path.suffix.lower() == ".parquet"
         try:
             about, self.names = self._open()
             self.about = {key: str(about[key]) for key in ("model", "sha256")}
         except (ValueError, KeyError, OSError, TypeError, BadZipFile) as error:
-            raise ValueError(f"cannot read {path}: it is not a feature file that `hf-vit embed` wrote") from error
+            raise ValueError(f"cannot read {path} ({error}): expected a .parquet or .npz of `hf-vit embed`") from error
 
     def _open(self) -> tuple[dict[str, Any], list[str]]:
         if self._is_parquet:
@@ -112,10 +106,7 @@ class Features:
             with pq.ParquetFile(self._path) as file:
                 about = json.loads(file.schema_arrow.metadata[_KEY])
                 return about, file.read(columns=["file"])["file"].to_pylist()
-        with (
-            open(self._path, "rb") as file,
-            np.load(file, allow_pickle=False) as arrays,
-        ):  # on an error np.load may leave it open
+        with open(self._path, "rb") as file, np.load(file) as arrays:  # on an error np.load may leave a file open
             return json.loads(str(arrays["about"])), arrays["files"].tolist()
 
     def chunks(self) -> Iterator[np.ndarray]:

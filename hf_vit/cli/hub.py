@@ -38,8 +38,6 @@ def push(
     from ..hub.pushing import push
     from ..hub.static_space import full_space_name, push_static_space
 
-    if runtime and not static_space:
-        raise ValueError("--runtime needs --static-space")
     visibility, space = True if private else None, None
     with TemporaryDirectory() as scratch:
         page = Path(scratch, "page")
@@ -86,8 +84,6 @@ def verify(
     from ..models.utils import MANIFEST, check_files, read_manifest
 
     manifest = folder / MANIFEST
-    if not manifest.is_file():
-        raise ValueError(f"cannot verify {folder}: it has no {MANIFEST}, which convert, training and push write")
     checked = check_files(manifest, thorough=True)
     if not checked:
         raise ValueError(f"{manifest} is not an hf_vit manifest, or lists no file of this folder")
@@ -108,8 +104,6 @@ def card(
     if (folder is None) == (published is None):
         raise ValueError("give a folder, or --published OUTPUT")
     if published is not None:
-        if given := [name for name, value in {"name": name, "license": license, "write": write}.items() if value]:
-            raise ValueError(f"--{given[0]} cannot be combined with --published")
         from ..hub.published_cards import write_published_cards
 
         print(f"{len(write_published_cards(published))} cards written to {published}")

@@ -2,10 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal
 
 from ..files.messages import silence_progress_bars
 from ..files.output import new_file, refuse_existing
@@ -92,22 +91,13 @@ def predict(
     chosen = {"lowest": lowest, "reject": reject}
     batches = classify_batches(model, processor, found, top_k, batch_size, skip_unreadable=True, **chosen)
     progress = BatchProgress("hf-vit predict", found)
-    with _opened(output, overwrite) as file:
+    with ExitStack() as opened:
+        file = sys.stdout
+        if output:
+            draft = opened.enter_context(new_file(output, overwrite))
+            file = opened.enter_context(open(draft, "w", encoding="utf-8", errors="backslashreplace", newline=""))
         write = predictions_writer(kind, file, in_percent=score_function(model.config) != "none")
         for names, classes in progress.follow(batches):
             for name, predictions in zip(names, classes, strict=True):
                 write(name, predictions)
     progress.end()
-
-
-@contextmanager
-def _opened(path: Path | None, overwrite: bool) -> Iterator[TextIO]:
-    """Open a file that appears only when it is complete; without a path, standard output."""
-    if path is None:
-        yield sys.stdout
-        return
-    with (
-        new_file(path, overwrite) as draft,
-        open(draft, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
-    ):
-        yield file

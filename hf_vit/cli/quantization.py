@@ -33,9 +33,6 @@ def quantize(
 
     record = quantize(folder, output, calibrate, min_agreement=min_agreement, overwrite=overwrite)
     measured, top1, seconds = record["held_out"], record.get("top1"), record["seconds"]
-    program, weights = (
-        sum(file.stat().st_size for file in output.glob(pattern)) / 1e6 for pattern in ("program.*", "*.safetensors")
-    )
     print(f"calibrated with {record['calibration']['images']} images, measured with {measured['images']} others")
     print(f"layers kept in float32, because their inputs have outliers: {', '.join(record['in_float32']) or 'none'}")
     print(
@@ -44,7 +41,6 @@ def quantize(
     )
     if top1:
         print(f"top-1: int8 {top1['int8']:.1%}, float32 {top1['float32']:.1%}")
-    print(f"size: int8 program {program:.1f} MB, float32 weights {weights:.1f} MB")
     print(
         f"median time per image: int8 {1000 * seconds['int8']:.1f} ms, PyTorch in float32 "
         f"{1000 * seconds['float32']:.1f} ms ({seconds['float32'] / seconds['int8']:.1f} times as fast)"

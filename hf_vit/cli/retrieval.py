@@ -23,7 +23,6 @@ from .image_list import (
     read_named,
 )
 
-_PICTURES = (".png", ".jpg", ".pdf", ".svg")
 _PROCESSOR = "preprocessor_config.json"
 _ROWS_PER_GROUP = 4  # rows to search for per group of near duplicates
 
@@ -119,8 +118,6 @@ def search(
     if sheet:
         if len(found) > 1:
             raise ValueError(f"--sheet draws only one query, but {len(found)} are given")
-        if sheet.suffix.lower() not in _PICTURES:
-            raise ValueError(f"--sheet is {sheet} (expected a name that ends in {', '.join(_PICTURES)})")
         refuse_existing(sheet, overwrite)
         import matplotlib  # noqa: F401
     stored = Features(features)
@@ -128,15 +125,12 @@ def search(
     from .. import prediction
 
     folder = model or stored.about["model"]
-    if Path(folder).is_absolute() and not Path(folder).is_dir():
-        raise ValueError(f"cannot find {folder}, the model that computed the features; give its folder with --model")
     encoder, processor = load_on(folder, device)
     fingerprint = _identify(folder)
     if stored.about["sha256"] != fingerprint["sha256"]:
         raise ValueError(
-            f"{features} was computed by another model, {stored.about['model']} (sha256 "
-            f"{stored.about['sha256'][:8]}, not {fingerprint['sha256'][:8]}); run hf-vit embed again, or give that "
-            "model's folder with --model"
+            f"{features} was computed by another model than {folder}, by {stored.about['model']}; give that model's "
+            "folder with --model, or run hf-vit embed again"
         )
     progress, names, vectors = BatchProgress("hf-vit search", found), [], []
     batches = prediction.embed_batches(encoder, processor, found, skip_unreadable=True)

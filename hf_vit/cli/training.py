@@ -7,7 +7,8 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ..files.messages import did_you_mean, silence_progress_bars
+from ..files.messages import silence_progress_bars
+from ..models.utils import check_choice
 from .arguments import add_arguments
 
 _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path"]
@@ -111,9 +112,8 @@ def launch_configs(action: _Action = None, name: Annotated[str | None, "name of 
     from ..files.reading import read_text
 
     if action:
-        if name and name not in files:
-            hint = did_you_mean(name, files)
-            raise ValueError(f"unknown launch template {name}; known: {', '.join(files)}{hint}")
+        if name:
+            check_choice("launch template", name, files)
         _show(action, files[name] if name else None, "launch-configs")
         return
     for template, path in files.items():

@@ -124,7 +124,6 @@ def test_without_a_readable_image_nothing_is_written(model, tmp_path, capsys):
         ([], "--dataset"),
         (["{folder}/*.gif"], ".gif"),
         (["{folder}/empty"], "empty"),
-        (["{folder}/a.png", "--split", "test"], "--split"),
         (["{folder}/a.png", "--device", "cuda:99"], "--device"),
         (["{folder}/a.png", "--device", "gpu"], "--device"),
         (["http://example.org/a.png"], "a.png"),
