@@ -52,11 +52,8 @@ def batches(
     Raises:
         ValueError: the input is not a batch of images of one size, nor images as patches (preset "native") of one size.
     """
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     sources = [pixel_values] if isinstance(pixel_values, torch.Tensor | np.ndarray | Mapping) else pixel_values
     device = next(encoder.parameters()).device
-    count = 0
     with tqdm(desc="attention", unit="image", disable=not progress, leave=False) as bar:
         for source in sources:
             images = as_images(source, encoder.config)
@@ -66,9 +63,6 @@ def batches(
             for batch in images.split(batch_size or min(max(fitting, 1), _MAX_BATCH_SIZE)):
                 yield batch.to(device)
                 bar.update(len(batch))
-            count += len(images)
-    if not count:
-        raise ValueError("there are no images")
 
 
 def as_images(source: Any, config: HfViTConfig) -> torch.Tensor:
@@ -93,8 +87,7 @@ def _unpatchify(source: Mapping, config: HfViTConfig) -> torch.Tensor:
     """Reassemble images of one size from their patches, without padding."""
     shapes = torch.as_tensor(source["spatial_shapes"]).unique(dim=0).tolist()
     if len(shapes) > 1:
-        listed = ", ".join(f"{rows} x {columns}" for rows, columns in shapes)
-        raise ValueError(f"the images have different grids ({listed} patches); pass images of one size at a time")
+        raise ValueError(f"the images have different grids of patches, {shapes}; pass images of one size at a time")
     rows, columns = shapes[0]
     patches = torch.as_tensor(source["pixel_values"])[:, : rows * columns]
     return unpatchify(patches, (rows, columns), patch_pixels(config))
@@ -120,11 +113,9 @@ def collect_attentions(
     def request_attentions(_: nn.Module, arguments: tuple, options: dict) -> tuple[tuple, dict]:
         return arguments, {**options, "output_attentions": True}
 
-    def reduce_attentions(attention: nn.Module, _: tuple, output: tuple) -> None:
-        attentions = output[1]
-        if attentions is None:
-            raise UnsupportedModel(f"{type(attention).__name__} of layer {len(reduced)} returns no attentions")
-        reduced.append(reduce(attentions.to(torch.promote_types(attentions.dtype, torch.float32))))
+    def reduce_attentions(_: nn.Module, arguments: tuple, output: tuple) -> None:
+        attentions = output[1].to(torch.promote_types(output[1].dtype, torch.float32))
+        reduced.append(reduce(attentions))
 
     modes = {module: module.training for module in encoder.modules()}
     hooks = []
@@ -278,7 +269,7 @@ def attention_maps(
         )
         stacked = torch.stack(maps, dim=1)[..., prefix:]  # (images, layers, heads, patches)
         found.append(stacked.unflatten(-1, grid).cpu().numpy())
-    return check_finite(model, join(found))
+    return check_finite(model, np.concatenate(found))
 
 
 def attention_rollout(
@@ -321,7 +312,7 @@ def attention_rollout(
             shares = shares @ layer
         patches = shares[:, 0, -grid[0] * grid[1] :]
         found.append((patches / patches.sum(dim=1, keepdim=True)).unflatten(1, grid).cpu().numpy())
-    return check_finite(model, join(found))
+    return check_finite(model, np.concatenate(found))
 
 
 def layer_mixing(
@@ -369,13 +360,6 @@ def pooling_weights(encoder: Any, like: torch.Tensor, last_hidden_state: Any) ->
     return weights
 
 
-def join(found: list[np.ndarray]) -> np.ndarray:
-    """Concatenate the maps of all batches."""
-    if len(shapes := sorted({maps.shape[1:] for maps in found})) > 1:
-        raise ValueError(f"the images have different sizes, with maps of {shapes}; pass images of one size at a time")
-    return np.concatenate(found)
-
-
 def attention_flow(
     model: nn.Module,
     pixel_values: Images,
@@ -417,7 +401,7 @@ def attention_flow(
             bar = tqdm(range(patches), desc="flow", unit="patch", disable=not progress, leave=False)
             flows = flows_to(weights[image].cpu().numpy(), layers, bar)
             found.append((flows / flows.sum()).reshape(1, *grid))
-    return join(found)
+    return np.concatenate(found)
 
 
 def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches: Collection[int]) -> np.ndarray:

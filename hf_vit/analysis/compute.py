@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
@@ -30,6 +30,7 @@ from ..models.utils import check_choice, check_model_path
 from ..variants import VARIANTS, config_of_variant
 
 FLOPS_PER_MULTIPLY_ADD = 2
+# A step costs a forward and a backward of twice its cost. This reproduces the paper's exaFLOPs.
 _FORWARDS_PER_STEP = 3
 # Mean share of the peak in the paper's Table 2: 32, 43 and 39% for its three ViTs, from their TPUv3-core-days.
 UTILIZATION = 0.38
@@ -59,16 +60,17 @@ _MORE_FORMULAS = {
         query, key, value
     )
 }
-_NOTE_2 = f"""\
+_NOTES = {
+    2: f"""\
 exaFLOPs: compute of pre-training, computed here.
 days here: TPUv3-core-days, computed here for {UTILIZATION:.0%} of the peak, the mean of the paper's three ViTs (32, 43
 and 39%).
-Other columns: as printed in the paper."""
-_NOTE_6 = """\
+Other columns: as printed in the paper.""",
+    6: """\
 computed: torch's count, for 3 forwards per image, 2 operations per multiply-add and 303 M images per epoch.
 no padding: the same without multiplications by padding, which the paper seems to omit.
-R50+L/16: the paper prints 859 for 7 epochs and 1668 for 14; half of the latter is 834."""
-# A step costs a forward and a backward of twice its cost. This reproduces the paper's exaFLOPs.
+R50+L/16: the paper prints 859 for 7 epochs and 1668 for 14; half of the latter is 834.""",
+}
 
 
 class Part(NamedTuple):
@@ -274,17 +276,11 @@ def training_exaflops(multiply_adds: float, epochs: float, dataset_size: float) 
         epochs: number of passes over the data set.
         dataset_size: images per epoch.
 
-    Raises:
-        ValueError: a number is negative.
-
     Example:
         >>> from hf_vit.analysis import training_exaflops
         >>> f"{training_exaflops(17.6e9, epochs=7, dataset_size=303e6):.0f}"
         '224'
     """
-    for name, value in (("epochs", epochs), ("dataset_size", dataset_size)):
-        if not value >= 0:
-            raise ValueError(f"{name} is {value} (expected 0 or more)")
     return _FORWARDS_PER_STEP * FLOPS_PER_MULTIPLY_ADD * multiply_adds * epochs * dataset_size / 1e18
 
 
@@ -366,24 +362,21 @@ def read_runs(path: str | os.PathLike) -> list[Run]:
     Raises:
         ValueError: there is no run, a column is missing, or a value is not a number above 0.
     """
-    runs = []
     with Path(path).open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            try:
-                run = Run(
+        try:
+            runs = [
+                Run(
                     row["name"],
                     row.get("family") or _family_of(row["name"]),
                     float(row["exaflops"]),
                     float(row["accuracy"]),
                 )
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"cannot read {path}, line {reader.line_num}: {error}; {_COLUMNS}") from error
-            if not (0 < run.exaflops < math.inf and 0 < run.accuracy < math.inf):
-                raise ValueError(f"{path}, line {reader.line_num}: exaflops and accuracy must be above 0")
-            runs.append(run)
-    if not runs:
-        raise ValueError(f"{path} has no runs; {_COLUMNS}")
+                for row in csv.DictReader(file)
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"cannot read {path}: {error!r}; {_COLUMNS}") from error
+    if not all(0 < value < math.inf for run in runs for value in (run.exaflops, run.accuracy)) or not runs:
+        raise ValueError(f"{path} has no runs, or values that are not above 0; {_COLUMNS}")
     return runs
 
 
@@ -393,7 +386,7 @@ def estimate(
     epochs: float = 1.0,
     dataset_size: float | None = None,
     accelerator: str = "tpu-v3-core",
-    utilization: float | None = None,
+    utilization: float = UTILIZATION,
 ) -> dict[str, Any]:
     """Compute a model's parameters, operations and memory, and with `dataset_size` those of its training.
 
@@ -409,7 +402,6 @@ def estimate(
     Raises:
         ValueError: an unknown model or accelerator, or a number out of range.
     """
-    utilization = UTILIZATION if utilization is None else utilization
     accelerator_days(0, accelerator, utilization)  # checks the arguments before the work
     compute = count_compute(load_config(model), image_size)
     result = {
@@ -442,11 +434,9 @@ def as_text(result: dict[str, Any]) -> str:
         f"{result['model']}, one image of {size} pixels",
         align([["part", "parameters", "multiply-adds"], *parts, total]),
         f"{flops:,.2f} GFLOPs, at 2 per multiply-add",
+        f"{_millions(result['logits_multiply_adds'])} multiply-adds for the logits alone",
         f"{result['activation_bytes'] / 2**20:,.1f} MiB of activations stored for training, in float32 without dropout",
     ]
-    if result["logits_multiply_adds"] < result["multiply_adds"]:
-        needed = _millions(result["logits_multiply_adds"])
-        lines.insert(3, f"{needed} multiply-adds for the logits alone: the last layer computes only the class token")
     if training := result.get("training"):
         lines.append(
             f"{training['epochs']:g} epochs of {training['dataset_size']:,.0f} images: {_number(training['exaflops'])} "
@@ -459,32 +449,29 @@ def as_text(result: dict[str, Any]) -> str:
 def table_as_text(number_of_table: int, rows: Sequence[dict[str, Any]]) -> str:
     """Format rows of `table_rows` for reading."""
     columns = [column for column in published()[f"table_{number_of_table}"]["columns"] if column != "exaFLOPs"]
-    second = ("pre-trained on", "dataset") if number_of_table == 2 else ("epochs", "epochs")
-    head = ["model", second[0], *columns]
-    lines = [[row["model"], str(row[second[1]]), *(_number(row[name]) for name in columns)] for row in rows]
-    if number_of_table == 2:
-        head += ["exaFLOPs", "days here", "source"]
-        for line, row in zip(lines, rows, strict=True):
-            computed = row["computed"]
-            line += [_number(computed), _number(computed and accelerator_days(computed)), row["source"]]
-        return f"{align([head, *lines], left=(0, 1, len(head) - 1))}\n{_NOTE_2}"
-    head += ["exaFLOPs", "computed", "", "no padding", ""]
-    for line, row in zip(lines, rows, strict=True):
-        line.append(f"{row['exaFLOPs']:,}")
-        for computed in (row["computed"], row["computed_without_padding"]):
-            line += [_number(computed), f"{computed / row['exaFLOPs'] - 1:+.1%}" if computed else "-"]
-    return f"{align([head, *lines])}\n{_NOTE_6}"
+    lines = []
+    for row in rows:
+        computed, unpadded, printed = row["computed"], row["computed_without_padding"], row.get("exaFLOPs")
+        line = {"model": row["model"], "pre-trained on": row["dataset"], "epochs": str(row["epochs"] or "-")}
+        line |= {name: _number(row[name]) for name in columns}
+        if number_of_table == 2:
+            days = computed and accelerator_days(computed)
+            line |= {"exaFLOPs": _number(computed), "days here": _number(days), "source": row["source"]}
+        else:
+            counts = {"computed": computed, "no padding": unpadded}
+            line["exaFLOPs"] = f"{printed:,}"
+            line |= {name: f"{_number(count)} ({count / printed - 1:+.1%})" for name, count in counts.items()}
+        lines.append(line)
+    return f"{align([list(lines[0]), *(line.values() for line in lines)])}\n{_NOTES[number_of_table]}"
 
 
-def align(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Align columns of text; those in `left` to the left, all others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    cells = (
-        (cell.ljust(width) if column in left else cell.rjust(width))
-        for row in rows
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-    )
-    return "\n".join("  ".join(next(cells) for _ in widths).rstrip() for _ in rows)
+def align(rows: Iterable[Iterable[str]]) -> str:
+    """Align columns of text; the first one to the left, all others to the right."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    names = [name.ljust(widths[0]) for name in columns[0]]
+    others = [[cell.rjust(width) for cell in column] for column, width in zip(columns[1:], widths[1:], strict=True)]
+    return "\n".join(map("  ".join, zip(names, *others, strict=True)))
 
 
 def _millions(multiply_adds: int) -> str:

@@ -4,12 +4,11 @@ Save it with `figure.savefig("name.png")`.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle, pairwise
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..files.pages import page_color
 from ..files.versions import require
 from .compute import Run
 
@@ -21,7 +20,6 @@ _HEADS, _MEAN = "#4878a8", "#c44e2b"
 _FAMILIES = {"ViT": ("#2a6f97", "o"), "Hybrid": ("#2f9e6e", "D"), "ResNet": ("#8a8f98", "s")}
 _OTHERS = ("#c44e2b", "#7b4fa3", "#b8860b", "#d0648a")
 _LINES = ("#2a6f97", "#c44e2b", "#2f9e6e", "#7b4fa3", "#b8860b", "#d0648a")
-_MAX_TICKS = 7
 _SHORT_NAME = 14  # characters
 _SIDES = ((5, 4), (5, -4), (-5, 4), (-5, -4))  # offsets of a point's name, in points
 _CLIPPED = 98  # percentile where the scale of an overlay ends
@@ -170,7 +168,8 @@ def plot_compute_accuracy(runs: Sequence[Run], accuracy: str = "accuracy [%]") -
         members = sorted((run for run in runs if run.family == family), key=lambda run: run.exaflops)
         compute, score = [run.exaflops for run in members], [run.accuracy for run in members]
         axes.plot(compute, score, marker=marker, color=color, lw=0, ms=6, label=family)
-    _logarithmic_x(axes, [run.exaflops for run in runs])
+    axes.set_xscale("log")
+    _name_ticks(axes.xaxis, [run.exaflops for run in runs])
     axes.margins(x=0.12, y=0.1)
     axes.legend(frameon=False, loc="lower right")
     _describe(axes, f"training compute [{unit}]", accuracy, "Accuracy against training compute")
@@ -193,7 +192,8 @@ def plot_lines(
     for (name, points), color, marker in zip(lines.items(), cycle(_LINES), cycle("osD^v"), strict=False):
         axes.plot(*zip(*points, strict=True), marker=marker, color=color, lw=1.6, ms=6, label=name)
     if "x" in logarithmic:
-        _logarithmic_x(axes, [x for points in lines.values() for x, _ in points])
+        axes.set_xscale("log")
+        _name_ticks(axes.xaxis, [x for points in lines.values() for x, _ in points])
     if "y" in logarithmic:
         axes.set_yscale("log")
         _name_ticks(axes.yaxis, [y for points in lines.values() for _, y in points])
@@ -222,17 +222,6 @@ def plot_levels(levels: Mapping[str, Sequence[float]], label: str, title: str) -
     return figure
 
 
-def _logarithmic_x(axes, values: Sequence[float]) -> None:
-    """Set a logarithmic axis with ticks at the measured values if they are few, else at powers of ten."""
-    axes.set_xscale("log")
-    places = sorted(set(values))
-    _name_ticks(axes.xaxis, places)
-    nearest = min((high / low for low, high in pairwise(places)), default=1)
-    if nearest > (places[-1] / places[0]) ** (1 / _MAX_TICKS) * 0.999:
-        axes.set_xticks(places)
-        axes.set_xticks([], minor=True)
-
-
 def _name_ticks(axis, values: Sequence[float]) -> None:
     """Label the powers of ten of a logarithmic axis, and 2 and 5 between them if there is room."""
     axis.set_major_formatter(lambda value, _: f"{value:,.4g}")
@@ -258,23 +247,6 @@ def _name_points(figure: "Figure", axes, runs: Sequence[Run]) -> None:
             if side != _SIDES[-1]:
                 text.remove()
         taken.append(box)
-
-
-def darken(figure: "Figure") -> None:
-    """Give a figure the background and the text of our pages in the dark color scheme; data keep their colors."""
-    from matplotlib.text import Text
-
-    paper, ink, line = (page_color(name, dark=True) for name in ("paper", "ink", "line"))
-    figure.set_facecolor(paper)
-    for axes in figure.axes:
-        axes.set_facecolor(paper)
-        axes.tick_params(which="both", colors=ink)
-        for part in axes.spines.values():
-            part.set_edgecolor(ink)
-        for part in (*axes.get_xgridlines(), *axes.get_ygridlines()):
-            part.set_color(line)
-    for text in figure.findobj(Text):
-        text.set_color(ink)
 
 
 def _figure(width: float, height: float) -> "Figure":

@@ -1,6 +1,5 @@
 """Report of `hf-vit inspect`: an HTML file with a model's weights, and its attention and predictions for images."""
 
-import io
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -10,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image
 from tqdm import tqdm
 
 from ..files.output import check_no_model, new_folder
 from ..files.pages import data_uri, render_page
 from ..files.predictions import Prediction, most_likely
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, as_pair, score_function
+from ..models.configuration_hf_vit import as_pair, score_function
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from . import figures
 from .attention import (
@@ -27,9 +25,7 @@ from .attention import (
     attention_flow,
     attention_maps,
     attention_rollout,
-    check_finite,
     check_weights,
-    encoder_of,
 )
 from .compute import Compute, count_compute
 from .weights import embedding_filters, position_similarity
@@ -38,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TOP_K = 5
-_COMPONENTS = 28  # filters, as in the paper
 # Figures of the whole model, by the heading of their section.
 _SECTIONS = {
     "Attention distance": "attention_distance.png",
@@ -56,7 +51,6 @@ def inspect(
     title: str,
     flow: bool = False,
     overwrite: bool = False,
-    progress: bool = False,
 ) -> list[str]:
     """Write figures of a model, and report.html with all of them.
 
@@ -67,7 +61,6 @@ def inspect(
         title: title of the report, such as the name of the model's folder.
         flow: draw attention flow too, which takes seconds to minutes for an image.
         overwrite: replace an existing folder.
-        progress: show a progress bar.
 
     Returns:
         A sentence for each problem, such as an unreadable image or weights that are NaN. The report has the rest.
@@ -81,11 +74,9 @@ def inspect(
     check_no_model(output)
     with new_folder(output, overwrite) as temporary:
         report = _Report(temporary)
-        compute = None
-        with report.attempt("compute"):
-            compute = count_compute(model)
+        compute = count_compute(model)
         _draw_weights(report, model)
-        findings = _analyze_images(report, model, processor, images, flow, progress)
+        findings = _analyze_images(report, model, processor, images, flow)
         html = render_page(
             "hf_vit.analysis",
             "report.html.jinja",
@@ -96,10 +87,7 @@ def inspect(
             images=findings,
             in_percent=score_function(model.config) != "none",
             sections=_SECTIONS,
-            pictures=report.pictures,
-            missing=report.missing,
-            problems=report.problems,
-            size=_size(model.config),
+            report=report,
         )
         (temporary / "report.html").write_text(html, encoding="utf-8")
     return report.problems
@@ -110,7 +98,7 @@ class _Report:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.pictures: dict[str, dict[str, str]] = {}  # by file: caption, and data: URIs of both color schemes
+        self.pictures: dict[str, dict[str, str]] = {}  # by file: its caption and its data: URI
         self.missing: list[str] = []  # parts that the model does not have
         self.problems: list[str] = []
 
@@ -120,36 +108,26 @@ class _Report:
         try:
             yield
         except UnsupportedModel as error:
-            self.missing.append(str(error))
+            if str(error) not in self.missing:
+                self.missing.append(str(error))
         except (ValueError, OSError) as error:
             sentence = " ".join(str(error).split())
             self.problems.append(sentence if what in sentence else f"{what}: {sentence}")
 
-    def add(self, file: str, figure: "Figure", caption: str) -> None:
-        """Save a figure as a file, and keep it for the page."""
-        dark = io.BytesIO()
+    def add(self, file: str, figure: "Figure", caption: str) -> str:
+        """Save a figure as a file, keep it for the page, and return the file's name."""
         figure.savefig(self.folder / file)
-        figures.darken(figure)
-        figure.savefig(dark, format="png")
-        self.pictures[file] = {"caption": caption, "data": _as_uri(self.folder / file), "dark": _as_uri(dark)}
-
-
-def _as_uri(file: Path | io.BytesIO) -> str:
-    """Return a picture as a data: URI, compressed."""
-    small = io.BytesIO()
-    with Image.open(file, formats=["PNG"]) as picture:
-        picture.convert("RGB").save(small, "webp", quality=90)
-    return data_uri("webp", small.getvalue())
+        self.pictures[file] = {"caption": caption, "data": data_uri("png", (self.folder / file).read_bytes())}
+        return file
 
 
 def _draw_weights(report: _Report, model: Any) -> None:
     """Draw the filters and the position embeddings."""
     with report.attempt("filters"):
-        weight = next(module.weight for module in model.modules() if isinstance(module, torch.nn.Conv2d))
-        filters = embedding_filters(model, min(_COMPONENTS, len(weight), weight[0].numel()))
+        figure = figures.plot_embedding_filters(embedding_filters(model))
         kernels = "the root convolution's kernels" if model.config.stride > 1 else "the patch embeddings' kernels"
         caption = f"Principal components of {kernels}, in the order of explained variance; gray is zero."
-        report.add(_SECTIONS["Filters"], figures.plot_embedding_filters(filters), caption)
+        report.add(_SECTIONS["Filters"], figure, caption)
     with report.attempt("position similarity"):
         figure = figures.plot_position_similarity(position_similarity(model))
         caption = "Each map compares the position embedding of one patch, marked +, with those of all patches."
@@ -157,7 +135,7 @@ def _draw_weights(report: _Report, model: Any) -> None:
 
 
 def _analyze_images(
-    report: _Report, model: Any, processor: Any, images: Sequence, flow: bool, progress: bool
+    report: _Report, model: Any, processor: Any, images: Sequence[str | os.PathLike], flow: bool
 ) -> list[dict[str, Any]]:
     """Analyze each image separately; the attention distance is the mean over the readable images.
 
@@ -165,20 +143,17 @@ def _analyze_images(
         For each readable image its "name", "predictions" and the "files" of its figures.
     """
     findings, distances = [], []
-    has_attention = False
-    with report.attempt():
-        has_attention = encoder_of(model) is not None
     with report.attempt():
         check_weights(model)
-        bar = tqdm(images, unit="image", disable=None if progress else True, leave=False)
-        for number, path in enumerate(bar, start=1):
+        for number, path in enumerate(tqdm(images, unit="image", disable=None, leave=False), start=1):
             with report.attempt(str(path)):
                 pixel_values = as_images(processor([str(path)], return_tensors="pt"), model.config)
-                findings.append({"name": Path(path).name, "predictions": _predict(model, pixel_values), "files": []})
-                if has_attention:
-                    distances.append(attention_distance(model, pixel_values))
-                    name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem)[:40]
-                    _draw_image(report, findings[-1], model, processor, pixel_values, f"{number:02d}-{name}", flow)
+                files = []
+                findings.append({"name": Path(path).name, "predictions": _predict(model, pixel_values), "files": files})
+                distances.append(attention_distance(model, pixel_values))
+                name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem)[:40]
+                for kind, figure, caption in _draw_image(model, processor, pixel_values, flow):
+                    files.append(report.add(f"{number:02d}-{name}.{kind}.png", figure, caption))
     if distances:
         figure = figures.plot_attention_distance(np.mean(distances, axis=0), len(distances))
         caption = (
@@ -189,35 +164,21 @@ def _analyze_images(
 
 
 def _draw_image(
-    report: _Report,
-    findings: dict[str, Any],
-    model: Any,
-    processor: Any,
-    pixel_values: torch.Tensor,
-    stem: str,
-    flow: bool,
-) -> None:
-    """Draw the figures of one image, in files with names that begin with `stem`, and list them in its findings."""
+    model: Any, processor: Any, pixel_values: torch.Tensor, flow: bool
+) -> Iterator[tuple[str, "Figure", str]]:
+    """Yield (kind, figure, caption) of the figures of one image."""
     visible = visible_image(pixel_values[0], processor)
-
-    def add(kind: str, figure: "Figure", caption: str) -> None:
-        report.add(f"{stem}.{kind}.png", figure, caption)
-        findings["files"].append(f"{stem}.{kind}.png")
-
-    with report.attempt(findings["name"]):
-        (rollout,) = attention_rollout(model, pixel_values)
-        caption = "Attention rollout: the share of each patch in the head's input, through all layers."
-        add("rollout", figures.plot_attention_rollout(visible, rollout), caption)
+    (rollout,) = attention_rollout(model, pixel_values)
+    caption = "Attention rollout: the share of each patch in the head's input, through all layers."
+    yield "rollout", figures.plot_attention_rollout(visible, rollout), caption
+    last_layer = attention_maps(model, pixel_values)[0, -1]
+    query = "the class token" if model.config.num_prefix_tokens else "the mean of all patches"
+    figure = figures.plot_attention_maps(visible, last_layer, "Attention of the last layer")
+    yield "heads", figure, f"Last layer: attention of {query}, for each head."
     if flow:
-        with report.attempt(findings["name"]):
-            (flows,) = attention_flow(model, pixel_values)
-            caption = "Attention flow: the maximum flow through the layers from the head to each patch."
-            add("flow", figures.plot_attention_rollout(visible, flows, "Attention flow"), caption)
-    with report.attempt(findings["name"]):
-        last_layer = attention_maps(model, pixel_values)[0, -1]
-        query = "the class token" if model.config.num_prefix_tokens else "the mean of all patches"
-        figure = figures.plot_attention_maps(visible, last_layer, "Attention of the last layer")
-        add("heads", figure, f"Last layer: attention of {query}, for each head.")
+        (flows,) = attention_flow(model, pixel_values)
+        caption = "Attention flow: the maximum flow through the layers from the head to each patch."
+        yield "flow", figures.plot_attention_rollout(visible, flows, "Attention flow"), caption
 
 
 @torch.inference_mode()
@@ -226,7 +187,6 @@ def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
     if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
         return []
     logits = model(pixel_values.to(model.device), interpolate_pos_encoding=True).logits.float()
-    check_finite(model, logits.cpu().numpy())
     return most_likely(logits, model.config, _TOP_K)[0]
 
 
@@ -238,22 +198,22 @@ def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:
     return image.transpose(1, 2, 0) if len(image) == 3 else image.mean(axis=0)
 
 
-def _about(model, processor, compute: Compute | None) -> dict[str, str]:
+def _about(model, processor, compute: Compute) -> dict[str, str]:
     config, record = model.config, model.conversion_record or {}
+    size = " x ".join(map(str, as_pair(config.image_size)))
     if isinstance(config, HfBiTConfig):
         about_encoder = {
-            "image size": f"{_size(config)} pixels",
+            "image size": f"{size} pixels",
             "units": " + ".join(map(str, config.depths)),
             "channels": f"{config.embedding_size} after the root, {config.hidden_size} at the head",
         }
     else:
         rows, columns = config.grid_size
-        stem = " + ".join(map(str, config.stem_depths)) + " units" if getattr(config, "stem_depths", ()) else None
         about_encoder = {
-            "image size": f"{_size(config)} pixels, {rows} x {columns} patches",
+            "image size": f"{size} pixels, {rows} x {columns} patches",
             "encoder": f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads, hidden size "
             f"{config.hidden_size}, MLP size {config.intermediate_size}",
-            "stem": stem,
+            "units of the stem": " + ".join(map(str, getattr(config, "stem_depths", ()))) or None,
             "pooling": config.pooling,
             "positions": f"{config.position_embedding_type}, {config.position_embedding_placement.replace('_', ' ')}",
             "attention": "along rows, then along columns" if config.attention_axes == "axial" else None,
@@ -264,14 +224,6 @@ def _about(model, processor, compute: Compute | None) -> dict[str, str]:
         "classes": config.num_labels if hasattr(model, "classifier") else None,
         "preprocessing": processor.preset,
         "converted from": Path(record["source"]).name if "source" in record else None,
+        "for training": f"{compute.activation_bytes / 2**20:.1f} MiB of activations per image in float32",
     }
-    if compute is not None:
-        about["one image"] = (
-            f"{compute.multiply_adds / 1e9:.2f} G multiply-adds ({compute.multiply_adds / 5e8:.2f} GFLOPs)"
-        )
-        about["for training"] = f"{compute.activation_bytes / 2**20:.1f} MiB of activations per image in float32"
     return {name: str(value) for name, value in about.items() if value is not None}
-
-
-def _size(config: HfViTConfig | HfBiTConfig) -> str:
-    return " x ".join(map(str, as_pair(config.image_size)))

@@ -20,14 +20,11 @@ def embedding_filters(model: nn.Module, components: int = 28) -> np.ndarray:
 
     Args:
         model: any model of this package.
-        components: number of components.
+        components: largest number of components; there are no more than kernels, or values in each.
 
     Returns:
         (components, channels, height, width), unit vectors in the order of explained variance, float64. The sign is
         arbitrary; here the value of largest magnitude is positive.
-
-    Raises:
-        ValueError: `components` is larger than the number of kernels, or of values in each.
 
     Example:
         >>> import hf_vit
@@ -38,22 +35,15 @@ def embedding_filters(model: nn.Module, components: int = 28) -> np.ndarray:
     """
     kernels = _first_kernels(model)
     samples = kernels.reshape(len(kernels), -1)
-    if not 1 <= components <= min(samples.shape):
-        raise ValueError(
-            f"components is {components} (expected 1 to {min(samples.shape)}, for {samples.shape[0]} kernels of "
-            f"{samples.shape[1]} values)"
-        )
     check_finite(model, samples)
     axes = np.linalg.svd(samples - samples.mean(axis=0), full_matrices=False)[2][:components]
     largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=1, keepdims=True), axis=1)
-    return (axes * np.sign(largest)).reshape(components, *kernels.shape[1:])
+    return (axes * np.sign(largest)).reshape(-1, *kernels.shape[1:])
 
 
 def _first_kernels(model: nn.Module) -> np.ndarray:
     """Return the kernels of the first convolution as its forward uses them: (kernels, channels, height, width)."""
-    convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    if convolution is None:
-        raise UnsupportedModel(f"{type(model).__name__} has no convolution")
+    convolution = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
     weight = convolution.weight.detach().double()
     config: Any = model.config
     if isinstance(convolution, StandardizedConv2d):  # the root of a stem
@@ -89,12 +79,7 @@ def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.
     encoders: list[Any] = [module for module in model.modules() if hasattr(module, "layer_position_embeddings")]
     kind = encoders[0].config.position_embedding_type if encoders else "none"
     if kind in ("none", "relative"):
-        absent = (
-            "no position embeddings"
-            if kind == "none"
-            else "relative position embeddings, which belong to pairs of patches"
-        )
-        raise UnsupportedModel(f"{type(model).__name__} has {absent}")
+        raise UnsupportedModel(f"{type(model).__name__} has no position embeddings of patches (their type is {kind})")
     encoder, config = encoders[0], encoders[0].config
     grid = config.grid_of(*as_pair(config.image_size if image_size is None else image_size))
     tables = encoder.layer_position_embeddings  # None if they are added at the input

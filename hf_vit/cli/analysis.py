@@ -32,7 +32,7 @@ def inspect(
 
     model, processor = load(folder, image_size, backend="eager")
     title = Path(folder).name or folder
-    problems = inspect(model, processor, image, output, title=title, flow=flow, overwrite=overwrite, progress=True)
+    problems = inspect(model, processor, image, output, title=title, flow=flow, overwrite=overwrite)
     print(f"saved {output / 'report.html'}")
     if problems:
         raise ValueError(f"{'; '.join(problems)} (the report is otherwise complete)")
@@ -68,24 +68,18 @@ def compute(
     """Count a model's operations, and estimate its training time."""
     if sum(source is not None for source in (model, table, runs)) != 1:
         raise ValueError("give one of these: a model, --table or --runs")
-    of_training = {"epochs": epochs, "accelerator": accelerator, "utilization": utilization}
-    without = [name for name, value in of_training.items() if value is not None and dataset_size is None]
-    if without:
-        raise ValueError(f"--{without[0]} needs --dataset-size, the images per epoch")
-    if model is None and (image_size, dataset_size) != (None, None):
-        raise ValueError(f"--{'image-size' if image_size is not None else 'dataset-size'} needs a model")
-    if runs is not None and output is None:
-        raise ValueError("--runs needs --output, the figure to write")
-    if output is not None and runs is None and table != 6:
-        raise ValueError("--output needs --runs CSV or --table 6")
+    training = {"epochs": epochs, "accelerator": accelerator, "utilization": utilization}
+    training = {name: value for name, value in training.items() if value is not None}
+    if training and dataset_size is None:
+        raise ValueError(f"--{next(iter(training))} needs --dataset-size, the images per epoch")
+    if (runs is not None and output is None) or (output is not None and runs is None and table != 6):
+        raise ValueError("--output is the figure of --runs CSV, which needs it, or of --table 6")
     if output is not None:
         refuse_existing(output, overwrite)
         from ..analysis import plot_compute_accuracy, published_runs, read_runs
 
-        if runs is None:
-            figure = plot_compute_accuracy(published_runs(), "ImageNet accuracy [%]")
-        else:
-            figure = plot_compute_accuracy(read_runs(runs))
+        found = published_runs() if runs is None else read_runs(runs)
+        figure = plot_compute_accuracy(found, "accuracy [%]" if runs else "ImageNet accuracy [%]")
         with new_file(output, overwrite) as temporary:
             figure.savefig(temporary)
         print(f"saved {output}")
@@ -97,6 +91,5 @@ def compute(
         rows = table_rows(table)
         print(json_format.dumps(rows, indent=2) if json else table_as_text(table, rows))
         return
-    training = {name: value for name, value in of_training.items() if value is not None}
     result = estimate(str(model), image_size, dataset_size=dataset_size, **training)  # pyright: ignore[reportArgumentType]
     print(json_format.dumps(result, indent=2) if json else as_text(result))

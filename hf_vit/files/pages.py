@@ -39,9 +39,9 @@ def data_uri(kind: str, content: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def page_color(name: str, dark: bool = False) -> str:
-    """Return a color of our pages in the light or dark scheme, such as "bar", for pictures on them."""
-    return _read_style().split(f"--{name}: ")[1 + dark].split(";", 1)[0]
+def page_color(name: str) -> str:
+    """Return a color of our pages, such as "bar", for pictures on them."""
+    return _read_style().split(f"--{name}: ")[1].split(";")[0]
 
 
 def _read_style() -> str:

@@ -140,8 +140,6 @@ def test_images_of_another_size_than_the_models():
     pixel_values = torch.randn(2, 3, 12, 24)
     assert analysis.attention_rollout(model, pixel_values).shape == (2, 3, 4)
     assert analysis.attention_distance(model, [pixel_values, images(model)]).shape == (3, 2)
-    with pytest.raises(ValueError, match="sizes"):
-        analysis.attention_rollout(model, [pixel_values, images(model)])
     with pytest.raises(ValueError, match="13"):
         analysis.attention_rollout(model, torch.randn(2, 3, 13, 24))
 
@@ -154,7 +152,7 @@ def test_native_images_of_one_shape():
     expected = analysis.attention_rollout(model, pixel_values)
     np.testing.assert_array_equal(analysis.attention_rollout(model, native), expected)
     native["spatial_shapes"] = torch.tensor([[5, 6], [6, 5]])
-    with pytest.raises(ValueError, match="5 x 6"):
+    with pytest.raises(ValueError, match=r"\[5, 6\]"):
         analysis.attention_rollout(model, native)
 
 
@@ -197,14 +195,10 @@ def test_bad_input_is_refused():
     for pixel_values, sentence in (
         (torch.zeros(3, 20, 36), r"\(3, 20, 36\)"),
         (torch.zeros(2, 4, 20, 36), r"\(2, 4, 20, 36\)"),
-        ([], None),
-        (torch.zeros(0, 3, 20, 36), None),
         (torch.full((1, 3, 20, 36), torch.nan), "pixel values"),
     ):
         with pytest.raises(ValueError, match=sentence):
             analysis.attention_distance(model, pixel_values)
-    with pytest.raises(ValueError, match="batch_size"):
-        analysis.attention_rollout(model, images(model), batch_size=0)
     with pytest.raises(ValueError, match=r"\(5, 0\)"):
         analysis.attention_maps(model, images(model), query=(5, 0))
     with pytest.raises(ValueError, match="Linear"):

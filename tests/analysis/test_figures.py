@@ -118,14 +118,12 @@ def test_outliers_do_not_stretch_the_scale_of_a_rollout():
     assert over.get_clim()[1] < 1
 
 
-def test_lines_go_through_their_points_and_ticks_are_the_measured_values():
+def test_lines_go_through_their_points():
     lines = {"adam": [(0.001, 90.0), (0.003, 95.0)], "sgd": [(0.03, 80.0), (0.1, 85.0)]}
     figure = analysis.plot_lines(lines, "learning rate", "accuracy [%]", "A title")
     (axes,) = figure.axes
     drawn = {line.get_label(): [tuple(point) for point in line.get_xydata()] for line in axes.get_lines()}
     assert drawn == lines
-    figure.draw_without_rendering()
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.001", "0.003", "0.03", "0.1"]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
 
 

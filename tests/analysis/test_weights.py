@@ -51,14 +51,9 @@ def test_filters_of_a_resnet_are_those_of_the_root_as_they_are_applied(layer_typ
 
 def test_bad_filters_are_refused():
     model = tiny()
-    for components in (0, 15):
-        with pytest.raises(ValueError, match="components"):
-            analysis.embedding_filters(model, components)
     model.vit.embeddings.patch_embeddings.projection.weight.data[0, 0, 0, 0] = torch.inf
     with pytest.raises(ValueError, match=r"patch_embeddings.projection.weight"):
         analysis.embedding_filters(model, 3)
-    with pytest.raises(ValueError, match="Linear"):
-        analysis.embedding_filters(torch.nn.Linear(1, 1), 1)
 
 
 def cosines(positions: torch.Tensor, grid) -> np.ndarray:

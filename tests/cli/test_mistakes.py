@@ -79,7 +79,6 @@ COMMANDS = [
     "catalog nothing",
     "catalog B/16 --index none.csv",
     "compute B/16 --image-size 100",
-    "compute --table 2 --image-size 32",
     "shard ./nothing out",
     "shard pets pets/out",
     "push empty me/x --dry-run",
