@@ -72,6 +72,8 @@ def compute(
     training = {name: value for name, value in training.items() if value is not None}
     if training and dataset_size is None:
         raise ValueError(f"--{next(iter(training))} needs --dataset-size, the images per epoch")
+    if model is None and (image_size is not None or dataset_size is not None):
+        raise ValueError("--image-size and --dataset-size need a model")
     if (runs is not None and output is None) or (output is not None and runs is None and table != 6):
         raise ValueError("--output is the figure of --runs CSV, which needs it, or of --table 6")
     if output is not None:

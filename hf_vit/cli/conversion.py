@@ -27,6 +27,8 @@ def catalog(
     """Find released checkpoints, or explain a file name."""
     from ..catalog import INDEX, explain, families, files_of, search, variants
 
+    if query not in variants() and (adapted_to, resolution, index) != (None, None, None):
+        raise ValueError(f"--adapted-to, --resolution and --index need an architecture such as B/16, not {query}")
     if query in families():
         found = files_of(query)
     elif query in variants():
@@ -78,8 +80,7 @@ def convert(
     position_grid: Annotated[Size, "rows x columns of the position embeddings (default: a square)", "RxC"] = None,
     set: Annotated[
         list[tuple[str, object]],
-        "configuration field that the weights do not determine, such as num_attention_heads=4; may be repeated, and "
-        "overrides other options",
+        "configuration field that the weights do not determine, such as num_attention_heads=4; may be repeated",
         {"type": _setting, "action": "append", "metavar": "FIELD=VALUE"},
     ] = (),  # pyright: ignore[reportArgumentType]
     save_for: SaveFor = None,
@@ -101,6 +102,8 @@ def convert(
     source = address_of(source, index)
     options: dict[str, Any] = {"labels": labels, "image_size": image_size}
     options |= {"patch_size": patch_size, "position_grid": position_grid}
+    if twice := [name for name, _ in set if options.get(name) is not None]:
+        raise ValueError(f"{twice[0]} is given twice: with --set and with its own option; remove one of them")
     options |= dict(set)
     if output is None or check:
         print(conversion.check(source, **options))

@@ -38,6 +38,8 @@ def push(
     from ..hub.pushing import push
     from ..hub.static_space import full_space_name, push_static_space
 
+    if runtime and not static_space:
+        raise ValueError("--runtime needs --static-space")
     visibility, space = True if private else None, None
     with TemporaryDirectory() as scratch:
         page = Path(scratch, "page")
@@ -101,8 +103,8 @@ def card(
     write: Annotated[bool, "write the card to the folder's README.md; your own text in it is kept"] = False,
 ) -> None:
     """Render the model card of a folder and check it, without pushing."""
-    if (folder is None) == (published is None):
-        raise ValueError("give a folder, or --published OUTPUT")
+    if (folder is None) == (published is None) or (published and (name or license or write)):
+        raise ValueError("give a folder, or --published OUTPUT without other options")
     if published is not None:
         from ..hub.published_cards import write_published_cards
 

@@ -87,6 +87,8 @@ def find_images(
         entries += _rows_of(dataset, split, column)
     if not entries:
         raise ValueError("there are no images; give files, folders or URLs, or a data set with --dataset")
+    if not dataset and (split or (column and all(entry.rows is None for entry in entries))):
+        raise ValueError("--split needs --dataset, and --image-column needs --dataset or a .parquet file")
     return ImageList(entries)
 
 

@@ -42,7 +42,7 @@ _NOT_LISTED = ("README.md", ".eval_results/*")  # not in the manifest, because t
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 _PROCESSOR = "preprocessor_config.json"
 _RETRY_WAITS = (1, 2, 4)  # seconds before another attempt
-_TEMPORARY = (412, 429, 500, 502, 503, 504)  # statuses of HTTP; 412: another commit came first
+_TEMPORARY = (None, 412, 429, 500, 502, 503, 504)  # statuses of HTTP; None: no answer; 412: another commit came first
 
 _Files = dict[str, Path | bytes]  # name in the repository -> file on disk, or content
 
@@ -138,29 +138,30 @@ def push(
             repo_id = f"{api.whoami(cache=True)['name']}/{repo_id}"
         waits = list(_RETRY_WAITS)
         while True:
-            remote = _look_up(api, repo_id, revision, private)
-            files, problems = _with_card(local, remote, license=license, tags=tags or (), space=space)
-            has_weights = any(_WEIGHTS.fullmatch(name) for name in files)
-            outdated = [name for name in remote.names if has_weights and _WEIGHTS.fullmatch(name) and name not in files]
-            if (manifest := _manifest(local, remote, outdated)) is not None:
-                files[MANIFEST] = manifest.encode()
-            sizes = {name: len(it) if isinstance(it, bytes) else it.stat().st_size for name, it in files.items()}
-            pushed = Pushed(None, sizes, outdated, problems, tuple(skipped))
-            if dry_run:
-                return pushed
-            if problems and not allow_incomplete_card:
-                raise PushError(
-                    f"{repo_id}: the card has problems: {'; '.join(problems)}. Nothing was pushed; "
-                    "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
-                )
-            if remote.sha is None:
-                if isinstance(card := files.get("README.md"), bytes):  # first, or an empty repository would stay behind
-                    ModelCard(card.decode(), ignore_metadata_errors=True).validate()
-                api.create_repo(repo_id, private=private, exist_ok=True)
-            if revision is not None and not create_pr and not revision.startswith("refs/pr/"):
-                api.create_branch(repo_id, branch=revision, exist_ok=True)
-            added = [CommitOperationAdd(name, content) for name, content in files.items()]
             try:
+                remote = _look_up(api, repo_id, revision, private)
+                files, problems = _with_card(local, remote, license=license, tags=tags or (), space=space)
+                others = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
+                outdated = others if any(map(_WEIGHTS.fullmatch, files)) else []
+                if (manifest := _manifest(local, remote, outdated)) is not None:
+                    files[MANIFEST] = manifest.encode()
+                sizes = {name: len(it) if isinstance(it, bytes) else it.stat().st_size for name, it in files.items()}
+                pushed = Pushed(None, sizes, outdated, problems, tuple(skipped))
+                if dry_run:
+                    return pushed
+                if problems and not allow_incomplete_card:
+                    raise PushError(
+                        f"{repo_id}: the card has problems: {'; '.join(problems)}. Nothing was pushed; "
+                        "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
+                    )
+                if remote.sha is None:
+                    card = files.get("README.md")
+                    if isinstance(card, bytes):  # first, or an empty repository would stay behind
+                        ModelCard(card.decode(), ignore_metadata_errors=True).validate()
+                    api.create_repo(repo_id, private=private, exist_ok=True)
+                if revision is not None and not create_pr and not revision.startswith("refs/pr/"):
+                    api.create_branch(repo_id, branch=revision, exist_ok=True)
+                added = [CommitOperationAdd(name, content) for name, content in files.items()]
                 commit = api.create_commit(
                     repo_id,
                     [*added, *map(CommitOperationDelete, outdated)],
@@ -171,10 +172,11 @@ def push(
                     parent_commit=None if create_pr else remote.sha,  # refuses to overwrite a later commit
                 )
                 return pushed._replace(commit=commit)
-            except HfHubHTTPError as error:
-                if not waits or error.response.status_code not in _TEMPORARY:
+            except httpx.HTTPError as error:
+                status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+                if not waits or status not in _TEMPORARY:
                     raise
-                _logger.warning(f"The push failed ({error.response.status_code}); trying again.")
+                _logger.warning(f"The push failed ({status or type(error).__name__}); trying again.")
                 time.sleep(waits.pop(0))
 
 

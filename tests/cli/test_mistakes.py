@@ -38,6 +38,7 @@ COMMANDS = [
     "convert vit.npz out --labels three.txt",
     "convert vit.npz out --image-size 33",
     "convert vit.npz out --set hiden_size=3",
+    "convert vit.npz out --image-size 32 --set image_size=48",
     "convert augreg:best:X/16 out",
     # export
     "export model out.npz",
@@ -53,6 +54,7 @@ COMMANDS = [
     "predict noweights photo.png",
     "embed model photo.png --output f.csv --device cuda --backend openvino",
     "predict model photo.png --top-k 0",
+    "predict model photo.png --image-column x",
     "predict model photo.png --output a.parquet",
     "predict model '~$photo.png'",
     "predict model photo.png -dash.png",
@@ -79,11 +81,13 @@ COMMANDS = [
     "catalog nothing",
     "catalog B/16 --index none.csv",
     "compute B/16 --image-size 100",
+    "compute --table 2 --image-size 32",
     "shard ./nothing out",
     "shard pets pets/out",
     "push empty me/x --dry-run",
     "card vit.npz",
     "card broken",
+    "card --published out --name x",
     "quantize model out --calibrate photo.png",
 ]
 # A package that is not installed, a command that needs it, and what to install.

@@ -127,6 +127,7 @@ def test_without_a_readable_image_nothing_is_written(model, tmp_path, capsys):
         (["{folder}/a.png", "--device", "cuda:99"], "--device"),
         (["{folder}/a.png", "--device", "gpu"], "--device"),
         (["http://example.org/a.png"], "a.png"),
+        (["{folder}/a.png", "--split", "test"], "--split"),
         (["--dataset", "digits"], "--split"),
     ],
 )
