@@ -56,10 +56,7 @@ _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTA
 _NOBODYS_TEXT = ("This model card has been automatically generated.", "[More Information Needed]")
 # Empty sections of Trainer's card.
 _EMPTY_SECTION = re.compile(r"^#+ [^\n]*\n+more information needed[ \t]*(?:\n+|\Z)", re.IGNORECASE | re.MULTILINE)
-_PLACEHOLDER = re.compile(r"more information needed", re.IGNORECASE)
-_CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
-_NUMBER = re.compile(r"\d+(\.\d+)?\s*%")
 
 
 class Sources:
@@ -99,22 +96,11 @@ class Sources:
         source = self.conversion.get("source")
         self.released: Released | None = None if source is None else find_released(source)
         self.facts: dict[str, Any] = {} if self.released is None else self.released.facts
-
-    @property
-    def classifies(self) -> bool:
-        """Flag: the model is a classifier, not an encoder."""
-        return "ForImageClassification" in (self.config.get("architectures") or [""])[0]
-
-    @property
-    def is_bit(self) -> bool:
-        """Flag: the model is a ResNet, not a Vision Transformer."""
-        return self.config.get("model_type") == "hf_bit"
-
-    @property
-    def data_sets(self) -> list[str]:
-        """Data sets that the model was trained on: keys of released.yaml, and that of our training."""
+        self.classifies = "ForImageClassification" in named
+        self.is_bit = self.config.get("model_type") == "hf_bit"
         trained_on = self.training.get("dataset")
-        return [*self.facts.get("datasets", ()), *([trained_on] if trained_on else ())]
+        # Data sets that the model was trained on: keys of released.yaml, and that of our training.
+        self.data_sets: list[str] = [*self.facts.get("datasets", ()), *([trained_on] if trained_on else ())]
 
 
 def render_card(
@@ -165,11 +151,14 @@ def split_readme(text: str) -> tuple[dict[str, Any], str, str]:
     """Split a README into its front matter and the user's own text before and after our part.
 
     Raises:
-        ValueError: the front matter is not YAML, or its tags or data sets are not names.
+        ValueError: the front matter is not YAML, or its tags or data sets are not lists.
     """
     match = _FRONT_MATTER.match(text)
     metadata = (parse_yaml(match[1], "the front matter of README.md") if match else None) or {}
-    _check_metadata(metadata)
+    if not isinstance(metadata, dict) or not all(
+        isinstance(metadata.get(field) or [], str | list) for field in ("tags", "datasets")
+    ):
+        raise ValueError(f"the front matter of README.md is {shorten(metadata)} (expected fields, with lists of names)")
     body = text[match.end() :] if match else text
     if BEGIN in body and END in body:
         before, rest = body.split(BEGIN, 1)
@@ -177,18 +166,6 @@ def split_readme(text: str) -> tuple[dict[str, Any], str, str]:
     if all(sign in body for sign in _NOBODYS_TEXT):
         return metadata, "", ""
     return metadata, _EMPTY_SECTION.sub("", body).strip(), ""
-
-
-def _check_metadata(metadata: Any) -> None:
-    if not isinstance(metadata, dict):
-        raise ValueError(
-            f"the front matter of README.md is {shorten(metadata)} (expected fields, such as license: mit)"
-        )
-    for field in ("tags", "datasets"):
-        value = metadata.get(field)
-        names = [value] if isinstance(value, str) else value or []
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{field} in README.md is {shorten(value)} (expected a list of names)")
 
 
 def render_sections(sources: Sources, name: str, license: str | None, has_title: bool, space: str | None) -> str:
@@ -200,17 +177,14 @@ def render_sections(sources: Sources, name: str, license: str | None, has_title:
         has_title: begin with a heading; False if the user's own text is above.
         space: name of a Space with the model's page.
     """
-    training, released = sources.training, released_facts()
+    released = released_facts()
     output, shape = _features(sources)
     cited = sources.facts.get("papers", ["bit" if sources.is_bit else "vit"])
     return _template().render(
-        sources=sources,
-        released=sources.released,
-        **{field: getattr(sources, field) for field in ("facts", "config", "training", "conversion", "calibration")},
+        **vars(sources),
         papers=released["papers"],
-        data_sets=released["datasets"],
+        known_data_sets=released["datasets"],
         has_title=has_title,
-        title=name.split("/")[-1],
         name=name,
         space=space,
         license=license,
@@ -219,10 +193,9 @@ def render_sections(sources: Sources, name: str, license: str | None, has_title:
         image=COCO_CATS,
         output=output,
         shape=shape,
-        preprocessing=_preprocessing(sources),
-        hyper_parameters=sources.facts.get("hyper_parameters") or _training_settings(sources),
-        measured=_measured(sources),
-        circumstances=_circumstances(training),
+        preprocessing=_preprocessing(sources.processor),
+        hyper_parameters=sources.facts.get("hyper_parameters") or _training_settings(sources.training),
+        measured=_measured(sources.training),
         figures=_FIGURES,
         is_of_jax=sources.conversion.get("dialect", {}).get("names", "vit_jax") in _JAX,
         convert_command=_convert_command(sources, name),
@@ -267,8 +240,7 @@ def _features(sources: Sources) -> tuple[str, tuple[Any, ...]]:
     return "pooler_output", (1, width)
 
 
-def _preprocessing(sources: Sources) -> str:
-    settings = sources.processor
+def _preprocessing(settings: Mapping[str, Any]) -> str:
     if not settings:
         return "This repository has no image processor. Scale pixel values to [-1, 1]."
     steps = [_describe_resize(settings)] if settings.get("do_resize", True) else []
@@ -297,9 +269,9 @@ def _describe_resize(settings: Mapping[str, Any]) -> str:
     return f"Images are resized to {target} ({how}). The aspect ratio is not kept."
 
 
-def _training_settings(sources: Sources) -> dict[str, str]:
+def _training_settings(training: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of the run that can change its result and are neither off nor zero."""
-    settings = sources.training.get("settings") or {}
+    settings = training.get("settings") or {}
     unused = [*_NOT_LISTED]
     unused += [name for name in settings if name.startswith("adam_") and settings.get("optimizer") == "sgd"]
     unused += [name for name in settings if name.startswith("lora_") and settings.get("lora_rank") is None]
@@ -310,23 +282,14 @@ def _training_settings(sources: Sources) -> dict[str, str]:
     }
 
 
-def _measured(sources: Sources) -> list[tuple[str, str, str, str]]:
-    """Return the metrics of the training run; the source is empty if the run has no command, date or version."""
-    training = sources.training
-    source = "the command below" if "command" in training else _circumstances(training)
+def _measured(training: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (data, metric, value) of the metrics of the training run."""
     data = " ".join(str(training[key]) for key in ("dataset", "eval_split") if training.get(key))
     return [
-        (data, _METRICS.get(name) or name.replace("_", " "), _value(name, value), source)
+        (data, _METRICS.get(name) or name.replace("_", " "), _value(name, value))
         for name, value in (training.get("metrics") or {}).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        if name not in _BOOKKEEPING and not (name.endswith("skipped") and value == 0)
+        if isinstance(value, int | float) and name not in _BOOKKEEPING and not (name.endswith("skipped") and value == 0)
     ]
-
-
-def _circumstances(training: Mapping[str, Any]) -> str:
-    """Return the date and the version of the training run, if recorded."""
-    about = {"on": training.get("date"), "with hf_vit": training.get("versions", {}).get("hf_vit")}
-    return " ".join(f"{word} {value}" for word, value in about.items() if value is not None)
 
 
 def _value(metric: str, value: float) -> str:
@@ -451,44 +414,12 @@ def eval_results_file(texts: Mapping[str, str], name: str, task_of: Callable[[st
 
 def check_card(card: str) -> list[str]:
     """Return the problems of a card, a sentence each; none for a good card."""
-    metadata = split_readme(card)[0]
-    problems = []
-    license = metadata.get("license")
-    if not license:
-        problems.append("the license is missing; give license= (--license), or add `license:` to the front matter")
-    elif not all(_LICENSE.fullmatch(str(name)) for name in (license if isinstance(license, list) else [license])):
+    license, problems = split_readme(card)[0].get("license"), []
+    if not all(_LICENSE.fullmatch(str(name)) for name in (license if isinstance(license, list) else [license or ""])):
         problems.append(
-            f"the license {license!r} is not an identifier of the Hub (expected one such as apache-2.0 or mit)"
+            f"the license is {license!r} (expected an identifier of the Hub, such as apache-2.0 or mit); give license= "
+            "(--license), or add `license:` to the front matter"
         )
-    if _PLACEHOLDER.search(card):
+    if "more information needed" in card.lower():
         problems.append("it has the placeholder 'More Information Needed'; replace it, or delete the line")
-    named = metadata.get("datasets") or []
-    known = {entry["hub"] for entry in released_facts()["datasets"].values()}
-    problems += [
-        f"the data set {name!r} is not a name on the Hub (expected owner/name)"
-        for name in ([named] if isinstance(named, str) else named)
-        if name not in known and not HUB_NAME.fullmatch(name)
-    ]
-    problems += [
-        f"{metric.get('type')} {metric.get('value')} in model-index has no source; add `source:` with its URL"
-        for model in metadata.get("model-index") or []
-        for result in model.get("results") or []
-        if not (result.get("source") or {}).get("url")
-        for metric in result.get("metrics") or []
-    ]
-    if BEGIN in card:
-        problems += _unsourced_numbers(card.split(BEGIN, 1)[1].split(END, 1)[0])
-    return problems
-
-
-def _unsourced_numbers(part: str) -> list[str]:
-    """Find results whose last column, the source, is empty, and percentages outside tables and code blocks."""
-    match = re.search(r"^## Results$(.*?)(?=^## |\Z)", part, re.DOTALL | re.MULTILINE)
-    problems = []
-    for line in _CODE_BLOCK.sub("", match[1]).splitlines() if match else ():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if line.startswith("|") and not cells[-1]:
-            problems.append(f"the result {cells[2]} ({cells[0]} {cells[1]}) has no source")
-        elif not line.startswith("|") and _NUMBER.search(line):
-            problems.append(f"a percentage is not in a table of results: {line.strip()}")
     return problems

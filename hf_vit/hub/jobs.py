@@ -4,9 +4,9 @@ import shlex
 from typing import Any
 
 from huggingface_hub import HfApi, JobHardware, JobStage, get_token
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ..models.utils import HUB_NAME, check_choice
+from ..models.utils import check_choice
 
 _ADDRESSES = ("augreg:", "gs://", "https://", "s3://", "hf://")
 
@@ -39,18 +39,13 @@ def run_job(
     Raises:
         ValueError: something is missing that the job needs, or the job failed.
     """
-    flavors = [one.value for one in JobHardware]
-    check_choice("hardware", flavor, flavors)
-    if package is None:
-        raise ValueError(
-            "--job needs --package, because hf_vit is not on a package index: give the URL of a wheel, or "
-            "git+https://..."
-        )
-    if result is None:
-        raise ValueError("--job needs --push NAME, a repository on the Hub: the job's own disk is lost when it ends")
+    check_choice("hardware", flavor, [one.value for one in JobHardware])
     token = get_token()
-    if token is None:
-        raise ValueError("--job needs a token: run `hf auth login`, or set HF_TOKEN")
+    if package is None or result is None or token is None:
+        raise ValueError(
+            "--job needs --package (the URL of a wheel of hf_vit, or git+https://...), --push NAME for the result, and "
+            "a token (run `hf auth login`, or set HF_TOKEN)"
+        )
     api = HfApi(library_name="hf_vit")
     _check_on_hub(api, "dataset", settings.dataset)
     _check_on_hub(api, "model", getattr(settings, "model", None))
@@ -83,12 +78,10 @@ def _check_on_hub(api: HfApi, kind: str, name: str | None) -> None:
     """Raise ValueError if a data set or a model is not where a job can read it."""
     if name is None or name == "digits" or name.startswith(_ADDRESSES):
         return
-    if not HUB_NAME.fullmatch(name):
-        raise ValueError(f"the {kind} {name} is not on the Hub, and a job cannot read local files; push it first")
     try:
         api.repo_info(name, repo_type=kind)
-    except HfHubHTTPError as error:
-        raise ValueError(f"the {kind} {name} cannot be read on the Hub: {error.server_message or error}") from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ValueError(f"a job can read only the Hub, and cannot read the {kind} {name} there: {error}") from error
 
 
 def push_result(command: str, settings: Any, name: str) -> None:
