@@ -60,7 +60,7 @@ class TrainDataset(Dataset):
                 continue
             if self.split.label_column is not None and not self.split.multi_label and label < 0:  # of shards
                 raise ValueError(f"an image of the training split has no label in the column {self.split.label_column}")
-            return {**augmented, "label": label, "skipped": skipped}
+            return {**augmented, "label": label, "row": drawn.row, "skipped": skipped}
         raise ValueError(f"none of the {len(self.split)} images can be read: {failure}")
 
     def draw(self, position: int) -> Draw:

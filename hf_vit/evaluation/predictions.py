@@ -168,7 +168,7 @@ def cross_entropy(
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Start copying a batch to the device; tensors that are read on the CPU stay there."""
-    read = ("index", "spatial_shapes")
+    read = ("index", "row", "spatial_shapes")
     return {name: tensor if name in read else tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 

@@ -41,7 +41,6 @@ from ..models.flexible_sizes import check_mixed_sizes
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfViTHead
 from ..settings.fields import AUTO, FinetuneSettings, PretrainSettings, TrainingSettings
-from ..settings.recipes import SettingsError
 from ..variants import config_of_variant
 from .objectives import Classification, Distillation, MaskedPatches, Normalizer, Objective, Teacher, balanced_weights
 from .optimization import build_optimizer, freeze_parameters
@@ -275,9 +274,9 @@ def prepare(
         has_one_size = settings.preset != "native"
         settings.compile = can_compile(accelerator) and has_one_size and num_steps >= _MIN_STEPS_TO_COMPILE
     if settings.compile and is_xla(accelerator):
-        raise SettingsError("compile is true, but XLA always compiles: set compile to false")
+        raise ValueError("compile is true, but XLA always compiles: set compile to false")
     if settings.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise SettingsError("optimizer is muon, but DeepSpeed flattens the matrices that it needs: use adamw")
+        raise ValueError("optimizer is muon, but DeepSpeed flattens the matrices that it needs: use adamw")
     if settings.compile:
         compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes}, settings.compile_mode)
     shard_by_layers(accelerator, model)
@@ -311,7 +310,8 @@ def build_objective(
         return MaskedPatches(settings, normalizer)
     if settings.teacher is not None:
         teacher = Teacher(settings.teacher, config, normalizer, device)
-        return Distillation(settings, normalizer, config.num_labels, teacher)
+        num_images = 0 if split.is_sharded else len(split)
+        return Distillation(settings, normalizer, config.num_labels, teacher, num_images)
     if settings.class_weights == "none":
         return Classification(settings, normalizer, config.num_labels)
     labels = split.class_numbers(f"--class-weights is {settings.class_weights}")
@@ -330,7 +330,7 @@ def count_steps(settings: TrainingSettings, split: Split) -> int:
 def augments_on_device(settings: TrainingSettings, device: torch.device) -> bool:
     """Return whether augmentation runs on the device; "auto": on a GPU (not MPS), unless preset is native."""
     if settings.augment_on == "device" and device.type == "xla":
-        raise SettingsError("augment_on is device, which XLA would compile for every batch: set augment_on to cpu")
+        raise ValueError("augment_on is device, which XLA would compile for every batch: set augment_on to cpu")
     is_gpu = device.type not in ("cpu", "xla", "mps")
     return settings.augment_on == "device" or (settings.augment_on == AUTO and is_gpu and settings.preset != "native")
 
@@ -363,7 +363,7 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
     if on_device:
         common["decodes_on_device"] = settings.decode_on == "device"
     elif settings.decode_on == "device":
-        raise SettingsError("decode_on is device, but images are augmented on the CPU: set augment_on to device")
+        raise ValueError("decode_on is device, but images are augmented on the CPU: set augment_on to device")
     return (CropTransform if on_device else TrainTransform)(
         **common,
         randaugment_layers=settings.randaugment_layers,

@@ -40,7 +40,6 @@ from ..files.download import sha256_of
 from ..files.output import LOCK, MARK, PUSHED, check_overwritable, flush_to_disk
 from ..models.utils import MANIFEST
 from ..settings.fields import TrainingSettings
-from ..settings.recipes import SettingsError
 from .objectives import MaskedPatches
 from .optimization import build_schedule
 
@@ -90,7 +89,8 @@ class Checkpoints:
             OSError: the previous checkpoint could not be written; earlier ones are unchanged.
         """
         self.wait()
-        writer = _Writer(self, step, json.dumps({**state, "format": FORMAT}), _number_files(tensors))
+        content = json.dumps({**state, "format": FORMAT, "tensors": list(tensors)})
+        writer = _Writer(self, step, content, _number_files(tensors))
         self._saving = self._thread.submit(writer.save, _copy_local_tensors(tensors), _communication_options()), writer
 
     def wait(self) -> None:
@@ -280,13 +280,16 @@ def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     """Restore the tensors of a run in place from a checkpoint; all processes must call it.
 
     Raises:
-        ValueError: the tensors are those of another model, or the checkpoint has an older format.
+        ValueError: tensors are missing or belong to another model, or the checkpoint has an older format.
     """
-    if read_state(path).get("format") != FORMAT:
+    state = read_state(path)
+    if state.get("format") != FORMAT:
         raise ValueError(
             f"cannot resume from {path}: it was written by another version of hf_vit; finish the run with that version"
         )
     saved: Any = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata  # name -> type and shape
+    if missing := set(state.get("tensors", ())) - saved.keys():
+        raise ValueError(f"cannot resume from {path}: {len(missing)} of its tensors are missing: {sorted(missing)}")
     optimizer.state.clear()
     make_states(optimizer)
     tensors = run_tensors(model, optimizer, ema)
@@ -435,7 +438,7 @@ def locked_output(output: Path, settings: TrainingSettings, accelerator: Acceler
     """Create the output folder of a run, and lock it against other runs.
 
     Raises:
-        SettingsError: another run uses the folder; or it is not empty, and neither `resume` nor `overwrite` is set.
+        ValueError: another run uses the folder; or it is not empty, and neither `resume` nor `overwrite` is set.
         FileExistsError: `overwrite` is set, but the folder has files that no run has written.
     """
     with ExitStack() as stack:
@@ -444,7 +447,7 @@ def locked_output(output: Path, settings: TrainingSettings, accelerator: Acceler
             try:
                 stack.enter_context(FileLock(output / LOCK, timeout=0))
             except Timeout:
-                raise SettingsError(
+                raise ValueError(
                     f"another process is training in {output}: wait until it ends, or choose another --output-dir"
                 ) from None
             if os.name != "nt":  # where filelock deletes the file itself
@@ -459,7 +462,7 @@ def _delete_earlier_run(output: Path, overwrite: bool) -> None:
     """Delete an earlier run if `overwrite` is set; symbolic links to the folder and to `checkpoints` stay."""
     found = [entry for entry in output.iterdir() if entry.name not in (LOCK, MARK)]
     if found and not overwrite:
-        raise SettingsError(
+        raise ValueError(
             f"{output} is not empty: continue its run with --resume, delete its run with --overwrite, or choose "
             "another --output-dir"
         )

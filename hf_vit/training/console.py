@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _LOGGED_CLASSES = 20  # with more classes, trackers get no metrics per class
 _SLOW_DATA = 0.1  # share of the time spent waiting for data, above which a warning is printed
 _LISTED = 4  # number of class names to list
-_WARM_UP = 5  # steps before the profiler records
+_MAX_WARM_UP = 5  # steps before the profiler records
 _FORWARDS_PER_STEP = 3  # a backward costs as much as two forwards
 _MIN_SECONDS = 60.0  # of training before a warning of slow data; in the first ones, workers start
 # On a terminal; a log file has all values
@@ -87,7 +87,9 @@ class Console:
         shown = {name: f"{self.shown[name]:.4g}" for name in names if name in self.shown}
         self.bar.set_postfix(shown, refresh=sys.stderr.isatty())
         if self.tracking:
-            self._safely(self.accelerator.log, values, step=step)
+            seconds = time.perf_counter() - self.started
+            left = (self.trainer.num_steps - step) * seconds / max(step - self.start_step, 1)
+            self._safely(self.accelerator.log, {**values, "seconds_left": left}, step=step)
         self.restart()
 
     def restart(self) -> None:
@@ -154,7 +156,9 @@ def print_plan(trainer: "Trainer") -> None:
     total = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     height, width = as_pair(config.image_size)
-    size = f"{height} x {width} pixels" + (", native aspect ratios" if settings.preset == "native" else "")
+    size = f"{height} x {width} pixels"
+    if settings.preset == "native":
+        size = f"at most {math.prod(config.grid_size)} patches per image, native aspect ratios"
     model = getattr(settings, "model", None) or "random weights"
     names = f" ({join_names(split.label_names, _LISTED)})" if split.label_names else ""
     classes = f" of {split.num_labels:,} classes{names}" if split.label_column is not None else ""
@@ -218,8 +222,15 @@ def _peak_images_per_second(trainer: "Trainer") -> float | None:
     return peak * accelerator.num_processes / flops
 
 
-def start_profiler(trainer: "Trainer") -> torch.profiler.profile:
-    """Start to trace `profile` steps, after a few for warm-up."""
+def start_profiler(trainer: "Trainer") -> torch.profiler.profile | None:
+    """Start to trace the next `profile` steps (or as many as the run has left), after a few for warm-up.
+
+    Return None if no step is left.
+    """
+    left = trainer.num_steps - trainer.state.step
+    steps = min(trainer.settings.profile or 0, left)
+    if not steps:
+        return None
 
     def write(profile: torch.profiler.profile) -> None:
         file = trainer.output / "profile" / "trace.json"
@@ -227,7 +238,7 @@ def start_profiler(trainer: "Trainer") -> torch.profiler.profile:
         profile.export_chrome_trace(str(file))
         print(f"The trace is {file}: open it in https://ui.perfetto.dev or chrome://tracing.")
 
-    schedule = torch.profiler.schedule(wait=0, warmup=_WARM_UP, active=trainer.settings.profile, repeat=1)
+    schedule = torch.profiler.schedule(wait=0, warmup=min(_MAX_WARM_UP, left - steps), active=steps, repeat=1)
     profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=write, record_shapes=True)
     profiler.start()
     return profiler

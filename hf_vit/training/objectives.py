@@ -21,6 +21,8 @@ from ..models.configuration_hf_vit import as_pair, score_function
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
 from ..settings.fields import PretrainSettings, TrainingSettings
 
+_LARGEST_CACHE = 2**28  # logits, 1 GiB
+
 
 def balanced_weights(labels: np.ndarray, num_labels: int) -> torch.Tensor:
     """Return class weights (num_labels,): images / (classes with images * images of the class).
@@ -170,10 +172,12 @@ class Classification:
     def __call__(self, model, batch, rng, **sizes):
         pixel_values, targets = self.prepare(batch, rng)
         logits = model(**{**model_inputs(batch), "pixel_values": pixel_values}, **sizes).logits
-        losses = self.compute_losses(logits, targets, pixel_values)
+        losses = self.compute_losses(logits, targets, pixel_values, batch)
         return losses, is_correct(logits.detach(), targets)
 
-    def compute_losses(self, logits: torch.Tensor, targets: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
+    def compute_losses(
+        self, logits: torch.Tensor, targets: torch.Tensor, pixel_values: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
         """Return the loss of each sample, (batch,)."""
         return cross_entropy(logits, targets, self.loss, self.weights)
 
@@ -329,7 +333,11 @@ def distillation_loss(
 class Distillation(Classification):
     """Divergence of the student's probabilities from the teacher's, on the same mixed crops; labels are not used.
 
-    It is function matching ("Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237).
+    It is function matching ("Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237). If
+    an image has the same pixels in every epoch (no random crop, flip or mixing), the teacher's logits are cached.
+
+    Args:
+        num_images: number of training images; the teacher's logits are cached if they fit into 1 GiB. 0: no cache.
     """
 
     def __init__(
@@ -338,9 +346,35 @@ class Distillation(Classification):
         normalizer: Normalizer,
         num_labels: int,
         teacher: Callable[[torch.Tensor], torch.Tensor],
+        num_images: int = 0,
     ):
         super().__init__(settings, normalizer, num_labels)
         self.teacher, self.temperature = teacher, settings.teacher_temperature
+        keeps = settings.crop == "none" and not (
+            settings.flip or settings.randaugment_layers or settings.mixup_alpha or settings.cutmix_alpha
+        )
+        self.cache: dict[int, torch.Tensor] | None = (
+            {} if keeps and 0 < num_images * num_labels <= _LARGEST_CACHE else None
+        )
 
-    def compute_losses(self, logits: torch.Tensor, targets: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
-        return distillation_loss(logits, self.teacher(pixel_values), self.temperature, self.loss)
+    def compute_losses(
+        self, logits: torch.Tensor, targets: torch.Tensor, pixel_values: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        teacher_logits = self.teacher_logits(pixel_values, batch["row"])
+        return distillation_loss(logits, teacher_logits, self.temperature, self.loss)
+
+    def teacher_logits(self, pixel_values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return the teacher's logits (batch, num_labels), computed or cached.
+
+        Cached logits are computed one image at a time, because their last bits depend on the batch, which differs
+        after a resume.
+
+        Args:
+            rows: (batch,) numbers of the images in the training split.
+        """
+        if self.cache is None:
+            return self.teacher(pixel_values)
+        for number, pixels in zip(rows.tolist(), pixel_values, strict=True):
+            if number not in self.cache:
+                self.cache[number] = self.teacher(pixels[None])[0]
+        return torch.stack([self.cache[number] for number in rows.tolist()])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
 
@@ -201,6 +202,23 @@ def test_the_order_of_the_directory_does_not_matter(tmp_path, monkeypatch):
         restore(store.paths()[-1], fresh, fresh_optimizer)
         orders.append(list(run_tensors(fresh, fresh_optimizer)))
     assert orders[0] == orders[1] == list(run_tensors(model, optimizer))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_checkpoint_without_some_of_its_tensors_is_refused(kind, tmp_path):
+    model, optimizer = make(KINDS[kind])
+    step(model, optimizer, 1)
+    whole = run_tensors(model, optimizer)
+    lost = next(name for name in whole if name.startswith("optimizer/1.weight/"))
+    store = Checkpoints(tmp_path, 1)
+    store.save(1, whole, {})
+    store.wait()
+    file = next(store.paths()[-1].glob("*.safetensors"))
+    with safe_open(file, "pt") as opened:
+        kept = {name: opened.get_tensor(name) for name in opened.keys() if name != lost}  # noqa: SIM118 - no dict
+    save_file(kept, file)
+    with pytest.raises(ValueError, match=lost):
+        restore(store.paths()[-1], *make(KINDS[kind]))
 
 
 def test_a_checkpoint_of_another_model_or_an_earlier_version_is_refused(tmp_path):

@@ -99,11 +99,29 @@ def test_a_student_learns_from_its_teacher_alone(images, folders, tmp_path):
     assert weights(tmp_path / "out").keys() == weights(student).keys()
 
 
-def test_resumed_to_the_bit(images, folders, tmp_path):
+@pytest.mark.parametrize(("own", "forwards"), [({"crop": "none", "flip": False, "mixup_alpha": 0}, 12), ({}, 18)])
+def test_the_teacher_computes_equal_pixels_once(images, folders, tmp_path, monkeypatch, own, forwards):
+    """12 images, 3 epochs in batches of 2."""
+    student, teacher = folders
+    run = {**RUN, "steps": 9, "save_every": 9, **own}
+    calls, compute = [], Teacher.__call__
+    monkeypatch.setattr(Teacher, "__call__", lambda self, pixels: calls.append(len(pixels)) or compute(self, pixels))
+    hf_vit.finetune(student, images, tmp_path / "out", teacher=str(teacher), **run)
+    assert len(calls) == forwards
+    if own:
+        monkeypatch.setattr("hf_vit.training.objectives._LARGEST_CACHE", 0)
+        hf_vit.finetune(student, images, tmp_path / "without", teacher=str(teacher), **run)
+        kept, computed = weights(tmp_path / "out"), weights(tmp_path / "without")
+        for name, tensor in kept.items():
+            torch.testing.assert_close(tensor, computed[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("own", [{}, {"crop": "none", "flip": False, "mixup_alpha": 0}])
+def test_resumed_to_the_bit(images, folders, tmp_path, own):
     student, teacher = folders
     for name, lengths in {"whole": [7], "parts": [5, 7]}.items():
         for steps in lengths:
-            settings = {**RUN, "steps": steps, "schedule": "constant", "resume": steps > lengths[0]}
+            settings = {**RUN, **own, "steps": steps, "schedule": "constant", "resume": steps > lengths[0]}
             hf_vit.finetune(student, images, tmp_path / name, teacher=str(teacher), **settings)
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())

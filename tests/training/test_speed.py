@@ -26,9 +26,10 @@ def test_speed_is_reported_and_steps_are_traced(tmp_path, fresh_accelerator, cap
     events = EventAccumulator(str(next((tmp_path / "out" / "training").rglob("*tfevents*"))))
     events.Reload()
     measured = {name: [event.value for event in events.Scalars(name)] for name in (
-        "images_per_second", "data_wait", "memory_gib")}  # fmt: skip
-    assert all(len(values) == 3 for values in measured.values())
+        "images_per_second", "data_wait", "memory_gib", "seconds_left")}  # fmt: skip
+    assert all(len(values) == 3 for name, values in measured.items() if name != "seconds_left")
     assert all(0 < share < 1 for share in measured["data_wait"])
+    assert measured["seconds_left"][0] > measured["seconds_left"][-1] == 0
     assert 0.05 < measured["memory_gib"][0] < 64
     shown = capfd.readouterr()
     assert str(tmp_path / "out" / "profile" / "trace.json") in shown.out

@@ -149,6 +149,7 @@ KINDS = {
     "hybrid": {"config": None, "variant": "R26+S/32", "image_size": 64},
     "bit": {"config": None, "variant": "R50x1", "image_size": 64},
     "distilled": {"teacher": "teacher", "mixup_alpha": 0.2},
+    "distilled, fixed pixels": {"teacher": "teacher", "crop": "none", "flip": False},
     "several labels": {"dataset": "labeled"},
 }
 
