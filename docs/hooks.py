@@ -279,9 +279,9 @@ def _recipes() -> str:
     heading = ["| recipe | what it is |", "| --- | --- |"]
     small, large = list(heading), list(heading)
     for name, path in installed_recipes().items():
-        about = about_recipe(path)
-        more = f"<br><small>Needs: {about.hardware} Expect: {about.expected}</small>"
-        (small if "CPU" in about.hardware else large).append(f"| `{name}` | {about.what}{more} |")
+        what, hardware, expected = about_recipe(path)
+        more = f"<br><small>Needs: {hardware} Expect: {expected}</small>"
+        (small if "CPU" in hardware else large).append(f"| `{name}` | {what}{more} |")
     title = f"{len(large) - 2} recipes for accelerators"
     fold = ["<details markdown>", f"<summary>{title}</summary>", "", *large, "", "</details>"]
     return "\n".join([f"For a CPU or a small GPU ({len(small) - 2} recipes):", "", *small, "", *fold])

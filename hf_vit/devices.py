@@ -30,7 +30,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from .data.loaders import start_server
 from .settings.fields import DataSettings, TrainingSettings
-from .settings.recipes import SettingsError
 
 try:
     import resource
@@ -50,7 +49,7 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
     """Start the accelerator.
 
     Raises:
-        SettingsError: the number of processes differs from `num_processes`, from the launcher's, or from that of the
+        ValueError: the number of processes differs from `num_processes`, from the launcher's, or from that of the
             template's groups; or the device does not support the precision or the sharding of the launch.
     """
     trackers = choose_trackers(settings.report_to) if isinstance(settings, TrainingSettings) else []
@@ -68,7 +67,7 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],  # saves a copy
         )
     except RuntimeError as error:  # such as another number of processes than those of the template's groups
-        raise SettingsError(f"Accelerate cannot start this launch: {error}") from error
+        raise ValueError(f"Accelerate cannot start this launch: {error}") from error
     if is_xla(accelerator):
         # On a TPU, Accelerate makes torch_xla convert every float to bfloat16; the weights would lose small updates.
         # Here bf16 means autocast, as on all other devices. This must come before any tensor is on the device.
@@ -92,22 +91,22 @@ def _set_algorithms(settings: DataSettings) -> None:
 
 
 def _check_launch(settings: DataSettings, accelerator: Accelerator) -> None:
-    """Raise SettingsError if the accelerator silently differs from the launch."""
+    """Raise ValueError if the accelerator silently differs from the launch."""
     device, processes, started = accelerator.device.type, accelerator.num_processes, _started_processes()
     if processes == 1 < started:
-        raise SettingsError(
+        raise ValueError(
             f"WORLD_SIZE is {started}, but this process would train alone (RANK or LOCAL_RANK is not set): start the "
             "processes with accelerate launch or torchrun"
         )
     if settings.num_processes not in (None, processes):
-        raise SettingsError(
+        raise ValueError(
             f"--num-processes is {settings.num_processes}, but the number of processes is {processes}. `accelerate "
             "launch --cpu` always starts one; to start several on CPUs, use the launch template multi_cpu"
         )
     if device == "cpu" and accelerator.mixed_precision == "fp16":
-        raise SettingsError("mixed precision fp16 needs a GPU (the device is a CPU): use bf16 or no")
+        raise ValueError("mixed precision fp16 needs a GPU (the device is a CPU): use bf16 or no")
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not is_sharded(accelerator):
-        raise SettingsError(
+        raise ValueError(
             f"the launch asks for FSDP, which Accelerate does not support on {device} (processes: {processes}): use "
             "another launch template (hf-vit launch-configs)"
         )

@@ -11,7 +11,6 @@ import torch
 
 from hf_vit import devices
 from hf_vit.settings.fields import EvaluateSettings
-from hf_vit.settings.recipes import SettingsError
 
 PROGRAM = """
 import resource, sys
@@ -35,7 +34,7 @@ def test_a_launch_of_another_size_than_its_groups_is_one_sentence(monkeypatch):
         raise RuntimeError("Mesh should not be bigger than default world size 2, but found 8 ranks!")
 
     monkeypatch.setattr(devices, "Accelerator", accelerator)
-    with pytest.raises(SettingsError, match="8 ranks"):
+    with pytest.raises(ValueError, match="8 ranks"):
         devices.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
 
 

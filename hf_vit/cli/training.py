@@ -99,10 +99,8 @@ def recipes(action: _Action = None, name: Annotated[str | None, "name of a recip
         _show(action, find_recipe(name) if name else None, "recipes")
         return
     for recipe, path in installed_recipes().items():
-        about = about_recipe(path)
-        print(recipe)
-        for line in (about.what, f"Hardware: {about.hardware}", f"Expect {about.expected}"):
-            print(f"    {line}")
+        what, hardware, expected = about_recipe(path)
+        print(f"{recipe}\n    {what}\n    Hardware: {hardware}\n    Expect {expected}")
 
 
 def launch_configs(action: _Action = None, name: Annotated[str | None, "name of a template"] = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ..files.messages import describe_unknown, with_dashes
 from ..files.reading import parse_yaml
-from .recipes import SettingsError, alternatives, build_settings
+from .recipes import alternatives, build_settings
 
 _Settings = TypeVar("_Settings")
 _METAVARS = {bool: "true|false", int: "INT", float: "FLOAT", str: "TEXT", dict[str, Any]: "TABLE"} | {
@@ -41,7 +41,7 @@ SAME_ELSEWHERE = {
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Argument parser that raises SettingsError for a mistake, and accepts options with underscores."""
+    """Argument parser that raises ValueError for a mistake, and accepts options with underscores."""
 
     def __init__(self, **options: Any):
         super().__init__(allow_abbrev=False, **options)  # otherwise argparse accepts `--learning-rat`
@@ -58,8 +58,8 @@ class OptionParser(argparse.ArgumentParser):
         return values
 
     def error(self, message: str) -> NoReturn:
-        """Raise SettingsError."""
-        raise SettingsError(message)
+        """Raise ValueError."""
+        raise ValueError(message)
 
 
 def _translate_option(text: str, known: Iterable[str]) -> str:
@@ -84,7 +84,7 @@ def parse_settings(
         plan: as in `build_settings`.
 
     Raises:
-        SettingsError: a setting is unknown, of the wrong type, or contradicts another one.
+        ValueError: a setting is unknown, of the wrong type, or contradicts another one.
         SystemExit: after --help.
     """
     model = "[MODEL] " if "model" in typing.get_type_hints(settings_class) else ""
@@ -97,12 +97,12 @@ def parse_settings(
     add_options(parser, settings_class)
     arguments = vars(parser.parse_args(argv))
     if (given := arguments.pop("MODEL", None)) is not None and arguments.setdefault("model", given) != given:
-        raise SettingsError(f"the model is given twice: {given} and --model {arguments['model']}")
+        raise ValueError(f"the model is given twice: {given} and --model {arguments['model']}")
     recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
     if select and not recipe:
-        raise SettingsError(f"--select {' '.join(select)} needs --recipe, a recipe to choose from")
+        raise ValueError(f"--select {' '.join(select)} needs --recipe, a recipe to choose from")
     if wrong := [item for item in select if "=" not in item]:
-        raise SettingsError(f"--select takes GROUP=LEVEL, not {wrong[0]!r}")
+        raise ValueError(f"--select takes GROUP=LEVEL, not {wrong[0]!r}")
     for name, text in arguments.items():
         with suppress(ValueError):  # text that is no YAML stays as it is
             arguments[name] = parse_yaml(text, "the command line")

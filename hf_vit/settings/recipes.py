@@ -22,7 +22,7 @@ from contextlib import suppress
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -41,25 +41,18 @@ _STRUCTURE = {  # keys of a recipe that are not settings
 }
 
 
-class SettingsError(ValueError):
-    """Error for a setting that is unknown, of the wrong type, or contradicts another one."""
-
-
 def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
     """Build settings from values, converted to the types of their fields, and validate them.
 
     Raises:
-        SettingsError: a setting is unknown, of the wrong type, or contradicts another one.
+        ValueError: a setting is unknown, of the wrong type, or contradicts another one.
     """
     fields = {field.name: field.type for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
     if unknown := sorted(values.keys() - fields.keys()):
         hint = did_you_mean(str(unknown[0]), fields)
-        raise SettingsError(f"{settings_class.__name__} has no setting called {str(unknown[0])[:100]}{hint}")
+        raise ValueError(f"{settings_class.__name__} has no setting called {str(unknown[0])[:100]}{hint}")
     settings = settings_class(**{name: convert(name, value, fields[name]) for name, value in values.items()})
-    try:
-        settings.validate()  # pyright: ignore[reportAttributeAccessIssue]
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
+    settings.validate()  # pyright: ignore[reportAttributeAccessIssue]
     return settings
 
 
@@ -67,13 +60,13 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     """Convert `value` to `kind`, a type or a union; text may be a number, because YAML 1.1 reads 1e-3 as text.
 
     Raises:
-        SettingsError: no type of `kind` fits.
+        ValueError: no type of `kind` fits.
     """
     for option in sorted(alternatives(kind), key=lambda option: option is not type(None)):  # None before text
         with suppress(TypeError, ValueError, OverflowError):
             return _convert_to(value, option)
     expected = " or ".join(map(_describe, alternatives(kind)))
-    raise SettingsError(f"{name} is {shorten(value)}; it must be {expected}")
+    raise ValueError(f"{name} is {shorten(value)}; it must be {expected}")
 
 
 def _convert_to(value: Any, kind: Any) -> Any:
@@ -137,14 +130,6 @@ def dump(settings: Any) -> str:
     return yaml.safe_dump(values, sort_keys=False)
 
 
-class About(NamedTuple):
-    """Comments at the beginning of a recipe."""
-
-    what: str
-    hardware: str
-    expected: str
-
-
 def installed_recipes() -> dict[str, Path]:
     """Return the files of the installed recipes by name."""
     folder = Path(str(resources.files("hf_vit.scripts"))) / "recipes"
@@ -158,7 +143,7 @@ def find_recipe(name: str | os.PathLike) -> Path:
         name: a file, the URL of a file to download, or the name of an installed recipe, such as "digits".
 
     Raises:
-        SettingsError: the recipe does not exist.
+        ValueError: the recipe does not exist.
         OSError: the download failed.
     """
     text = os.fspath(name)
@@ -169,17 +154,17 @@ def find_recipe(name: str | os.PathLike) -> Path:
         return path
     if path.name == text and path.stem in installed:
         return installed[path.stem]
-    raise SettingsError(f"there is no recipe {text} (`hf-vit recipes` lists them){did_you_mean(text, installed)}")
+    raise ValueError(f"there is no recipe {text} (`hf-vit recipes` lists them){did_you_mean(text, installed)}")
 
 
-def about_recipe(path: Path) -> About:
-    """Read the comments at the beginning of a recipe, each as one line."""
+def about_recipe(path: Path) -> tuple[str, str, str]:
+    """Return what a recipe is, its hardware and its expected results, from the comments at its beginning."""
     comments = takewhile(lambda line: line.startswith("#"), read_text(path).splitlines())
     text = " ".join(line.removeprefix("#").strip() for line in comments)
     what, _, rest = text.partition(" Source: ")
     _, _, rest = rest.partition(" Hardware: ")
     hardware, _, expected = rest.partition(" Expect")
-    return About(what, hardware, expected.lstrip(": ").removeprefix("ed: "))
+    return what, hardware, expected.lstrip(": ").removeprefix("ed: ")
 
 
 def read_recipe(name: str | os.PathLike, select: dict[str, str] | None = None) -> dict[str, Any]:
@@ -192,7 +177,7 @@ def read_recipe(name: str | os.PathLike, select: dict[str, str] | None = None) -
         select: group -> level, overriding the recipe's own selection.
 
     Raises:
-        SettingsError: the recipe does not exist or is malformed, or has no such group or level.
+        ValueError: the recipe does not exist or is malformed, or has no such group or level.
     """
     path = find_recipe(name)
     layers = _read_layers(path, ())
@@ -216,17 +201,18 @@ def _select_levels(layers: list[dict[str, Any]], select: dict[str, str], path: P
     selected, implied = defaults | select, {}
     groups = {group for layer in layers for group in layer.get("options", {})}
     if unknown := sorted(selected.keys() - groups):
-        raise SettingsError(f"{path} has no option group {shorten(unknown[0])}; it has {shorten(sorted(groups))}")
+        raise ValueError(f"{path} has no option group {shorten(unknown[0])}; it has {shorten(sorted(groups))}")
     for layer in layers:
         for group, levels in layer.get("options", {}).items():
             if group in selected:
-                implied |= _level_of(group, levels, selected[group], path).get("select", {})
+                chosen = _level_of(group, levels, selected[group], path).get("select", {})
+                implied |= convert(f"select in {group} of {path}", chosen, _STRUCTURE["select"])
     return defaults | implied | select
 
 
 def _level_of(group: str, levels: dict[str, Any], level: str, path: Path) -> dict[str, Any]:
     if level not in levels:
-        raise SettingsError(f"{group} in {path} has no level {shorten(level)}; it has {shorten(list(levels))}")
+        raise ValueError(f"{group} in {path} has no level {shorten(level)}; it has {shorten(list(levels))}")
     return levels[level]
 
 
@@ -237,18 +223,10 @@ def _read_layers(path: Path, above: tuple[Path, ...]) -> list[dict[str, Any]]:
         above: the recipes that have this one as their base.
     """
     if path.resolve() in above:
-        raise SettingsError(f"{path} is its own base, through {' and '.join(recipe.name for recipe in above)}")
-    try:
-        layer = convert(f"the recipe {path}", read_yaml(path) or {}, dict[str, Any])
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
+        raise ValueError(f"{path} is its own base, through {' and '.join(recipe.name for recipe in above)}")
+    layer = convert(f"the recipe {path}", read_yaml(path) or {}, dict[str, Any])
     for name in _STRUCTURE.keys() & layer.keys():
         layer[name] = convert(f"{name} in {path}", layer[name], _STRUCTURE[name])
-    for group, levels in layer.get("options", {}).items():
-        for fields in levels.values():
-            if "select" in fields:
-                name = f"select in {shorten(group)} of {path}"
-                fields["select"] = convert(name, fields["select"], _STRUCTURE["select"])
     if "base" not in layer:
         return [layer]
     neighbor = path.parent / layer["base"]

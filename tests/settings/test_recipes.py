@@ -5,7 +5,7 @@ import yaml
 
 from hf_vit.settings.fields import FinetuneSettings, PretrainSettings
 from hf_vit.settings.options import parse_settings
-from hf_vit.settings.recipes import SettingsError, dump, read_recipe
+from hf_vit.settings.recipes import dump, read_recipe
 
 ENOUGH = ["--dataset", "digits", "--model", "m", "--output_dir", "out", "--steps", "7"]
 
@@ -47,9 +47,9 @@ def test_base_options_and_selection(tmp_path):
     child = tmp_path / "child.yaml"
     assert read_recipe(child) == {"batch_size": 3, "seed": 2, "learning_rate": 0.1}
     assert read_recipe(child, {"rate": "0.5"})["learning_rate"] == 0.5
-    with pytest.raises(SettingsError, match="'high'"):
+    with pytest.raises(ValueError, match="'high'"):
         read_recipe(child, {"rate": "high"})
-    with pytest.raises(SettingsError, match="'size'"):
+    with pytest.raises(ValueError, match="'size'"):
         read_recipe(child, {"size": "low"})
 
 
@@ -65,7 +65,7 @@ def test_a_level_selects_levels_of_other_groups(tmp_path):
     assert read_recipe(child) == {"mixup_alpha": 0, "steps": 1}
     assert read_recipe(child, {"model": "large"}) == {"mixup_alpha": 2, "steps": 2}
     assert read_recipe(child, {"model": "large", "mix": "none"}) == {"mixup_alpha": 0, "steps": 2}
-    with pytest.raises(SettingsError, match="'3'"):
+    with pytest.raises(ValueError, match="'3'"):
         read_recipe(child, {"mix": "3"})
 
 
@@ -121,7 +121,7 @@ def test_recipe_overrides_the_options_of_its_base(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(arguments, message):
-    with pytest.raises(SettingsError, match=message) as raised:
+    with pytest.raises(ValueError, match=message) as raised:
         parse_settings(FinetuneSettings, [*ENOUGH, *arguments.split()])
     assert "\n" not in str(raised.value)
 
@@ -129,10 +129,10 @@ def test_mistakes_are_one_sentence(arguments, message):
 def test_unknown_setting_in_a_recipe(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("learning_rate: fast\n")
-    with pytest.raises(SettingsError, match="learning_rate"):  # as the file has it
+    with pytest.raises(ValueError, match="learning_rate"):  # as the file has it
         parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH])
     recipe.write_text("learnig_rate: 1\n")
-    with pytest.raises(SettingsError, match="learnig_rate"):
+    with pytest.raises(ValueError, match="learnig_rate"):
         parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH])
 
 
@@ -160,5 +160,5 @@ MASKED = "--variant B/16 --objective masked_patch_prediction"
     ],
 )
 def test_contradictions_of_pretraining(arguments, message):
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(ValueError, match=message):
         parse_settings(PretrainSettings, [*ENOUGH[:2], *ENOUGH[4:], *arguments.split()])

@@ -25,7 +25,6 @@ from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings
-from hf_vit.settings.recipes import SettingsError
 from hf_vit.training import console
 from hf_vit.training.api import run_script
 from hf_vit.training.build import load_for_finetuning
@@ -344,7 +343,7 @@ def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
     assert other.stdout.readline() == b"held\n"
     settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "output_dir": tmp_path / "out"}
     for how in ({}, {"resume": "true"}, {"overwrite": "true"}):
-        with pytest.raises(SettingsError, match="--output-dir"):
+        with pytest.raises(ValueError, match="--output-dir"):
             pretrain(arguments(**settings, **how))
     other.kill()
     other.communicate()
@@ -367,7 +366,7 @@ def test_what_accelerate_would_silently_ignore_is_refused(monkeypatch, variables
         num_processes=1, device=torch.device(device), mixed_precision=precision, distributed_type="NO"
     )
     monkeypatch.setattr(devices, "Accelerator", lambda **_: found)
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(ValueError, match=message):
         devices.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
 
 

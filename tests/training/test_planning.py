@@ -8,7 +8,6 @@ from PIL import Image
 import hf_vit
 from hf_vit.cli import main
 from hf_vit.scripts.finetune import finetune
-from hf_vit.settings.recipes import SettingsError
 
 from ..processes import arguments
 from ..tiny_models import save_tiny
@@ -76,7 +75,7 @@ def test_the_recipe_auto_is_the_plan(pictures, tiny, tmp_path, capsys):
     options = arguments(recipe="auto", model=tiny, dataset=pictures, output_dir=tmp_path / "out", steps=1)
     finetune([*options, "--resume", "--print-config"])
     assert yaml.safe_load(capsys.readouterr().out)["image_size"] == 16
-    with pytest.raises(SettingsError, match="dataset"):
+    with pytest.raises(ValueError, match="dataset"):
         finetune(["--recipe", "auto", "--model", str(tiny), "--output-dir", str(tmp_path / "none")])
 
 
