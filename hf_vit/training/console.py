@@ -160,6 +160,7 @@ def print_plan(trainer: "Trainer") -> None:
     if settings.preset == "native":
         size = f"at most {math.prod(config.grid_size)} patches per image, native aspect ratios"
     model = getattr(settings, "model", None) or "random weights"
+    share = f" ({trained:,} trainable)" if trained < total else ""
     names = f" ({join_names(split.label_names, _LISTED)})" if split.label_names else ""
     classes = f" of {split.num_labels:,} classes{names}" if split.label_column is not None else ""
     held_out, where = trainer.eval_split, held_out_of(settings)
@@ -168,11 +169,11 @@ def print_plan(trainer: "Trainer") -> None:
     precision = "float32" if accelerator.mixed_precision == "no" else f"{accelerator.mixed_precision} autocast"
     augmented = "on the device" if trainer.augmentation else "in the data workers"
     rows = {
-        "model": f"{model}: {total:,} parameters ({trained:,} trainable), {size}",
+        "model": f"{model}: {total:,} parameters{share}, {size}",
         "train": f"{settings.dataset}, {settings.train_split}: {len(split):,} images{classes}",
         "evaluate": "nothing; set --eval-split" if held_out is None else f"{where}: {len(held_out):,} images",
         "length": f"{steps:,} optimizer steps of {settings.batch_size:,} images ({epochs:.3g} epochs)",
-        "device": f"{describe_device(accelerator.device)}, {precision}, processes: {accelerator.num_processes}",
+        "device": f"{describe_device(accelerator.device)}, {precision} (processes: {accelerator.num_processes})",
         "data": f"data workers: {count_workers(settings.num_workers)}; augmentation {augmented}",
         "result": settings.output_dir,
     }

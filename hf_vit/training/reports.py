@@ -74,9 +74,9 @@ def _describe_run(trainer: "Trainer", details: Mapping[str, Any]) -> dict[str, s
         "trained from": details["base_model"] or "random weights",
         "held out": held_out_of(settings),
         "best": describe_best(metrics),
-        "length": f"{trainer.state.step:,} optimizer steps of {settings.batch_size:,} images",
+        "length": f"{trainer.state.step:,} of {trainer.num_steps:,} optimizer steps of {settings.batch_size:,} images",
         "throughput": speed,
-        "device": f"{details['device']}, processes: {details['processes']}",
+        "device": f"{details['device']} (processes: {details['processes']})",
         "date": details["date"],
         **({"command": details["command"]} if "command" in details else {}),
     }
@@ -88,10 +88,12 @@ def held_out_of(settings: TrainingSettings) -> str:
 
 
 def describe_best(metrics: Mapping[str, Any]) -> str:
-    """Describe the result of `Trainer.best_evaluation`, as "accuracy 0.912 after step 300, in best/"."""
-    if metrics["best"] is None:
+    """Describe the result of `Trainer.best_evaluation`, as "accuracy 91.20% after step 300, in best/"."""
+    name, value = metrics["best_metric"], metrics["best"]
+    if value is None:
         return "none"
-    return f"{metrics['best_metric']} {metrics['best']:.4g} after step {metrics['best_step']:,}, in best/"
+    shown = f"{value:.4g}" if name == "loss" else f"{value:.2%}"
+    return f"{name.replace('_', ' ')} {shown} after step {metrics['best_step']:,}, in best/"
 
 
 def write_curve(history: list[dict], path: Path) -> None:
@@ -104,11 +106,15 @@ def write_curve(history: list[dict], path: Path) -> None:
         for prefix, color in colors.items():
             key = f"{prefix}{name}"
             if points := [(entry["step"], entry[key]) for entry in history if key in entry]:
-                axes.plot(*zip(*points, strict=True), label=key, color=color, marker=".")
+                label = "held out" if prefix else "training"
+                axes.plot(*zip(*points, strict=True), label=label, color=color, marker=".")
         axes.set_ylim(bottom=min(0, axes.dataLim.y0))
+        axes.set_title(name.replace("_", " "))
         axes.set_xlabel("optimizer step")
+        axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color=page_color("line"))
-        axes.legend()
+        if len(axes.lines) > 1:
+            axes.legend()
     with new_file(path, overwrite=True) as file:
         figure.savefig(file, dpi=120)
 

@@ -234,17 +234,17 @@ class Trainer:
         """
         sums: Any = self.accelerator.reduce(self._sums, "sum")
         loss, correct, skipped = sums.tolist()
-        norms = [(step, float(norm)) for step, norm in self._norms]  # each the same on all processes
+        steps, norms = zip(*self._norms, strict=True)
+        norms = torch.stack(norms).tolist()  # each the same on all processes
         if self.accelerator.scaler is None:  # with fp16, the scaler skips a step with an infinite gradient
-            for step, norm in norms:
+            for step, norm in zip(steps, norms, strict=True):
                 self._check_finite(step, "the gradient norm", norm)
-        last, norm = norms[-1]
-        self._check_finite(last, "the loss", loss)
-        samples = len(self._norms) * self.layout.batch_size
+        self._check_finite(steps[-1], "the loss", loss)
+        samples = len(steps) * self.layout.batch_size
         self.state.skipped += int(skipped)
         self._sums, self._norms = torch.zeros_like(self._sums), []
         means = {"loss": loss / samples, "accuracy": correct / samples}
-        return {**means, "gradient_norm": norm, "learning_rate": self.schedule(last)}
+        return {**means, "gradient_norm": norms[-1], "learning_rate": self.schedule(steps[-1])}
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of the current model on the evaluation split; {} without a split.
