@@ -176,13 +176,12 @@ def _load_or_convert(name: str | os.PathLike, settings: Mapping[str, Any], model
 
 def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVisionPreTrainedModel, Any]:
     """Convert a model of another library in memory; `settings` are arguments of `from_pretrained`."""
-    from .conversion.converting import convert_request  # slow to import
-    from .conversion.source import Request
+    from .conversion.converting import convert_with_reasons  # slow to import
 
     where = {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings}
     subfolder = where.pop("subfolder", None) or ""
     source = Path(name, subfolder) if Path(name).exists() else str(name)
-    model, processor, _ = convert_request(source, Request(), where=where)
+    model, processor, _ = convert_with_reasons(source, where=where)
     record = model.conversion_record or {}
     if record["dialect"]["names"] == "transformers":  # hf_vit may have written the folder
         file = find_file(source, CONVERSION_RECORD, where, needs_hub=False)

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
@@ -89,30 +90,16 @@ BUILT_IN = ("imagenet1k",)
 _MAX_REWORDED = 50  # names of 1000 that may have another wording
 
 
-class AugRegName(NamedTuple):
-    """Fields of an AugReg file name, as text; the last four are None for a model without fine-tuning."""
+def parse_augreg(name: str) -> SimpleNamespace | None:
+    """Parse the name of an AugReg file, without `.npz`; return None for any other name.
 
-    model: str
-    data: str
-    epochs: str
-    learning_rate: str
-    augmentation: str
-    weight_decay: str
-    dropout: str
-    stochastic_depth: str
-    adapted_to: str | None
-    steps: str | None
-    adapted_learning_rate: str | None
-    resolution: str | None
-
-
-def parse_augreg(name: str) -> AugRegName | None:
-    """Parse the name of an AugReg file, without `.npz`; return None for any other name."""
+    Attributes of the result are the groups of the grammar, as text; the last four are None without fine-tuning.
+    """
     match = _GRAMMAR.fullmatch(name)
-    return None if match is None else AugRegName(**match.groupdict())
+    return None if match is None else SimpleNamespace(**match.groupdict())
 
 
-def augreg_hyper_parameters(name: AugRegName) -> dict[str, str]:
+def augreg_hyper_parameters(name: SimpleNamespace) -> dict[str, str]:
     """Return the settings of the training run, under the names that a model card uses."""
     paper, layers, magnitude, alpha = AUGMENTATION[name.augmentation]
     rows = {
@@ -252,7 +239,7 @@ def bare_name(name: str) -> str:
     return name.removeprefix("augreg:").removesuffix(".npz")
 
 
-def _augreg_facts(name: AugRegName) -> dict[str, Any]:
+def _augreg_facts(name: SimpleNamespace) -> dict[str, Any]:
     """Return the facts in the name of an AugReg file, under the keys of released.yaml."""
     datasets = [PRETRAINED_ON[name.data]]
     facts: dict[str, Any] = {"title": f"pre-trained on {data_set_name(datasets[0])}", "resolution": 224}

@@ -1,14 +1,12 @@
 """Search for checkpoints in released.yaml, or in AugReg's index of 51,509 fine-tuned files; description of a file."""
 
 import csv
-import math
 import os
 import re
 from io import StringIO
 from typing import Any, NamedTuple
 
 from ..files.download import fetch
-from ..files.messages import shorten
 from ..files.reading import read_text
 from ..models.utils import check_choice
 from .released import (
@@ -31,8 +29,8 @@ from .released import (
 
 # Columns of the index
 _NUMBERS = ("final_val", "adapt_resolution", "adapt_final_val", "adapt_final_test")
-_FILES = ("filename", "adapt_filename")
 _FILE = re.compile(r"[\w.+-]*")  # a file name in the index, without folders; empty for a model without fine-tuning
+_TEXTS = ("name", "ds", "filename", "adapt_ds", "adapt_filename")
 
 
 class Found(NamedTuple):
@@ -74,11 +72,7 @@ def search(
             datasets = entry.facts["datasets"]
             is_adapted = data is None or (len(datasets) > 1 and datasets[-1] == data)
             has_size = resolution in (None, entry.facts.get("resolution"))
-            if (
-                entry.variant.removesuffix("-gap-norep") == variant.removesuffix("-gap-norep")
-                and is_adapted
-                and has_size
-            ):
+            if _plain(entry.variant) == _plain(variant) and is_adapted and has_size:
                 found.append(Found(entry.location, entry.facts["title"]))
         if adapted_to is None and resolution is None:
             for family, facts in released_facts()["patterns"].items():
@@ -100,6 +94,11 @@ def search(
         )
         for row in chosen[:limit]
     ]
+
+
+def _plain(variant: str) -> str:
+    """Return the architecture without its variation, mean pooling without a pre-logits layer."""
+    return variant.removesuffix("-gap-norep")
 
 
 def files_of(family: str) -> list[Found]:
@@ -124,13 +123,10 @@ def _read_index(index: str | os.PathLike) -> list[dict[str, Any]]:
     reader, rows = csv.DictReader(StringIO(text, newline=""), strict=True), []
     try:
         for row in reader:
-            if not all(_FILE.fullmatch(row[column]) for column in _FILES):
-                raise ValueError(f"{shorten(row['filename'])} is not the name of an AugReg file")
-            numbers = {column: float(row[column]) for column in _NUMBERS}
-            if not all(map(math.isfinite, numbers.values())):
-                raise ValueError(f"a number is not finite: {numbers}")
-            texts = {column: row[column] for column in ("name", "ds", "adapt_ds", *_FILES)}
-            rows.append({**texts, **numbers})
+            texts = {column: row[column] for column in _TEXTS}
+            if not all(_FILE.fullmatch(texts[column]) for column in ("filename", "adapt_filename")):
+                raise ValueError("a file name is not AugReg's")  # it decides what is downloaded
+            rows.append({**texts, **{column: float(row[column]) for column in _NUMBERS}})
     except (csv.Error, KeyError, TypeError, ValueError) as error:
         where = f"{index}, line {reader.line_num}"
         raise ValueError(f"cannot read {where}: {error!r} (expected AugReg's index.csv)") from error
@@ -232,7 +228,7 @@ def explain(name: str) -> str:
 def _describe(entry: Released) -> str:
     facts = entry.facts
     resolution = facts.get("resolution")
-    architecture = f"{'BiT' if entry.family.startswith('bit') else 'ViT'}-{entry.variant.removesuffix('-gap-norep')}"
+    architecture = f"{'BiT' if entry.family.startswith('bit') else 'ViT'}-{_plain(entry.variant)}"
     lines = [
         entry.location if "://" in facts["location"] else f"{entry.location} ({facts['location']})",
         f"{architecture}, {facts['title']}"
@@ -252,6 +248,4 @@ def _describe(entry: Released) -> str:
         lines.append(f"  copies with the same weights: {', '.join(copies)}")
     if (fingerprint := released_facts()["fingerprints"].get(path)) is not None:
         lines.append(f"  fingerprint: {fingerprint}")
-    if entry.variant == "B/8" and entry.family == "augreg":
-        lines.append("  note: B/8 was released at 224 x 224 pixels only")
     return "\n".join(lines)

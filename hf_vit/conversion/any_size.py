@@ -44,14 +44,9 @@ def make_any_size_onnx(
         ConversionError: the model or the preprocessing is not supported.
     """
     processor = check_classifier(model, processor)
-    settings, channels = processor.settings(), model.config.num_channels
-    problem = unsupported_sizes(settings)
-    if not hasattr(model, "classifier"):
-        problem = f"{type(model).__name__} is a program already"
-    elif channels != settings["num_channels"]:
-        problem = f"the image processor makes {settings['num_channels']} channels (expected {channels})"
-    elif settings["resample"] not in (BILINEAR, BICUBIC, AREA):
-        problem = f"resample={settings['resample']} (expected {BILINEAR}, {BICUBIC} or {AREA!r})"
+    problem, resample = unsupported_sizes(processor.settings()), processor.settings()["resample"]
+    if resample not in (BILINEAR, BICUBIC, AREA):
+        problem = f"resample={resample} (expected {BILINEAR}, {BICUBIC} or {AREA!r})"
     if problem:
         raise ConversionError(f"cannot export a program for images of any size: {problem}")
     module = AnySizeClassifier(model, processor).eval()

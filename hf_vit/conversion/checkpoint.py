@@ -9,7 +9,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -25,20 +25,19 @@ from transformers.utils import logging
 from ..catalog import copies_of, layers_missing_in
 from ..files.download import BUCKETS, Fetched, SourceError, UnavailableError, fetch, fetch_folder, is_folder_address
 from ..files.limits import check_declared
-from ..files.messages import shorten
 from ..files.msgpack_arrays import MsgpackReader, is_msgpack
 from ..files.npz import NpzReader, check_archive
 from ..files.reading import read_json_object
 from ..files.tensorstore_arrays import TensorStoreReader, tensorstore_folder
-from ..models.utils import HUB_NAME, check_model_path
+from ..models.utils import HUB_NAME
 from .tables import ConversionError
 from .transformers.names import THEIR_MODELS
 
 _TORCH_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+_SUFFIXES = (".npz", *_TORCH_SUFFIXES, ".msgpack")
 # Keys under which training scripts store weights (timm, DeiT, MAE, DINO, Lightning); the first that exists is used.
 _CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")
 logger = logging.get_logger(__name__)
-_SUFFIXES = (".npz", ".safetensors", ".pth", ".pt", ".bin", ".msgpack")
 # Weights in a folder with a config.json; the first that exists is used.
 _WEIGHTS = (
     "model.safetensors",
@@ -47,26 +46,21 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
     "flax_model.msgpack",
 )
-_KERAS = "a Keras model, which hf_vit does not read: convert the .npz file of the same name"
-_KINDS = {  # by the first bytes of the file
-    b"<!doctyp": "is a web page (expected a checkpoint): download the file itself",
-    b"<html": "is a web page (expected a checkpoint): download the file itself",
-    b"version ": "is a Git LFS pointer (expected a checkpoint): fetch the file itself with `git lfs pull`",
-    b"\x89hdf\r\n\x1a\n": f"is {_KERAS}",
+_FOREIGN = {  # by the first bytes of the file
+    b"<!doctyp": "a web page: download the file itself",
+    b"<html": "a web page: download the file itself",
+    b"version ": "a Git LFS pointer: fetch the file itself with `git lfs pull`",
+    b"\x89hdf\r\n\x1a\n": "a Keras model, which hf_vit does not read: convert the .npz file of the same name",
 }
 
 
 def is_torch_file(path: Path) -> bool:
-    """Return whether a file is PyTorch's, by its first bytes; a damaged file, by its name."""
+    """Return whether a file is PyTorch's, by its content; a damaged file, by its name."""
+    with suppress(Exception), zipfile.ZipFile(path) as archive:  # zipfile raises nearly anything for another file
+        return any(name.endswith("/data.pkl") for name in archive.namelist())
     with open(path, "rb") as file:
-        start = file.read(16)
-    if start[:2] == b"PK":
-        try:
-            with zipfile.ZipFile(path) as archive:
-                return any(name.endswith("/data.pkl") for name in archive.namelist())
-        except Exception:  # zipfile raises nearly anything for a damaged directory
-            return path.suffix in _TORCH_SUFFIXES
-    return start[:1] == b"\x80" or start[8:9] == b"{" or path.suffix in _TORCH_SUFFIXES
+        start = file.read(9)
+    return start[:1] == b"\x80" or start[8:] == b"{" or path.suffix in _TORCH_SUFFIXES
 
 
 def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
@@ -84,8 +78,6 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
             f"{path.name} contains pickled objects other than tensors, which could run code and are not loaded; save "
             "only the state_dict"
         ) from error
-    except (FileNotFoundError, PermissionError, MemoryError):
-        raise
     except Exception as error:  # damaged files raise anything: SafetensorError, RuntimeError, EOFError, KeyError, ...
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConversionError(f"cannot read {path.name}: {reason}") from error
@@ -233,8 +225,6 @@ def fetch_any(location: str, where: Mapping[str, Any] | None = None) -> Fetched:
             reasons = "; ".join(map(str, refusals))
             logger.warning(f"{reasons}; using {source} instead{f', which lacks the {lost}' if lost else ''}")
         return Fetched(location, fetched.path, fetched.sha256, source if source in copies else None)
-    if len(refusals) == 1:
-        raise refusals[0]
     raise SourceError(f"{'; '.join(map(str, refusals))}; HF_VIT_SOURCES can name your own mirrors, separated by commas")
 
 
@@ -265,24 +255,19 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
     """Open a checkpoint, read names and shapes of its arrays, and close it at the end of the block.
 
     Raises:
-        ConversionError: the file is damaged, or the folder does not hold exactly one checkpoint.
-        ValueError: the .npz, .msgpack, or folder of arrays is damaged.
+        ValueError: the file is damaged, or the folder does not hold exactly one checkpoint.
         ImportError: a package that its container needs is not installed.
     """
     path = fetched.path
-    _check_kind(path)
-    config_file = path / "config.json"
-    try:
-        settings = read_json_object(config_file) if config_file.is_file() else {}
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
-    if not isinstance(settings.get("model_type", ""), str):
-        raise ConversionError(f"{config_file} has the model_type {shorten(settings['model_type'])} (expected a name)")
-    if (path / "adapter_config.json").is_file():
-        check_model_path(path)
+    settings = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
     if path.is_dir() and array_container(path) is None:
         path = _checkpoint_in(path, settings)
     arrays_at = array_container(path)
+    if arrays_at is None:
+        with path.open("rb") as file:
+            beginning = file.read(8).lower()
+        if kind := next((kind for start, kind in _FOREIGN.items() if beginning.startswith(start)), None):
+            raise ConversionError(f"{path.name} is {kind}")
     if arrays_at is None and settings.get("model_type"):
         yield Checkpoint(fetched.location, path, settings)
     elif arrays_at is None and is_torch_file(path):
@@ -298,26 +283,17 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
 
 
 def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
-    model_type = settings.get("model_type")
-    if model_type and model_type not in THEIR_MODELS:
-        what = (
-            "is in the format of hf_vit already" if model_type.startswith("hf_vit") else f"holds a {model_type} model"
-        )
-        raise ConversionError(f"{folder} {what}; hf_vit converts {', '.join(THEIR_MODELS)} of transformers")
-    weights = [folder / name for name in _WEIGHTS if settings and (folder / name).is_file()]
-    if weights or model_type:
-        if not weights:
-            raise ConversionError(f"{folder} has a config.json but no weights ({', '.join(_WEIGHTS)})")
+    if (model_type := settings.get("model_type")) and model_type not in list(THEIR_MODELS):
+        known = ", ".join(THEIR_MODELS)
+        raise ConversionError(f"{folder} holds a model of type {model_type} (expected {known} of transformers)")
+    if settings and (weights := [folder / name for name in _WEIGHTS if (folder / name).is_file()]):
         return weights[0]
     containers = {path: array_container(path) for path in folder.iterdir()}
     candidates = {container or path for path, container in containers.items() if container or path.suffix in _SUFFIXES}
     if len(candidates) != 1:
         found = ", ".join(sorted(candidate.name for candidate in candidates)) or "none"
         kinds = f"{', '.join(_SUFFIXES)}, an Orbax or TensorStore folder"
-        raise ConversionError(
-            f"{folder} must hold one checkpoint ({kinds}); it holds {found}. A folder of `hf-vit export` is run by its "
-            "own predict.py"
-        )
+        raise ConversionError(f"{folder} must hold one checkpoint ({kinds}); it holds {found}")
     return candidates.pop()
 
 
@@ -336,16 +312,3 @@ def open_arrays(path: Path) -> NpzReader | MsgpackReader | TensorStoreReader:
     if path.is_dir():
         return TensorStoreReader(path)
     return MsgpackReader(path) if is_msgpack(path) else NpzReader(path)
-
-
-def _check_kind(path: Path) -> None:
-    """Refuse what is often given instead of a checkpoint."""
-    if path.is_dir():
-        kind = f"is {_KERAS}" if (path / "saved_model.pb").is_file() else None
-    else:
-        with path.open("rb") as file:
-            beginning = file.read(8).lower()
-        kind = next((kind for start, kind in _KINDS.items() if beginning.startswith(start)), None)
-        kind = kind if beginning else "is empty: copy or download it again"
-    if kind:
-        raise ConversionError(f"{path.name} {kind}")

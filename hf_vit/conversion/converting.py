@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-from unicodedata import category
 
 import numpy as np
 from safetensors import safe_open
@@ -14,19 +13,17 @@ from transformers import PreTrainedConfig
 from ..catalog import address_of, layers_missing_in
 from ..catalog.released import BUILT_IN, built_in_class_names
 from ..files.download import public_name, sha256_at
-from ..files.messages import shorten
 from ..files.output import new_folder, write_text
 from ..files.reading import read_json, read_json_object, read_text
 from ..files.readme import render_readme
 from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair, convert_type_errors
+from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.utils import MANIFEST, check_choice
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint, read_shards
 from .exporting import export
-from .jax.checkpoints import JaxSource
 from .jax.tables import fingerprint_of, original_arrays
 from .recognition import recognize
 from .source import (
@@ -34,13 +31,12 @@ from .source import (
     Fields,
     Inferred,
     Request,
-    Source,
     as_configured,
     as_text,
     has_head,
     one_or_pair,
 )
-from .tables import ConversionError
+from .tables import ConversionError, name_checkpoint
 
 READERS = ("hf_vit", "transformers")  # of a folder
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded
@@ -108,44 +104,59 @@ def convert(
         ValueError: the checkpoint cannot be converted; the message says why.
         OSError: it cannot be found or downloaded.
     """
-    grid = None if position_grid is None else as_pair(position_grid)
-    request = Request(grid, weights, overrides, patch_size)
-    model, processor, _ = convert_request(source, request, labels, image_size, preset)
+    stated: dict[str, Any] = {"labels": labels, "image_size": image_size, "patch_size": patch_size}
+    stated |= {"position_grid": position_grid, "preset": preset, "weights": weights}
+    model, processor, _ = convert_with_reasons(source, **stated, **overrides)
     return model, processor
 
 
-def convert_request(
+def convert_with_reasons(
     source: str | Path,
-    request: Request,
+    *,
     labels: str | Path | list[str] | None = None,
     image_size: Size | None = None,
+    patch_size: Size | None = None,
+    position_grid: Size | None = None,
     preset: str | None = None,
+    weights: Path | None = None,
+    without_weights: bool = False,
     where: Mapping[str, Any] | None = None,
+    **overrides: Any,
 ) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor, Fields]:
-    """Convert; return model, image processor, and all inferred fields (also preset and labels) with their reasons."""
+    """Convert; return model, image processor, and all inferred fields (also preset and labels) with their reasons.
+
+    Args:
+        source, labels, image_size, patch_size, position_grid, preset, weights, overrides: as in `convert`.
+        without_weights: leave the model on the meta device, and read only the arrays that show what the model is.
+        where: arguments of `snapshot_download`, such as `revision`, for a name on the Hub.
+    """
     if not isinstance(source, str | Path):
-        what = type(source).__name__
-        raise ConversionError(f"source is a {what} (expected a path, a URL, or a name on the Hub)")
+        raise ConversionError(f"source is a {type(source).__name__} (expected a path, a URL, or a name on the Hub)")
+    grid = None if position_grid is None else as_pair(position_grid)
+    request = Request(grid, weights, overrides, patch_size, without_weights)
     fetched = fetch_any(address_of(str(source)), where)
-    with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor:
+    name = public_name(fetched)
+    with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor, name_checkpoint(name):
         if fetched.copy is not None:
             checkpoint = read_as_original(checkpoint, fetched.location)
         path = checkpoint.path
-        hashing = executor.submit(lambda: fetched.sha256 or sha256_at(path)) if not request.without_weights else None
+        hashing = executor.submit(lambda: fetched.sha256 or sha256_at(path)) if not without_weights else None
         its_source, naming = recognize(checkpoint, request)
         model, fields, read = its_source.read(checkpoint, naming, request)  # while the file is hashed
         sha256 = {"sha256": hashing.result()} if hashing is not None else {}
-    record: dict[str, Any] = {"source": public_name(fetched), "file": path.name, **sha256, **read}
+        preprocessing = Inferred({"preset": preset}, "stated")
+        if not preset:
+            preprocessing = its_source.preprocessing(checkpoint, naming.dialect)
+        if labels is None and has_head(model):
+            labels = its_source.labels(checkpoint, model.config.num_labels or 0)
+    record: dict[str, Any] = {"source": name, "file": path.name, **sha256, **read}
     if fetched.copy is not None:
         record["copy"] = {"name": fetched.copy, "without": layers_missing_in(fetched.copy)}
-    if not request.without_weights:
-        record["fingerprint"] = _fingerprint(model, request.weights)
+    if not without_weights:
+        record["fingerprint"] = _fingerprint(model, weights)
     sizes = _set_sizes(model, request, image_size)
-    found_labels = _label(model, its_source, checkpoint, labels)
-    preprocessing = Inferred({"preset": preset}, "stated")
-    if not preset:
-        with convert_type_errors(f"the preprocessing of {path.name}"):
-            preprocessing = its_source.preprocessing(checkpoint, naming.dialect)
+    if labels is not None:
+        set_labels(model, labels)
     processor = HfViTImageProcessor.for_model(model.config, **preprocessing.value)
     shows_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
     if follows := not shows_size and "size" in preprocessing.value:
@@ -153,20 +164,20 @@ def convert_request(
         fields["image_size"] = preprocessing
     sync_processor_size(model, processor, source, is_requested="image_size" in sizes or follows)
     used = preprocessing.value["preset"]
-    fields |= {"preset": preprocessing._replace(value=used), "labels": found_labels}
-    stated = {"patch_size": request.patch_size, "image_size": image_size}
-    stated = request.overrides.keys() | {name for name, size in stated.items() if size is not None}
-    found = as_configured(fields, model.config, stated)
+    fields |= {"preset": preprocessing._replace(value=used), "labels": _describe_labels(model)}
+    found = as_configured(fields, model.config, overrides.keys() | sizes.keys())
     assumed = [
         f"{name} {as_text(value)}: {reason}" for name, (value, reason, is_assumed) in found.items() if is_assumed
     ]
+    if getattr(model.config, "is_flexible", False):
+        sizes["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
     record |= {**sizes, "assumed": assumed, "preset": used, "versions": versions_of(_PACKAGES)}
     model.conversion_record = record
     return model, processor, found
 
 
 def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
-    """Give a model the sizes that the caller states; return their entries for `conversion.json`.
+    """Give a model the sizes that the caller states; return its changed sizes.
 
     With a patch size, the model becomes flexible. If its patches do not divide the model's image size, and none is
     stated, the model gets the image size of the stored grid.
@@ -187,29 +198,14 @@ def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[st
             config.grid_of(*as_pair(image_size))  # raises if the patches do not divide the size
         model.set_image_size(image_size, processor_follows=True)
     stated = {"patch_size": patch_size, "image_size": image_size}
-    record: dict[str, Any] = {name: size for name, size in stated.items() if size is not None}
-    if getattr(config, "is_flexible", False):
-        record["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
-    return record
+    return {name: size for name, size in stated.items() if size is not None}
 
 
-def _label(
-    model: HfVisionPreTrainedModel, source: Source, checkpoint: Checkpoint, labels: str | Path | list[str] | None
-) -> Inferred:
-    """Name the classes of a model, by the caller's names or else the source's; return their number and origin."""
-    origin = "stated"
-    if labels is None and has_head(model):
-        origin = "those of the released file" if isinstance(source, JaxSource) else "stated in config.json"
-        with convert_type_errors(f"the config.json of {checkpoint.path.name}"):
-            labels = source.labels(checkpoint, model.config.num_labels or 0)
-    if labels is not None:
-        set_labels(model, labels)
-    if not hasattr(model, "classifier"):
-        return Inferred(None, "there is no trained head")
-    used = list(model.config.id2label.values())
-    if all(name == f"LABEL_{index}" for index, name in enumerate(used)):
-        return Inferred(None, "no names are stored")
-    return Inferred(len(used), f"{origin}: {', '.join(map(str, used[:3]))}{', ...' * (len(used) > 3)}")
+def _describe_labels(model: HfVisionPreTrainedModel) -> Inferred:
+    names = list((model.config.id2label or {}).values()) if hasattr(model, "classifier") else []
+    if all(name == f"LABEL_{index}" for index, name in enumerate(names)):
+        return Inferred(None, "no names are stored" if names else "there is no trained head")
+    return Inferred(len(names), ", ".join(names[:3]) + ", ..." * (len(names) > 3))
 
 
 def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -> None:
@@ -220,17 +216,19 @@ def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -
         labels: "imagenet1k"; a file with one name per line, or JSON (a list, or an object from index to name); a list.
 
     Raises:
-        ConversionError: the model has no head or another number of classes, the file holds no names, or a name is not
-            printable text.
+        ConversionError: the model has no head or another number of classes, or these are no names.
     """
     if not hasattr(model, "classifier"):
         raise ConversionError("cannot name the classes: the checkpoint has no trained head; omit labels")
-    names = labels if isinstance(labels, list) else _read_labels(labels)
-    for index, name in enumerate(names):
-        if not isinstance(name, str) or not name.strip() or any(category(letter) in ("Cc", "Cs") for letter in name):
-            raise ConversionError(f"the name of class {index} is {shorten(name)} (expected text on one line)")
-    if len(names) != model.config.num_labels:
-        raise ConversionError(f"{len(names)} labels are given, but the head has {model.config.num_labels} classes")
+    try:
+        names = _read_labels(labels) if isinstance(labels, str | Path) else labels
+        if not all(name.strip() for name in names) or len(names) != model.config.num_labels:
+            raise ValueError(f"they are {len(names)} names, for {model.config.num_labels} classes")
+    except Exception as error:  # no such file, no text, a number without a name
+        kinds = f"{', '.join(BUILT_IN)}, a file with one name per line, or a .json with a list"
+        raise ConversionError(
+            f"cannot name the classes by {labels!r:.99} (expected {kinds}): {error!s:.300}"
+        ) from error
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: index for index, name in enumerate(names)}
 
@@ -239,18 +237,10 @@ def _read_labels(source: str | Path) -> list[str]:
     """Read class names, in the order of the head's outputs."""
     if str(source) in BUILT_IN:
         return built_in_class_names(str(source))
-    try:
-        if Path(source).suffix != ".json":
-            return [line.strip() for line in read_text(source).splitlines() if line.strip()]
-        content = read_json(source)
-        if isinstance(content, dict):
-            return [content[str(index)] for index in range(len(content))]
-        if isinstance(content, list):
-            return content
-        raise ValueError(f"it holds a {type(content).__name__}")
-    except Exception as error:  # no such file, no text, a number without a name
-        kinds = f"{', '.join(BUILT_IN)}, a file with one name per line, or a .json with a list"
-        raise ConversionError(f"cannot read class names from {source} (expected {kinds}): {error!s:.300}") from error
+    if Path(source).suffix != ".json":
+        return [line.strip() for line in read_text(source).splitlines() if line.strip()]
+    content = read_json(source)
+    return [content[str(index)] for index in range(len(content))] if isinstance(content, dict) else content
 
 
 def convert_to_folder(
@@ -315,9 +305,8 @@ def fingerprint(source: str | Path, **options: Any) -> str:
         ValueError, OSError: as in `convert`.
     """
     location = address_of(str(source))
-    folder = Path() if "://" in location else fetch_any(location).path
-    file = folder / "config.json"
-    settings = read_json_object(file) if "://" not in location and file.is_file() else {}
+    folder = fetch_any(location).path
+    settings = read_json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     config_class = CONFIGURATIONS.get(str(settings.get("model_type")))
     if config_class is None:
         model, _ = convert(source, **options)
@@ -353,22 +342,13 @@ def read_as_original(copy: Checkpoint, location: str) -> Checkpoint:
     return Checkpoint(location, copy.path, {}, shapes, dict.fromkeys(arrays, "float32"), "", arrays.__getitem__)
 
 
-def check(
-    source: str | Path,
-    *,
-    labels: str | Path | list[str] | None = None,
-    image_size: Size | None = None,
-    patch_size: Size | None = None,
-    position_grid: Size | None = None,
-    preset: str | None = None,
-    **overrides: Any,
-) -> str:
+def check(source: str | Path, **options: Any) -> str:
     """Report the model that `convert` would make: each field with its reason, assumptions, and omitted parts.
 
     Nothing is written. Only arrays that are needed to recognize the model are read, so values are not checked.
 
     Args:
-        source, labels, image_size, patch_size, position_grid, preset, overrides: arguments of `convert`.
+        source, options: arguments of `convert`.
 
     Returns:
         Lines of text.
@@ -376,9 +356,7 @@ def check(
     Raises:
         ValueError, OSError: as in `convert`.
     """
-    grid = None if position_grid is None else as_pair(position_grid)
-    request = Request(grid, None, overrides, patch_size, without_weights=True)
-    model, _, found = convert_request(source, request, labels, image_size, preset)
+    model, _, found = convert_with_reasons(source, without_weights=True, **options)
     record: dict[str, Any] = model.conversion_record or {}
     dialect = [f"{record['file']}: names of {record['dialect']['names']}"]
     for name, value in record["dialect"].items():

@@ -20,7 +20,7 @@ import torch
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json, write_text
 from ..files.versions import require
 from ..models.configuration_hf_vit import Size, score_function
-from ..models.image_processing_hf_vit import HfViTImageProcessor, as_pair, output_size
+from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, set_processor_size
 from ..models.image_resizing import AREA, BILINEAR
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, scaling_of, unsupported_sizes
@@ -61,7 +61,7 @@ def export_deployment(
     """
     refuse_existing(folder, overwrite)
     check_no_model(folder)
-    any_size = size == ANY_SIZE
+    any_size = size == ANY_SIZE and to == "onnx"
     processor = _processor_for_size(check_classifier(model, processor), None if any_size else size)
     require(*(("onnx", "onnxscript") if to == "onnx" else ("openvino",)))
     if model.dtype != torch.float32:
@@ -90,14 +90,10 @@ def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None)
     if isinstance(size, str):
         raise ConversionError(f"size is {size!r}, but a deployment folder needs a fixed image size (N or HxW)")
     if size is not None:
-        height, width = as_pair(size)
         processor = copy.deepcopy(processor)
-        processor.update(size={"height": height, "width": width})
-    settings = processor.settings()
-    if problem := _unsupported(settings):
+        set_processor_size(processor, size)
+    if problem := _unsupported(processor.settings()):
         raise ConversionError(f"predict.py does not support the preprocessing: {problem}")
-    if size is not None and (made := output_size(processor)) != as_pair(size):
-        raise ConversionError(f"the processor's crop makes images of {made} (expected {as_pair(size)}); change it")
     return processor
 
 

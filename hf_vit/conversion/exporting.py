@@ -2,6 +2,7 @@
 
 import copy
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from ..files.output import refuse_existing
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
+from ..models.utils import check_choice
 from .any_size import ANY_SIZE, make_any_size_onnx
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .deployment import RUNTIMES, export_deployment
@@ -23,8 +25,8 @@ from .jax.checkpoints import JaxSource
 from .jax.tables import POSITIONS
 from .programs import export_aot_inductor, export_onnx, export_torch, write_onnx
 from .recognition import SOURCES, recognize
-from .source import Naming, Request, Source, Writing, record_of
-from .tables import ConversionError
+from .source import Naming, Request, Source, record_of
+from .tables import ConversionError, name_checkpoint
 from .web import export_web
 
 logger = logging.get_logger(__name__)
@@ -34,9 +36,15 @@ _PROGRAMS: dict[str, Callable[..., None]] = {
     "torch-export": export_torch,
     "aot-inductor": export_aot_inductor,
 }
-_WITH_SIZE = tuple(dict.fromkeys((*_PROGRAMS, *RUNTIMES)))
 _WRITERS = [source for source in SOURCES if source.format]
-FORMATS = (*dict.fromkeys(writer.format for writer in _WRITERS), *_WITH_SIZE, "web")
+# The options of each format
+FORMATS: dict[str, tuple[str, ...]] = {
+    "jax": ("dialect", "original"),
+    "transformers": (),
+    "timm": (),
+    **dict.fromkeys((*_PROGRAMS, *RUNTIMES), ("size",)),
+    "web": ("runtime",),
+}
 
 
 def export(
@@ -70,21 +78,15 @@ def export(
         Settings that the format does not store: for "timm", arguments of `create_model`; otherwise empty.
 
     Raises:
-        ConversionError: the format does not support the model, or the size does not fit.
+        ValueError: the format does not support the model or an option, or the size does not fit.
         FileExistsError: `path` exists and may not be overwritten.
     """
-    if to not in FORMATS:
-        raise ConversionError(f"cannot export to {to!r}: unknown format (expected {', '.join(FORMATS)})")
-    not_taken = {
-        "dialect": dialect is not None and to in (*_WITH_SIZE, "web"),
-        "dialect and original": dialect is not None and original is not None,
-        "original": original is not None and to != "jax",
-        "size": size is not None and to not in _WITH_SIZE,
-        f"size={ANY_SIZE!r}": size == ANY_SIZE and to != "onnx",
-        "runtime": runtime is not None and to != "web",
-    }
-    if found := [option for option, is_given in not_taken.items() if is_given]:
-        raise ConversionError(f"cannot export to {to} with {found[0]}; omit it")
+    check_choice("format", to, FORMATS)
+    if dialect is not None and original is not None:
+        raise ConversionError("cannot export with dialect and original, whose names are kept; omit one of them")
+    options = {"dialect": dialect, "size": size, "original": original, "runtime": runtime}
+    if others := [name for name, value in options.items() if value is not None and name not in FORMATS[to]]:
+        raise ConversionError(f"cannot export to {to} with {others[0]}; omit it")
     refuse_existing(path, overwrite)
     if to != "jax" and getattr(model.config, "is_flexible", False) and not hasattr(model, "write_program"):
         model = copy.deepcopy(model)  # no other format supports flexible models
@@ -93,29 +95,24 @@ def export(
         cast(Any, model).make_fixed()
     if to == "web":
         export_web(model, path, processor, runtime=runtime, overwrite=overwrite)
-        return {}
-    if to in RUNTIMES and not (to == "onnx" and Path(path).suffix == ".onnx"):
-        if Path(path).suffix in (".onnx", ".xml"):
-            raise ConversionError(f"cannot write {path}: --to {to} writes a folder (expected a name without a suffix)")
+    elif to in RUNTIMES and not (to == "onnx" and Path(path).suffix == ".onnx"):
         export_deployment(model, path, to, processor, size, overwrite)
-        return {}
-    if size == ANY_SIZE:
+    elif size == ANY_SIZE and to == "onnx":
         write_onnx(path, overwrite, lambda: make_any_size_onnx(model, processor))
-        return {}
-    if to in _PROGRAMS:
+    elif to in _PROGRAMS:
         _PROGRAMS[to](model, path, size, overwrite)
-        return {}
-    if original is not None:
+    elif original is not None:
         _export_with_original(model, Path(path), str(original))
-        return {}
-    width = getattr(model.config, "projection_dim", None)
-    if to == "jax" and width is not None:
-        logger.warning(
-            f"The projection to {width} features is written as the head, so the file converts back to a classifier of "
-            f"{width} classes; pass original=ORIGINAL to keep a projection."
-        )
-    writer, dialect = find_writer(model, to, dialect)
-    return writer.write(model, Path(path), Writing(dialect, processor, overwrite, images))
+    else:
+        width = getattr(model.config, "projection_dim", None)
+        if to == "jax" and width is not None:
+            logger.warning(
+                f"The projection to {width} features is written as the head, so the file converts back to a classifier "
+                f"of {width} classes; pass original=ORIGINAL to keep a projection."
+            )
+        writer, dialect = find_writer(model, to, dialect)
+        return writer.write(model, Path(path), dialect, overwrite, processor, images)
+    return {}
 
 
 def export_jax(
@@ -201,20 +198,16 @@ def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = N
         ConversionError: the format does not support the model; the message says why.
     """
     writers = [writer for writer in _WRITERS if writer.format == to and isinstance(model, writer.models)]
-    if not writers:
-        raise ConversionError(f"{type(model).__name__} has no counterpart in {to}; export its encoder or classifier")
-    known = list(dict.fromkeys(name for writer in writers for name in writer.dialects))
-    if dialect not in (None, *known):
-        raise ConversionError(
-            f"unknown dialect {dialect!r} of {to} (expected for this model: {', '.join(known) or 'none'})"
-        )
-    choices = [(writer, name) for writer in writers for name in writer.dialects if dialect in (None, name)]
+    choices = [(writer, name) for writer in writers for name in writer.dialects]
     problems = []
     for writer, name in choices:
-        if not (unsupported := writer.unsupported(model, name)):
-            return writer, name
-        problems.append(unsupported)
-    raise ConversionError(f"{choices[0][1] or to} does not have {', '.join(problems[0])}")
+        if dialect in (None, name):
+            if not (unsupported := writer.unsupported(model, name)):
+                return writer, name
+            problems.append(f"{name or to} does not have {', '.join(unsupported)}")
+    known = ", ".join(name for _, name in choices) or "none, only its encoder or classifier"
+    others = f"{dialect or to} has no counterpart of a {type(model).__name__} (expected for it: {known})"
+    raise ConversionError(problems[0] if problems else others)
 
 
 def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: str) -> None:
@@ -236,24 +229,23 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
         first_size = (config.image_size_history or [config.image_size])[0]
         grid = config.stored_grid if config.is_flexible else config.grid_of(*as_pair(first_size))
     fetched = fetch_any(address_of(original))
-    with open_checkpoint(fetched) as checkpoint:
-        file = checkpoint.path.name
+    with open_checkpoint(fetched) as checkpoint, name_checkpoint(original):
         source, naming = recognize(checkpoint, Request(grid))
         if not isinstance(source, JaxSource) or not isinstance(model, source.models):
-            raise ConversionError(f"{file} is not an original JAX checkpoint of a {type(model).__name__}")
+            raise ConversionError(f"it is not an original JAX checkpoint of a {type(model).__name__}")
         record, sha256 = record_of(model), fetched.sha256 or sha256_at(checkpoint.path)
         if record.get("sha256", sha256) != sha256:
-            origin = f"{record['file']} (sha256 {record['sha256']})"
-            raise ConversionError(f"{file} (sha256 {sha256}) does not fit: the model was converted from {origin}")
+            raise ConversionError(
+                f"its sha256 is {sha256}; the model was converted from {record['file']}, {record['sha256']}"
+            )
         arrays = dict(source.arrays(model, naming.dialect))  # views, no copies
         expected = {name: checkpoint.shapes[stored.name] for name, stored in naming.arrays.items()}
         expected |= {name: expected[name][1:] for name, stored in naming.arrays.items() if stored.index is not None}
         found = {name: tuple(array.shape) for name, array in arrays.items()}
         if getattr(config, "image_size_history", None) and POSITIONS in found:  # resampled
             found[POSITIONS] = expected.get(POSITIONS, ())
-        if different := sorted(name for name, _ in found.items() ^ expected.items()):
-            theirs, ours = expected.get(different[0]), found.get(different[0])
-            raise ConversionError(f"{file} does not fit: {different[0]} is {theirs} in the file, {ours} in the model")
+        if different := sorted(found.items() ^ expected.items()):
+            raise ConversionError(f"it has other arrays than the model, such as {different[0]}")
         write_npz(path, _merge(arrays, checkpoint, naming))
 
 
@@ -265,15 +257,15 @@ def _merge(
     Raises:
         ConversionError: a value is too large for the dtype.
     """
-    own: dict[str, list[tuple[int, str]]] = {}
+    own = defaultdict(list)
     for name, stored in naming.arrays.items():
-        own.setdefault(stored.name, []).append((-1 if stored.index is None else stored.index, name))
+        own[stored.name].append(name)
     for stored_name in checkpoint.shapes:
         if stored_name not in own:
             yield stored_name, checkpoint.read(stored_name)
             continue
-        (index, name), *_ = places = sorted(own[stored_name])
-        array = arrays[name] if index == -1 else torch.stack([arrays[one] for _, one in places])
+        parts = [arrays[name] for name in own[stored_name]]  # one, or all of a stack
+        array = parts[0] if naming.arrays[own[stored_name][0]].index is None else torch.stack(parts)
         dtype = checkpoint.dtypes[stored_name]
         array = array.to(getattr(torch, dtype, array.dtype))
         if not torch.isfinite(array).all():

@@ -55,7 +55,7 @@ def recognize(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]
         what = "transformers' parameter names (pass the folder that also contains config.json)"
     what = what or _find(_TEXTS, checkpoint.shapes)
     what = what or f"an unknown architecture (arrays such as {', '.join(sorted(checkpoint.shapes)[:3])})"
-    raise ConversionError(f"{checkpoint.path.name} holds {what}; hf_vit converts ViT, its hybrids and BiT")
+    raise ConversionError(f"it holds {what}; hf_vit converts ViT, its hybrids and BiT")
 
 
 def _find(signatures: tuple[tuple[str, str], ...], names: Collection[str]) -> str | None:

@@ -3,7 +3,7 @@
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -15,8 +15,7 @@ from torch.nn.functional import pad
 from ..files.reading import read_json_object
 from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, HfViTHybridConfig, Size, convert_type_errors
-from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, HfViTHybridConfig, Size
 from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..models.modeling_hf_vit import (
     HfViTForImageClassification,
@@ -26,7 +25,7 @@ from ..models.modeling_hf_vit import (
 )
 from ..models.pretrained import CONVERSION_RECORD, HfVisionPreTrainedModel
 from .checkpoint import Checkpoint
-from .tables import ConversionError, Rule, check_names, check_shapes, check_values, expand
+from .tables import ConversionError, Rule, check_arrays, check_values, expand
 
 Model = HfVisionPreTrainedModel
 Shapes = Mapping[str, tuple[int, ...]]
@@ -54,14 +53,12 @@ class StoredArray(NamedTuple):
 
     name: name in the file.
     index: index in a stack of several arrays; None without a stack.
-    without_class_row: the table of positions has no row for the class token; a row of zeros is added.
-    shape: shape that the rules expect, if the file stores the numbers in another shape; None for the file's own.
+    adapt: function that gives an array of the file the shape that the rules expect.
     """
 
     name: str
     index: int | None = None
-    without_class_row: bool = False
-    shape: tuple[int, ...] | None = None
+    adapt: Callable[[torch.Tensor], torch.Tensor] = lambda array: array
 
 
 @dataclass(frozen=True)
@@ -80,21 +77,6 @@ class Request:
     overrides: dict[str, Any] = field(default_factory=dict)
     patch_size: Size | None = None
     without_weights: bool = False
-
-
-class Writing(NamedTuple):
-    """Options of writing a model.
-
-    dialect: one of the source's dialects.
-    processor: the model's image processor, for formats that store one.
-    overwrite: replace what exists.
-    images: images to measure on what the format's preprocessing costs.
-    """
-
-    dialect: str
-    processor: HfViTImageProcessor | None
-    overwrite: bool
-    images: Sequence[Any] = ()
 
 
 class Naming(NamedTuple):
@@ -152,8 +134,15 @@ class Source(ABC):
         """List settings of a model that the format cannot store, see `lacking`."""
         raise NotImplementedError
 
-    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        """Write a model that the format supports; return settings that the format does not store."""
+    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
+        """Write a model that the format supports; return settings that the format does not store.
+
+        Args:
+            dialect: one of the source's dialects.
+            overwrite: replace what exists.
+            processor: the model's image processor, for formats that store one.
+            images: images to measure on what the format's preprocessing costs.
+        """
         raise NotImplementedError
 
 
@@ -162,12 +151,10 @@ class RuleSource(Source):
 
     head: names of the head's weight and bias.
     outputs_first: the head's weight is (out, in), as in PyTorch.
-    axes: arrays that sizes are read from -> number of axes.
     """
 
     head: tuple[str, str]
     outputs_first: bool = False
-    axes: Mapping[str, int] = {}
 
     @abstractmethod
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
@@ -198,22 +185,16 @@ class RuleSource(Source):
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
         skipped = self._untrained_head(checkpoint, naming.arrays)
         arrays = {name: stored for name, stored in naming.arrays.items() if not skipped or name not in self.head}
-        shapes, file = shapes_of(checkpoint, arrays), checkpoint.path.name
-        for name, ndim in self.axes.items():
-            if name in shapes and len(shapes[name]) != ndim:
-                raise ConversionError(f"{file} has {name} with shape {shapes[name]} (expected {ndim} axes)")
-        try:
-            fields = self.infer(shapes, checkpoint, naming, request)
-        except KeyError as error:
-            raise ConversionError(
-                f"cannot convert {file}: its arrays do not match its architecture; missing: {error.args[0]}"
-            ) from error
+        shapes = {
+            name: tuple(_in_rules(stored, torch.empty(checkpoint.shapes[stored.name], device="meta")).shape)
+            for name, stored in arrays.items()
+        }
+        fields = self.infer(shapes, checkpoint, naming, request)
         config = build_config({**values_of(fields), **request.overrides})
         with torch.device("meta"):
             model = MODELS[type(config)][self.head[0] in arrays](config)
         rules = self.rules(model)
-        check_names(rules, arrays, file)
-        check_shapes(shapes, model.state_dict(), rules, file)
+        check_arrays(rules, shapes, model.state_dict())
         if not request.without_weights:
             order = {name: number for number, name in enumerate(checkpoint.shapes)}
             rules = sorted(rules, key=lambda rule: order[arrays[rule.theirs].name])
@@ -280,16 +261,14 @@ class TorchSource(RuleSource):
         return name
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
-        file, overrides = checkpoint.path.name, request.overrides
-        with convert_type_errors(f"the config.json of {file}"):
-            stated = self.stated(checkpoint.settings)
-        fields = self.sizes(shapes, request.position_grid, file) | with_reason(stated, "stated in config.json")
+        overrides, stated = request.overrides, self.stated(checkpoint.settings)
+        fields = self.sizes(shapes, request.position_grid) | with_reason(stated, "stated in config.json")
         if "hidden_size" in fields and "num_attention_heads" not in {**fields, **overrides}:
-            width = overrides.get("hidden_size", fields["hidden_size"].value)
+            width = fields["hidden_size"].value
             if width not in _HEADS and width % 64:
                 raise ConversionError(
-                    f"cannot infer the number of attention heads of {file}: its width is {width} "
-                    "(expected a multiple of 64); set num_attention_heads"
+                    f"its width is {width} (expected a multiple of 64, from which the number of attention heads is "
+                    "inferred); set num_attention_heads"
                 )
             reason = f"heads of 64 channels: {width} / 64"
             if width in _HEADS:
@@ -314,7 +293,7 @@ class TorchSource(RuleSource):
         return [descriptions.get(name, name) for name in names]
 
     @abstractmethod
-    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
+    def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
         """Infer the fields of the configuration, each with its reason, except the number of heads."""
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -344,17 +323,9 @@ def has_head(model: HfVisionPreTrainedModel) -> bool:
     return model.base_model is not model
 
 
-def shapes_of(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that the rules expect: of a single block, with a row for the class token."""
-    shapes = {}
-    for name, stored in arrays.items():
-        shape = stored.shape or checkpoint.shapes[stored.name]
-        if stored.index is not None:
-            shape = shape[1:]
-        if stored.without_class_row:
-            shape = (shape[0], shape[1] + 1, *shape[2:])
-        shapes[name] = shape
-    return shapes
+def _in_rules(stored: StoredArray, array: torch.Tensor) -> torch.Tensor:
+    """Return an array of a file as the rules expect it: of a single block, with a row for the class token."""
+    return stored.adapt(array if stored.index is None else array[stored.index].clone())
 
 
 def _convert_arrays(
@@ -367,13 +338,9 @@ def _convert_arrays(
         problems += check_values(name, array)
         array = array.float()
         for theirs, ours, layout in its_rules:
-            _, index, without_class_row, shape = arrays[theirs]
-            one = array if index is None else array[index].clone()
-            one = one if shape is None else one.reshape(shape)
-            one = pad(one, (0, 0, 1, 0)) if without_class_row else one
-            yield ours, layout.to_ours(one).contiguous()
+            yield ours, layout.to_ours(_in_rules(arrays[theirs], array)).contiguous()
     if problems:
-        raise ConversionError(f"cannot convert {checkpoint.path.name}: {'; '.join(problems)}")
+        raise ConversionError("; ".join(problems))
 
 
 def record_of(model: HfVisionPreTrainedModel) -> dict[str, Any]:
@@ -407,9 +374,9 @@ def as_text(value: Any) -> str:
 
 
 def sizes_of(shapes: Shapes, name: str, optional: bool = False, **axes: int) -> Fields:
-    """Read fields off the axes of an array, field=axis; None without an optional array."""
+    """Read fields off the axes of an array, field=axis; no fields without an optional array."""
     if optional and name not in shapes:
-        return with_reason(dict.fromkeys(axes), f"there is no {name}")
+        return {}
     sizes = {field: shapes[name][axis] for field, axis in axes.items()}
     return with_reason(sizes, f"{name} is {by(shapes[name])}")
 
@@ -429,7 +396,7 @@ UNKNOWN_IMAGE_SIZE = Inferred(_DEFAULT_IMAGE_SIZE, "no array of a ResNet shows i
 
 
 def image_size_of(
-    num_patches: int | None, pixels: Sequence[int], grid: tuple[int, int] | None, file: str, has_cls: bool
+    num_patches: int | None, pixels: Sequence[int], grid: tuple[int, int] | None, has_cls: bool
 ) -> Inferred:
     """Infer the image size in pixels from a table of positions; one number if height and width are equal.
 
@@ -437,7 +404,6 @@ def image_size_of(
         num_patches: rows of the table; None for a model without a table (assumed: about 224 x 224 pixels).
         pixels: height and width of a patch.
         grid: (rows, columns) that the caller states; a square by default.
-        file: name of the file, for messages.
         has_cls: there is a class token; only for the reason.
 
     Raises:
@@ -452,8 +418,8 @@ def image_size_of(
     else:
         expected = f"{grid[0]} x {grid[1]}, the position_grid" if grid else "a square"
         raise ConversionError(
-            f"{file} has position embeddings for {num_patches} patches (expected {expected}); "
-            "pass their grid as position_grid=(rows, columns)"
+            f"it has position embeddings for {num_patches} patches (expected {expected}); pass their grid as "
+            "position_grid=(rows, columns)"
         )
     reason = f"{known} {rows} x {columns} patches of {by(pixels)} pixels"
     reason += ", if the grid is square" if num_patches is not None and grid is None else ""
@@ -463,7 +429,7 @@ def image_size_of(
 def with_class_row(
     checkpoint: Checkpoint, arrays: dict[str, StoredArray], cls: str, positions: str, grid: tuple[int, int] | None
 ) -> dict[str, StoredArray]:
-    """Return the arrays; a table of positions for the patches only is marked as `without_class_row`.
+    """Return the arrays; a table of positions for the patches only gets a row of zeros for the class token.
 
     big_vision, DeiT III and FlexiViT have such tables (`no_embed_class`).
     """
@@ -471,15 +437,12 @@ def with_class_row(
     shape = checkpoint.shapes[table.name] if table else ()
     if table is None or cls not in arrays or len(shape) != 3 or not _fits(shape[1], grid):
         return arrays
-    return {**arrays, positions: table._replace(without_class_row=True)}
+    return {**arrays, positions: table._replace(adapt=lambda rows: pad(rows, (0, 0, 1, 0)))}
 
 
 def _fits(num_patches: int, grid: tuple[int, int] | None) -> bool:
     """Return whether a table of positions has the given grid, or a square grid if none is given."""
     return num_patches == (grid[0] * grid[1] if grid else math.isqrt(num_patches) ** 2)
-
-
-_FOLLOWING = ("image_size", "position_interpolation")  # these change if the caller states another patch size
 
 
 def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Fields:
@@ -497,14 +460,10 @@ def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Field
     for name in dict.fromkeys((*fields, *sorted(stated))):
         before = fields.get(name, Inferred(None, "stated"))
         value = getattr(config, name, before.value)
-        follows = "patch_size" in stated and name in _FOLLOWING and value != before.value
-        if name not in stated and not follows:
-            found[name] = before._replace(value=value)
-            continue
-        found[name] = Inferred(value, "stated" if name in stated else "follows from the stated patch size")
-        if name == "image_size" and before.is_assumed and has_table and "position_grid" not in fields:
-            grid = getattr(config, "position_grid", None) or "square"
-            found["position_grid"] = Inferred(grid, before.reason, is_assumed=True)
+        is_stated = name in stated or ("patch_size" in stated and value != before.value)  # the latter: with the patches
+        found[name] = Inferred(value, "stated") if is_stated else before._replace(value=value)
+        if name == "image_size" and is_stated and before.is_assumed and has_table and "position_grid" not in fields:
+            found["position_grid"] = before._replace(value=getattr(config, "position_grid", None) or "square")
     return found
 
 

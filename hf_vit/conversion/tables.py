@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,18 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 class ConversionError(ValueError):
     """A checkpoint that cannot be converted; the message says why."""
+
+
+@contextmanager
+def name_checkpoint(name: str) -> Iterator[None]:
+    """Convert whatever is wrong with the content of a checkpoint to a ConversionError that names its file."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
+        reason = str(error)
+        if not isinstance(error, ValueError):
+            reason = f"its content does not match its architecture ({error!r:.300})"
+        raise ConversionError(f"cannot convert {name}: {reason}") from error
 
 
 class Layout(NamedTuple):
@@ -119,49 +132,32 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> list[int]:
     return [depths.get(stage, 1) for stage in range(max(depths, default=-1) + 1)]
 
 
-def check_names(rules: Iterable[Rule], names: Iterable[str], file: str) -> None:
-    """Check that every rule has its array and every array its rule.
+def check_arrays(
+    rules: Iterable[Rule], shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, torch.Tensor]
+) -> None:
+    """Check that every rule has its array, every array its rule, and that it has our parameter's shape.
 
     Args:
         rules: the rules.
-        names: names of the arrays.
-        file: name of the file, for messages.
+        shapes: shapes of their arrays.
+        parameters: our parameters.
 
     Raises:
-        ConversionError: arrays are missing or unknown; the message lists all of them.
+        ConversionError: arrays are missing, unknown or of the wrong shape; the message lists all of them.
     """
-    wanted, found = {rule.theirs for rule in rules}, set(names)
+    wanted, found = {rule.theirs for rule in rules}, set(shapes)
     problems = [f"missing: {', '.join(sorted(wanted - found))}"] if wanted - found else []
     problems += [f"unknown: {', '.join(sorted(found - wanted))}"] if found - wanted else []
-    if problems:
-        raise ConversionError(f"cannot convert {file}: its arrays do not match its architecture; {'; '.join(problems)}")
-
-
-def check_shapes(
-    shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, torch.Tensor], rules: Iterable[Rule], file: str
-) -> None:
-    """Check that every array has the shape of our parameter after its layout is applied.
-
-    Args:
-        shapes: shapes of their arrays.
-        expected: our parameters.
-        rules: the rules.
-        file: name of the file, for messages.
-
-    Raises:
-        ConversionError: shapes differ; the message lists all such arrays.
-    """
-    problems = []
-    for theirs, ours, layout in rules:
-        wanted = tuple(expected[ours].shape)
+    for theirs, ours, layout in rules if not problems else ():
+        expected = tuple(parameters[ours].shape)
         try:
             became = tuple(layout.to_ours(torch.empty(shapes[theirs], device="meta")).shape)
         except (IndexError, RuntimeError):  # too few axes
             became = None
-        if became != wanted:
-            problems.append(f"{theirs} {tuple(shapes[theirs])} does not fit {ours} {wanted}")
+        if became != expected:
+            problems.append(f"{theirs} {shapes[theirs]} does not fit {ours} {expected}")
     if problems:
-        raise ConversionError(f"cannot convert {file}: arrays have the wrong shape: {'; '.join(problems)}")
+        raise ConversionError(f"its arrays do not match its architecture: {'; '.join(problems)}")
 
 
 def check_values(name: str, array: torch.Tensor) -> Iterator[str]:

@@ -5,7 +5,6 @@ Names are those of timm 1.0 (timm/models/vision_transformer.py, vision_transform
 the settings of the evaluation.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from .source import (
     Request,
     Shapes,
     TorchSource,
-    Writing,
     by,
     has_array,
     has_head,
@@ -70,57 +68,6 @@ def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
     missing = ", ".join(name for name in found if name not in stated)
     reason = f"no config.json states {missing}; timm's default" if missing else "stated in config.json"
     return Inferred({"preset": "timm"} | stated, reason, is_assumed=bool(missing))
-
-
-class TimmSource(TorchSource):
-    """A format of timm.
-
-    evaluation: settings of timm's evaluation, below 384 pixels.
-    """
-
-    format = "timm"
-    evaluation: dict[str, Any]
-
-    @abstractmethod
-    def architecture(self, config: Any) -> str:
-        """Return timm's name of the architecture; "" if timm does not have it."""
-
-    @abstractmethod
-    def arguments(self, config: Any, num_classes: int) -> dict[str, Any]:
-        """Return the arguments of `timm.create_model` that override the architecture's own."""
-
-    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        """Write the weights to a .safetensors file, or to a folder with a config.json; return the arguments."""
-        config: Any = model.config
-        num_classes = config.num_labels if has_head(model) else 0
-        arrays, arguments = to_theirs(model.state_dict(), self.rules(model)), self.arguments(config, num_classes)
-        if path.suffix == ".safetensors":
-            with new_file(path, options.overwrite) as file:
-                save_file(arrays, file, metadata={"format": "pt"})
-            return arguments
-        height, width = as_pair(config.image_size)
-        names = [config.id2label[index] for index in range(num_classes)]
-        has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
-        described = {
-            "architecture": self.architecture(config),
-            "num_classes": num_classes,
-            **({"label_names": names} if has_names else {}),
-            "num_features": config.hidden_size,
-            "pretrained_cfg": {
-                "input_size": [config.num_channels, height, width],
-                **self.evaluation,
-                **({"crop_pct": 1.0} if max(height, width) >= 384 else {}),
-                "mean": [0.5] * config.num_channels,
-                "std": [0.5] * config.num_channels,
-                "num_classes": num_classes,
-            },
-            **({"global_pool": arguments["global_pool"]} if "global_pool" in arguments else {}),
-            "model_args": arguments,
-        }
-        with new_folder(path, options.overwrite) as folder:
-            save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
-            write_json(folder / "config.json", described)
-        return arguments
 
 
 POSITIONS = "pos_embed"
@@ -179,19 +126,19 @@ _SUPPORTED = PLAIN | {
 }
 
 
-class Timm(TimmSource):
-    """timm's models: queries, keys and values are one array, so the weights do not show the number of heads."""
+class Timm(TorchSource):
+    """timm's models: queries, keys and values are one array, so the weights do not show the number of heads.
 
+    evaluation: settings of timm's evaluation, below 384 pixels.
+    """
+
+    format = "timm"
     name = "timm"
     marker = "patch_embed.proj.weight"
     # heads of self-supervision and the decoder of MAE
     not_encoder = r"^(mask_token$|decoder_|decoder\.|head\.(mlp|last_layer)\.)"
     head = ("head.weight", "head.bias")
-    axes = {  # noqa: RUF012
-        **{marker: 4, _FC1: 2, POSITIONS: 3, "pre_logits.fc.weight": 2, "head.weight": 2},
-        **dict.fromkeys(_RESNET_ROOTS, 4),
-    }
-    evaluation = {"interpolation": "bicubic", "crop_pct": 0.9}  # noqa: RUF012
+    evaluation: dict[str, Any] = {"interpolation": "bicubic", "crop_pct": 0.9}  # noqa: RUF012
     models = MODELS[HfViTConfig]
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
@@ -201,8 +148,8 @@ class Timm(TimmSource):
         arrays = with_class_row(checkpoint, naming.arrays, "cls_token", POSITIONS, request.position_grid)
         return naming._replace(arrays=arrays)
 
-    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
-        _, _, *patch_size = shapes[self.marker]
+    def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
+        patch_size = shapes[self.marker][2:]
         has_cls = "cls_token" in shapes
         stem = _stem(shapes)
         stride = stem_stride(stem["stem_depths"].value) if stem else 1
@@ -219,17 +166,17 @@ class Timm(TimmSource):
             "use_cls_token": class_token,
             "pool_patches_only": Inferred(has_cls, f"{class_token.reason}; timm pools without the class token"),
             "norm_after_pooling": has_array("fc_norm.weight", shapes),
+            "representation_size": Inferred(None, "there is no pre_logits.fc.weight"),
             **sizes_of(shapes, "pre_logits.fc.weight", optional=True, representation_size=0),
             "position_interpolation": Inferred("bicubic", "as in timm"),
             **stem,
+            **sizes_of(shapes, "head.weight", optional=True, num_labels=0),
         }
-        if "head.weight" in shapes:
-            fields |= sizes_of(shapes, "head.weight", num_labels=0)
         if POSITIONS not in shapes:
             fields["position_embedding_type"] = Inferred("none", "there is no table of positions")
         num_patches = shapes[POSITIONS][1] - has_cls if POSITIONS in shapes else None
         pixels = [size * stride for size in patch_size]
-        return {**fields, "image_size": image_size_of(num_patches, pixels, grid, file, has_cls)}
+        return {**fields, "image_size": image_size_of(num_patches, pixels, grid, has_cls)}
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
         arguments = settings.get("model_args") or {}
@@ -279,10 +226,45 @@ class Timm(TimmSource):
             supported = supported | {"norm_after_pooling": (False,)}
         return lacking(config, supported)
 
+    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
+        """Write the weights to a .safetensors file, or to a folder with a config.json; return the arguments."""
+        config: Any = model.config
+        num_classes = config.num_labels if has_head(model) else 0
+        arrays, arguments = to_theirs(model.state_dict(), self.rules(model)), self.arguments(config, num_classes)
+        if path.suffix == ".safetensors":
+            with new_file(path, overwrite) as file:
+                save_file(arrays, file, metadata={"format": "pt"})
+            return arguments
+        height, width = as_pair(config.image_size)
+        names = [config.id2label[index] for index in range(num_classes)]
+        has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
+        described = {
+            "architecture": self.architecture(config),
+            "num_classes": num_classes,
+            **({"label_names": names} if has_names else {}),
+            "num_features": config.hidden_size,
+            "pretrained_cfg": {
+                "input_size": [config.num_channels, height, width],
+                **self.evaluation,
+                **({"crop_pct": 1.0} if max(height, width) >= 384 else {}),
+                "mean": [0.5] * config.num_channels,
+                "std": [0.5] * config.num_channels,
+                "num_classes": num_classes,
+            },
+            **({"global_pool": arguments["global_pool"]} if "global_pool" in arguments else {}),
+            "model_args": arguments,
+        }
+        with new_folder(path, overwrite) as folder:
+            save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+            write_json(folder / "config.json", described)
+        return arguments
+
     def architecture(self, config: Any) -> str:
+        """Return timm's name of the architecture; "" if timm does not have it."""
         return _HYBRIDS[tuple(config.stem_depths)] if isinstance(config, HfViTHybridConfig) else "vit_base_patch16_224"
 
     def arguments(self, config: Any, num_classes: int) -> dict[str, Any]:
+        """Return the arguments of `timm.create_model` that override the architecture's own."""
         activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
         poolings = {ours: theirs for theirs, ours in _POOLINGS.items()}
         arguments = {
@@ -338,28 +320,25 @@ _one_by_one = Layout(  # (out, in, 1, 1) -> (out, in): the head is a convolution
 )
 
 
-class TimmBit(TimmSource):
+class TimmBit(Timm):
     """timm's pre-activation ResNets. Other ResNets of timm are refused: norms of root and projections are unknown."""
 
     name = "timm_bit"
     marker = "stages.0.blocks.0.conv1.weight"
     head = ("head.fc.weight", "head.fc.bias")
-    axes = {_ROOT: 4, marker: 4, "head.fc.weight": 4}  # noqa: RUF012
     evaluation = {"interpolation": "bilinear", "crop_pct": 0.875}  # noqa: RUF012
     models = MODELS[HfBiTConfig]
 
-    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
+    def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
         depths = count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
-        fields = {
+        return {
             **sizes_of(shapes, _ROOT, num_channels=1, embedding_size=0),
             "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their blocks"),
             # other numbers are big_transfer's, the defaults of the configuration
             "weight_standardization_eps": Inferred(_NUMBERS["weight_standardization_eps"], "as in timm's ResNets"),
             "image_size": UNKNOWN_IMAGE_SIZE,
+            **sizes_of(shapes, "head.fc.weight", optional=True, num_labels=0),
         }
-        if "head.fc.weight" in shapes:
-            fields |= sizes_of(shapes, "head.fc.weight", num_labels=0)
-        return fields
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
         if settings.get("global_pool", "avg") != "avg":

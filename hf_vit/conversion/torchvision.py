@@ -44,31 +44,26 @@ class Torchvision(TorchSource):
     name = "torchvision"
     marker = "conv_proj.weight"
     head = ("heads.head.weight", "heads.head.bias")
-    axes = {  # noqa: RUF012
-        **{marker: 4, _POSITIONS: 3, _FC1: 2},
-        **{"heads.pre_logits.weight": 2, "heads.head.weight": 2},
-    }
 
     def canonical(self, name: str) -> str:
         """Return the name in the rules; `linear_1` and `linear_2` are torchvision's names before 0.13."""
         return name.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3.")
 
-    def sizes(self, shapes: Shapes, grid: Grid, file: str) -> Fields:
+    def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
         pixels = shapes[self.marker][2:]
         blocks = {name.removeprefix(_BLOCK).split(".")[0] for name in shapes if name.startswith(_BLOCK)}
         theirs = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "position_interpolation": "bicubic"}
-        fields = {
+        return {
             "patch_size": Inferred(one_or_pair(*pixels), f"{self.marker} is {by(shapes[self.marker])}"),
             **sizes_of(shapes, self.marker, num_channels=1, hidden_size=0),
             "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
             **sizes_of(shapes, _FC1, intermediate_size=0),
-            "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, file, has_cls=True),
+            "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, has_cls=True),
             **with_reason(theirs, "as in torchvision's ViTs"),
+            "representation_size": Inferred(None, "there is no heads.pre_logits.weight"),
             **sizes_of(shapes, "heads.pre_logits.weight", optional=True, representation_size=0),
+            **sizes_of(shapes, "heads.head.weight", optional=True, num_labels=0),
         }
-        if "heads.head.weight" in shapes:
-            fields |= sizes_of(shapes, "heads.head.weight", num_labels=0)
-        return fields
 
     def table(self, config: HfViTConfig) -> list[Rule]:
         return _TABLE

@@ -206,7 +206,7 @@ def test_a_damaged_table_of_keys_is_refused(tmp_path, tree):
 
 
 def test_a_step_of_a_checkpoint_manager_holds_one_checkpoint():
-    with pytest.raises(ConversionError, match="default"):
+    with pytest.raises(ConversionError, match="opt_state"):
         convert(PEERS_CONTAINERS / "orbax_steps" / "7")
 
 

@@ -153,11 +153,6 @@ def test_a_full_size_resnet_is_recognized_as_its_variant(tree, layout):
     assert {name: getattr(config, name) for name in RESNETS[tree]} == RESNETS[tree]
 
 
-def test_models_of_keras_are_refused_with_an_alternative(tmp_path):
+def test_models_of_keras_are_refused_with_an_alternative():
     with pytest.raises(ConversionError, match=r"BiT-M-R50x1\.h5"):
         convert(MORE / "BiT-M-R50x1.h5")
-    for folder in ("BiT-M-R50x1-run0-svhn/tfhub", "BiT-M-R50x1-run0-svhn.tfhub"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "saved_model.pb").touch()
-        with pytest.raises(ConversionError, match="tfhub"):
-            convert(tmp_path / folder)

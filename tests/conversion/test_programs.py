@@ -119,7 +119,7 @@ def test_impossible_exports_are_refused_before_any_work(classifier, tmp_path, wr
 
 
 def test_formats(classifier, tmp_path):
-    with pytest.raises(ConversionError, match="tflite"):
+    with pytest.raises(ValueError, match="tflite"):
         export(classifier, tmp_path / "out", "tflite")
     with pytest.raises(ConversionError, match="size"):
         export(classifier, tmp_path / "out", "timm", size=32)

@@ -102,7 +102,7 @@ def test_too_many_empty_stacked_blocks_are_refused(tmp_path):
     arrays = {"embedding/kernel": np.zeros((2, 2, 3, 4), "f4")}
     arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.zeros((500_000, 0), "f4")
     np.savez(tmp_path / "a.npz", **arrays)
-    is_refused(lambda: convert(tmp_path / "a.npz"), "500,000")
+    is_refused(lambda: convert(tmp_path / "a.npz"), r"a\.npz")
 
 
 def test_expanded_tensors_are_refused(tmp_path):

@@ -9,6 +9,7 @@ If a file also holds a text tower or a language model, the head of the image tow
 
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +35,6 @@ from ..source import (
     RuleSource,
     Shapes,
     StoredArray,
-    Writing,
     by,
     has_array,
     has_head,
@@ -93,6 +93,10 @@ class JaxSource(RuleSource):
 
     format = "jax"
 
+    @abstractmethod
+    def numbers(self, config: Any) -> dict[str, tuple[Any]]:
+        """Return the values of the settings that a file does not store: the original code has no others."""
+
     def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name in the rules, view of our parameter) of a model, and an untrained head that was dropped.
 
@@ -120,6 +124,13 @@ class JaxSource(RuleSource):
         is_same = address and fingerprint_of(model.config, parameters, parameters.__getitem__) == record["fingerprint"]
         return address if is_same else None
 
+    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
+        if lacking(model.config, self.numbers(model.config)):
+            logger.warning(f"Written as {self.original(model)}, which the original code computes with other numbers.")
+        arrays = self.arrays(model, {**record_of(model).get("dialect", {}), "names": dialect})
+        write_npz(path, ((_name_in(dialect, name), array) for name, array in arrays))
+        return {}
+
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
         """Return the class names of a released file, by its address; None for any other file."""
         entry = find_released(checkpoint.location) if "://" in checkpoint.location else None
@@ -135,10 +146,6 @@ class Jax(JaxSource):
     dialects = tuple(_SUPPORTED)
     head = ("head/kernel", "head/bias")
     table = staticmethod(vit_table)  # pyright: ignore[reportAssignmentType]
-    axes = {  # noqa: RUF012
-        **{_KERNEL: 4, _QUERY: 3, _DENSE: 2, POSITIONS: 3, "conv_root/kernel": 4},
-        **{"pre_logits/kernel": 2, "head/kernel": 2, "projection/kernel": 2},
-    }
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         prefix = next((prefix for prefix in _PREFIXES if prefix + _KERNEL in checkpoint.shapes), None)
@@ -158,7 +165,7 @@ class Jax(JaxSource):
         return Naming(dialect, arrays, sorted(others), similarity)
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
-        patch_size = shapes[_KERNEL][:2]
+        patch_size, has_table = shapes[_KERNEL][:2], POSITIONS in shapes
         blocks = {match[1] for name in shapes if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}
         fields: Fields = {
             "patch_size": Inferred(one_or_pair(*patch_size), f"{_KERNEL} is {by(shapes[_KERNEL])}"),
@@ -168,25 +175,24 @@ class Jax(JaxSource):
             **sizes_of(shapes, _DENSE, intermediate_size=1),
             "pooling": _pooling(shapes, naming.other_parts),
             "use_cls_token": has_array("cls", shapes),
+            "representation_size": Inferred(None, "there is no pre_logits/kernel"),
             **sizes_of(shapes, "pre_logits/kernel", optional=True, representation_size=1),
         }
         grid, stride = request.position_grid, 1
         if naming.dialect.get("patch_vectors"):
             fields["position_interpolation"] = Inferred("bilinear", "patches are vectors, as in NaFlex")
-            grid = grid or (as_pair(checkpoint.shapes[naming.arrays[POSITIONS].name]) if POSITIONS in shapes else None)
-        if "head/kernel" in shapes:
-            fields |= sizes_of(shapes, "head/kernel", num_labels=1)
-        if "projection/kernel" in shapes:
-            fields |= sizes_of(shapes, "projection/kernel", projection_dim=1)
+            grid = grid or (as_pair(checkpoint.shapes[naming.arrays[POSITIONS].name][:2]) if has_table else None)
+        fields |= sizes_of(shapes, "head/kernel", optional=True, num_labels=1)
+        fields |= sizes_of(shapes, "projection/kernel", optional=True, projection_dim=1)
         if "conv_root/kernel" in shapes:
             depths = count_units(shapes, r"block(\d+)/unit(\d+)/", first=1)
             fields["stem_depths"] = Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their units")
             fields |= sizes_of(shapes, "conv_root/kernel", stem_width=3, num_channels=2)
             stride = stem_stride(depths)
-        num_patches = shapes[POSITIONS][1] - ("cls" in shapes) if POSITIONS in shapes else None
+        num_patches = shapes[POSITIONS][1] - ("cls" in shapes) if has_table else None
         pixels = [size * stride for size in patch_size]
-        image_size = image_size_of(num_patches, pixels, grid, checkpoint.path.name, "cls" in shapes)
-        if POSITIONS in shapes:
+        image_size = image_size_of(num_patches, pixels, grid, "cls" in shapes)
+        if has_table:
             positions = Inferred("learned", f"there is a table of positions, {by(shapes[POSITIONS])}")
             image_size = _as_released(image_size, checkpoint.location)
         else:
@@ -194,10 +200,9 @@ class Jax(JaxSource):
             positions = Inferred("sincos2d", reason, is_assumed=True)
         fields |= {"position_embedding_type": positions, "image_size": image_size}
         rows, columns = (size // side for size, side in zip(as_pair(image_size.value), pixels, strict=True))
-        is_plain = naming.dialect["names"] == "big_vision" and "conv_root/kernel" not in shapes
-        if not is_plain or positions.value != "learned":
-            return fields
-        return fields | _flexible_fields(fields, (rows, columns), checkpoint, request.patch_size)
+        if has_table and naming.dialect["names"] == "big_vision" and "conv_root/kernel" not in shapes:
+            fields |= _flexible_fields(fields, (rows, columns), checkpoint, request.patch_size)
+        return fields
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         location = checkpoint.location
@@ -219,24 +224,20 @@ class Jax(JaxSource):
         supported = _SUPPORTED[dialect]
         if pools_class_and_patches(config):
             supported = supported | {"pool_patches_only": (False,)}
-        found, others = lacking(config, supported), lacking(config, _numbers_of(config))
+        found, others = lacking(config, supported), lacking(config, self.numbers(config))
         if others and self.original(model) is None:
-            numbers = " ".join(f"--set {name}={value}" for name, (value,) in _numbers_of(config).items())
+            numbers = " ".join(f"--set {name}={value}" for name, (value,) in self.numbers(config).items())
             found.append(
                 f"{', '.join(others)}; if the weights are a copy of an original file, convert them with {numbers} and "
                 "export that folder"
             )
         return found
 
-    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        if lacking(model.config, _numbers_of(model.config)):
-            logger.warning(
-                f"Written as {self.original(model)}. The original code computes it with tanh GELU and other epsilons."
-            )
-        dialect = {**record_of(model).get("dialect", {}), "names": options.dialect}
-        arrays = self.arrays(model, dialect)
-        write_npz(path, ((_name_in(options.dialect, name), array) for name, array in arrays))
-        return {}
+    def numbers(self, config: Any) -> dict[str, tuple[Any]]:
+        numbers = {"hidden_act": ("gelu_pytorch_tanh",), "layer_norm_eps": (1e-6,)}
+        if isinstance(config, HfViTHybridConfig):
+            numbers |= {name: (value,) for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
+        return numbers
 
     def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the arrays; big_vision has no position of the class token, so it is added to the token itself."""
@@ -254,14 +255,6 @@ class Jax(JaxSource):
                 yield name, array.flatten(0, 2) if name == _KERNEL and dialect.get("patch_vectors") else array
 
 
-def _numbers_of(config: Any) -> dict[str, tuple[Any]]:
-    """Return the values of the settings that a file does not store: the original code has no others."""
-    numbers = {"hidden_act": ("gelu_pytorch_tanh",), "layer_norm_eps": (1e-6,)}
-    if isinstance(config, HfViTHybridConfig):
-        numbers |= {name: (value,) for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
-    return numbers
-
-
 def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[str, bool, dict[str, StoredArray]]:
     """Return the naming of the arrays below a prefix.
 
@@ -271,21 +264,15 @@ def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[str, bool, dict[str
     """
     shapes = {name.removeprefix(prefix): shape for name, shape in checkpoint.shapes.items() if name.startswith(prefix)}
     depths = {shape[0] for name, shape in shapes.items() if name.startswith(_STACKED) and shape}
-    if len(depths) > 1 or max(depths, default=0) > MAX_LAYERS:  # before names are made for each
-        raise ConversionError(
-            f"{checkpoint.path.name} has arrays of {', '.join(f'{depth:,}' for depth in sorted(depths))} stacked "
-            f"blocks (expected the same number in all arrays, at most {MAX_LAYERS:,})"
-        )
+    depth = min(max(depths, default=0), MAX_LAYERS + 1)  # the configuration refuses more
     arrays = {}
     for name in shapes:
-        match = re.match(r"Transformer/encoderblock(_\d+)?/([^/]+)(/.*)", name)
-        if match is not None:
+        if match := re.match(r"Transformer/encoderblock(_\d+)?/([^/]+)(/.*)", name):
             number, module, rest = match.groups()
-            numbers = [number] if number or not depths else [f"_{index}" for index in range(max(depths))]
             module = _PER_CLASS.get(module, module)
-            for index, one in enumerate(numbers):
-                stored = StoredArray(prefix + name, None if number or not depths else index)
-                arrays[f"Transformer/encoderblock{one}/{module}{rest}"] = stored
+            for index in [None] if number else range(depth):
+                block = f"Transformer/encoderblock{number or f'_{index}'}"
+                arrays[f"{block}/{module}{rest}"] = StoredArray(prefix + name, index)
         elif name in ("pos_embedding", "Transformer/pos_embedding"):
             arrays[POSITIONS] = StoredArray(prefix + name)
         else:
@@ -381,9 +368,9 @@ def _flexible_fields(
             return {}
         if patch_size is None:
             raise ConversionError(
-                f"cannot infer the patch size of {checkpoint.path.name}: its stored sizes are FlexiViT's ({by(kernel)} "
-                f"kernel, {by(grid)} positions); pass patch_size=16 (any from 8 to 48) for a FlexiViT at "
-                f"{_FLEXIVIT_IMAGE_SIZE} pixels, patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
+                f"its stored sizes are FlexiViT's ({by(kernel)} kernel, {by(grid)} positions), without a patch size; "
+                f"pass patch_size=16 (any from 8 to 48) for a FlexiViT at {_FLEXIVIT_IMAGE_SIZE} pixels, "
+                f"patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
             )
         known = {"patch_size": patch_size, "image_size": _FLEXIVIT_IMAGE_SIZE}
     reason = "the name of the file is FlexiViT's" if is_named else "its stored sizes are FlexiViT's"
@@ -401,19 +388,15 @@ def _as_convolution(checkpoint: Checkpoint, arrays: dict[str, StoredArray]) -> d
     """Give NaFlex's arrays the shapes of the rules; the values of a patch are ordered row, column, channel.
 
     Raises:
-        ConversionError: a patch is not a square with three channels, or positions are not on a grid.
+        ConversionError: a patch is not a square with three channels.
     """
-    file, kernel = checkpoint.path.name, arrays[_KERNEL]
-    values, hidden_size = checkpoint.shapes[kernel.name]
+    values, hidden_size = checkpoint.shapes[arrays[_KERNEL].name]
     side = math.isqrt(values // _RGB)
     if side * side * _RGB != values:
-        raise ConversionError(f"{file} has patches of {values} values (expected a square with {_RGB} channels)")
-    changed = {_KERNEL: kernel._replace(shape=(side, side, _RGB, hidden_size))}
+        raise ConversionError(f"its patches have {values} values (expected a square with {_RGB} channels)")
+    changed = {_KERNEL: arrays[_KERNEL]._replace(adapt=lambda kernel: kernel.reshape(side, side, _RGB, hidden_size))}
     if POSITIONS in arrays:
-        shape = checkpoint.shapes[arrays[POSITIONS].name]
-        if len(shape) != 3 or shape[2] != hidden_size:
-            raise ConversionError(f"{file} has positions of shape {shape} (expected (rows, columns, {hidden_size}))")
-        changed[POSITIONS] = arrays[POSITIONS]._replace(shape=(1, shape[0] * shape[1], hidden_size))
+        changed[POSITIONS] = arrays[POSITIONS]._replace(adapt=lambda positions: positions.flatten(0, 1)[None])
     return arrays | changed
 
 
@@ -434,7 +417,6 @@ class JaxBiT(JaxSource):
         self.is_released = code == "big_transfer"  # names of released files determine preprocessing and image size
         self.dialects = ("big_transfer" if self.is_released else "big_vision",)
         self.root, self.head = self.rows[0].theirs, (self.rows[-2].theirs, self.rows[-1].theirs)
-        self.axes = {self.root: 4, self.head[0]: 4 if self.is_released else 2}
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         """Return the naming; numbers of convolutions in some files of big_transfer (`..._conv2d_17`) are ignored."""
@@ -461,7 +443,7 @@ class JaxBiT(JaxSource):
             **with_reason(ORIGINALS[self.code], f"as in the code of {self.code}"),
             "image_size": image_size,
         }
-        return fields | (sizes_of(shapes, self.head[0], num_labels=-1) if self.head[0] in shapes else {})
+        return fields | sizes_of(shapes, self.head[0], optional=True, num_labels=-1)
 
     def table(self, config: HfBiTConfig) -> list[Rule]:
         return self.rows
@@ -472,10 +454,8 @@ class JaxBiT(JaxSource):
         return _evaluated_as(settings, f"files of {self.dialects[0]}", checkpoint.location)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
-        supported = {name: (value,) for name, value in ORIGINALS[self.code].items()}
-        numbers = lacking(model.config, supported | {"spatial_mixing": ("convolution",)})
-        return numbers if not (numbers and self.is_released and self.original(model)) else []
+        problems = lacking(model.config, self.numbers(model.config) | {"spatial_mixing": ("convolution",)})
+        return [] if problems and self.is_released and self.original(model) else problems
 
-    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        write_npz(path, self.arrays(model, record_of(model).get("dialect", {})))
-        return {}
+    def numbers(self, config: Any) -> dict[str, tuple[Any]]:
+        return {name: (value,) for name, value in ORIGINALS[self.code].items()}

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from ...files.output import new_folder, write_json
 from ...files.reading import read_json_object
 from ...models.configuration_hf_bit import HfBiTConfig
-from ...models.configuration_hf_vit import HfViTConfig, as_pair, convert_type_errors
+from ...models.configuration_hf_vit import HfViTConfig, as_pair
 from ...models.image_processing_hf_vit import HfViTImageProcessor
 from ...models.image_reading import read_image
 from ...models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
@@ -33,7 +33,6 @@ from ..source import (
     Naming,
     Request,
     Source,
-    Writing,
     build_config,
     has_head,
     lacking,
@@ -78,42 +77,36 @@ class Transformers(Source):
         )
 
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
-        folder, settings = checkpoint.path.parent, checkpoint.settings
-        try:
-            with convert_type_errors(f"the config.json of {folder}"):
-                fields, has_classes = translate_settings(settings), is_classifier(settings)
-            check_manifest(folder, {})
-            weights = _read_weights(checkpoint)
-            if not any("pooler.dense." in name for name in weights):  # the config.json does not tell
-                fields.pop("representation_size", None)
-            # MAE's decoder is a Transformer; this one, a 1 x 1 convolution and PixelShuffle, is our linear layer
-            is_simple = settings.get("architectures") == [_MASKED_IMAGE_MODEL] and "decoder.0.weight" in weights
-            predicts = is_simple and settings.get("patch_size", 16) == settings.get("encoder_stride", 16)
-            if predicts:
-                fields["patch_target"] = "pixels"
-                weights["mask_token"] = weights.pop("vit.embeddings.mask_token")
-                weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
-                weights["predictor.bias"] = weights.pop("decoder.0.bias")
-            skipped = {
-                name for name in weights if name.endswith("embeddings.mask_token") or name.startswith("decoder.")
-            }
-            config = build_config({**fields, **request.overrides})
-            model_class = HfViTForMaskedPatchPrediction if predicts else MODELS[type(config)][has_classes]
-            model, info = model_class.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
-                None,
-                config=config,
-                state_dict={name: array for name, array in weights.items() if name not in skipped},
-                output_loading_info=True,
-                dtype=torch.float32,
-                **({"device_map": "meta"} if request.without_weights else {}),
-            )
-        except ValueError as error:
-            raise ConversionError(f"cannot convert {folder}: {error}") from error
+        settings = checkpoint.settings
+        fields = translate_settings(settings)
+        check_manifest(checkpoint.path.parent, {})
+        weights = _read_weights(checkpoint)
+        if not any("pooler.dense." in name for name in weights):  # the config.json does not tell
+            fields.pop("representation_size", None)
+        # MAE's decoder is a Transformer; this one, a 1 x 1 convolution and PixelShuffle, is our linear layer
+        is_simple = settings.get("architectures") == [_MASKED_IMAGE_MODEL] and "decoder.0.weight" in weights
+        predicts = is_simple and settings.get("patch_size", 16) == settings.get("encoder_stride", 16)
+        if predicts:
+            fields["patch_target"] = "pixels"
+            weights["mask_token"] = weights.pop("vit.embeddings.mask_token")
+            weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
+            weights["predictor.bias"] = weights.pop("decoder.0.bias")
+        skipped = {name for name in weights if name.endswith("embeddings.mask_token") or name.startswith("decoder.")}
+        config = build_config({**fields, **request.overrides})
+        model_class = HfViTForMaskedPatchPrediction if predicts else MODELS[type(config)][is_classifier(settings)]
+        model, info = model_class.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+            None,
+            config=config,
+            state_dict={name: array for name, array in weights.items() if name not in skipped},
+            output_loading_info=True,
+            dtype=torch.float32,
+            **({"device_map": "meta"} if request.without_weights else {}),
+        )
         if info["missing_keys"] or info["mismatched_keys"]:
-            raise ConversionError(f"cannot convert {folder}: its weights lack the head that its config.json describes")
+            raise ConversionError("its weights lack the head that its config.json describes")
         arrays = {} if model.device.type == "meta" else model.state_dict()
         if problems := [text for name, array in arrays.items() for text in check_values(name, array)]:
-            raise ConversionError(f"cannot convert {folder}: {'; '.join(problems)}")
+            raise ConversionError("; ".join(problems))
         found = with_reason(fields, "stated in config.json")
         if settings["model_type"] == "bit":
             found = {"image_size": UNKNOWN_IMAGE_SIZE, **found}
@@ -161,9 +154,9 @@ class Transformers(Source):
                 supported["grid_size"] = (config.grid_size[:1] * 2,)
         return lacking(config, supported)
 
-    def write(self, model: Model, path: Path, options: Writing) -> dict[str, Any]:
-        with new_folder(path, options.overwrite) as folder:
-            save_for_transformers(model, options.processor, folder, options.images)
+    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
+        with new_folder(path, overwrite) as folder:
+            save_for_transformers(model, processor, folder, images)
         return {}
 
 
