@@ -13,6 +13,7 @@ import platform
 import re
 import sys
 import warnings
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -41,7 +42,6 @@ _PEAKS = {
     **{"B200": 2250, "H200": 989, "GH200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312},
     **{"L40S": 362, "L40": 181, "L4": 121, "A40": 150, "A10": 125, "RTX A6000": 155, "RTX 4090": 165, "RTX 3090": 71},
 }
-_GROUPS: dict[str, tuple[Any, Any]] = {}  # purpose -> (default group, this group)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
 
@@ -93,15 +93,11 @@ def _set_algorithms(settings: DataSettings) -> None:
 def _check_launch(settings: DataSettings, accelerator: Accelerator) -> None:
     """Raise ValueError if the accelerator silently differs from the launch."""
     device, processes, started = accelerator.device.type, accelerator.num_processes, _started_processes()
-    if processes == 1 < started:
+    if processes == 1 < started or settings.num_processes not in (None, processes):
         raise ValueError(
-            f"WORLD_SIZE is {started}, but this process would train alone (RANK or LOCAL_RANK is not set): start the "
-            "processes with accelerate launch or torchrun"
-        )
-    if settings.num_processes not in (None, processes):
-        raise ValueError(
-            f"--num-processes is {settings.num_processes}, but the number of processes is {processes}. `accelerate "
-            "launch --cpu` always starts one; to start several on CPUs, use the launch template multi_cpu"
+            f"training would run in {processes} processes, but --num-processes is {settings.num_processes} and "
+            f"WORLD_SIZE {started}: start them with accelerate launch or torchrun, on CPUs with the launch template "
+            "multi_cpu"
         )
     if device == "cpu" and accelerator.mixed_precision == "fp16":
         raise ValueError("mixed precision fp16 needs a GPU (the device is a CPU): use bf16 or no")
@@ -127,10 +123,11 @@ def choose_trackers(report_to: str) -> list[str]:
         return ["tensorboard"] if find_spec("tensorboard") or find_spec("tensorboardX") else []
     chosen = [name.strip() for name in report_to.split(",") if name.strip() != "none"]
     for name in chosen:
-        if name not in ("tensorboard", "trackio", "wandb"):
-            raise ValueError(f"--report-to is {name!r}; it must be auto, tensorboard, trackio, wandb or none")
-        if not find_spec(name):
-            raise ValueError(f"--report-to is {name}, but {name} is not installed: pip install {name}")
+        if name not in ("tensorboard", "trackio", "wandb") or not find_spec(name):
+            raise ValueError(
+                f"--report-to is {name!r}; it must be auto, none, or one of tensorboard, trackio and wandb that is "
+                "installed"
+            )
     return chosen
 
 
@@ -251,12 +248,12 @@ def cpu_group(purpose: str) -> Any:
     Communication in the background, or of CPU tensors, does not interfere with that of training. The result is None
     without a default process group.
     """
-    if not dist.is_initialized():
-        return None
-    world = dist.group.WORLD
-    if purpose not in _GROUPS or _GROUPS[purpose][0] is not world:
-        _GROUPS[purpose] = (world, dist.new_group(backend="gloo"))
-    return _GROUPS[purpose][1]
+    return _gloo_group(purpose, dist.group.WORLD) if dist.is_initialized() else None
+
+
+@cache
+def _gloo_group(purpose: str, world: Any) -> Any:
+    return dist.new_group(backend="gloo")
 
 
 def keep_freed_memory() -> None:

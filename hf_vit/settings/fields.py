@@ -281,8 +281,6 @@ class TrainingSettings(DataSettings):
         yield balanced, "class_sampling and class_weights both balance the classes: choose one"
         is_share = self.warmup_steps < 1 or self.warmup_steps == int(self.warmup_steps)
         yield not is_share, f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a fraction below 1"
-        too_long = self.steps is not None and self.warmup_steps >= self.steps
-        yield too_long, f"warmup_steps ({self.warmup_steps}) must be less than steps ({self.steps})"
         yield from self._mistakes_of_decay()
         is_compact = self.momentum_dtype == "bfloat16"
         needs_float32 = self.optimizer == "muon" or (self.optimizer == "sgd" and self.weight_decay)
@@ -320,15 +318,11 @@ class TrainingSettings(DataSettings):
         fits = len(steps) >= 1 if schedule == "staircase" else len(steps) <= decays
         needed = "staircase needs at least one step; linear, cosine and polynomial take at most one; others none"
         yield not fits, f"schedule is {schedule} and decay_steps {steps}: {needed}"
-        too_early = steps and schedule != "staircase" and steps[0] <= self.warmup_steps
-        yield too_early, f"decay_steps {steps} must be above warmup_steps ({self.warmup_steps})"
         factors = self.decay_factors
         differ = factors and len(factors) != len(steps)
         yield differ, f"decay_factors {factors} must have as many entries as decay_steps {steps}"
         unused = last and not (decays or schedule == "wsd")
         yield unused, f"final_learning_rate is {last}, but schedule {schedule} does not use it: unset it"
-        too_high = last > self.learning_rate
-        yield too_high, f"final_learning_rate ({last}) is above learning_rate ({self.learning_rate})"
 
 
 @dataclass

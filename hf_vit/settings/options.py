@@ -99,10 +99,8 @@ def parse_settings(
     if (given := arguments.pop("MODEL", None)) is not None and arguments.setdefault("model", given) != given:
         raise ValueError(f"the model is given twice: {given} and --model {arguments['model']}")
     recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
-    if select and not recipe:
-        raise ValueError(f"--select {' '.join(select)} needs --recipe, a recipe to choose from")
-    if wrong := [item for item in select if "=" not in item]:
-        raise ValueError(f"--select takes GROUP=LEVEL, not {wrong[0]!r}")
+    if select and (not recipe or not all("=" in item for item in select)):
+        raise ValueError(f"--select {' '.join(select)} must be GROUP=LEVEL of a --recipe")
     for name, text in arguments.items():
         with suppress(ValueError):  # text that is no YAML stays as it is
             arguments[name] = parse_yaml(text, "the command line")

@@ -94,13 +94,11 @@ def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str,
         ValueError: a rate is set for a ResNet.
     """
     rates = {field: getattr(settings, setting) for setting, field in _DROPOUT_FIELDS.items()}
-    if config_class is not HfBiTConfig:
-        return {field: rate for field, rate in rates.items() if rate is not None}
-    if wrong := [setting for setting in _DROPOUT_FIELDS if getattr(settings, setting)]:
-        option = f"--{wrong[0].replace('_', '-')}"
-        value = getattr(settings, wrong[0])
-        raise ValueError(f"{option} is {value}, but BiT has neither dropout nor stochastic depth: omit {option}")
-    return {}
+    if config_class is HfBiTConfig:
+        if any(rates.values()):
+            raise ValueError("BiT has no dropout: omit --dropout, --attention-dropout and --drop-path")
+        return {}
+    return {field: rate for field, rate in rates.items() if rate is not None}
 
 
 def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = False) -> None:
@@ -135,8 +133,6 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
     config = build_config(settings)
     torch.manual_seed(settings.seed)
     if settings.objective == "masked_patch_prediction":
-        if isinstance(config, HfBiTConfig):
-            raise ValueError(f"masked_patch_prediction needs patches, but {settings.variant or 'a ResNet'} has none")
         config.patch_target = settings.target
         model = AutoModelForMaskedImageModeling.from_config(config)
     else:
@@ -229,12 +225,10 @@ def _add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
     """Wrap the model with PEFT's low-rank adapters; the head is trained in full.
 
     Raises:
-        ValueError: PEFT is not installed.
+        ImportError: PEFT is not installed.
     """
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise ValueError(f"--lora-rank is {settings.lora_rank}, but PEFT is not installed: pip install peft") from None
+    from peft import LoraConfig, get_peft_model
+
     torch.manual_seed(settings.seed)  # the same initial adapters on all processes
     lora = LoraConfig(
         r=settings.lora_rank or 0,
@@ -273,8 +267,6 @@ def prepare(
     if settings.compile == AUTO:
         has_one_size = settings.preset != "native"
         settings.compile = can_compile(accelerator) and has_one_size and num_steps >= _MIN_STEPS_TO_COMPILE
-    if settings.compile and is_xla(accelerator):
-        raise ValueError("compile is true, but XLA always compiles: set compile to false")
     if settings.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
         raise ValueError("optimizer is muon, but DeepSpeed flattens the matrices that it needs: use adamw")
     if settings.compile:
@@ -329,8 +321,6 @@ def count_steps(settings: TrainingSettings, split: Split) -> int:
 
 def augments_on_device(settings: TrainingSettings, device: torch.device) -> bool:
     """Return whether augmentation runs on the device; "auto": on a GPU (not MPS), unless preset is native."""
-    if settings.augment_on == "device" and device.type == "xla":
-        raise ValueError("augment_on is device, which XLA would compile for every batch: set augment_on to cpu")
     is_gpu = device.type not in ("cpu", "xla", "mps")
     return settings.augment_on == "device" or (settings.augment_on == AUTO and is_gpu and settings.preset != "native")
 
@@ -357,8 +347,7 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
         wrong += ["preset"] if settings.preset == "native" else []
         wrong += [name for name in ("augment_on", "decode_on") if getattr(settings, name) == "device"]
         if wrong:
-            value = getattr(settings, wrong[0])
-            raise ValueError(f"{wrong[0]} is {value}, which needs 1 or 3 channels, but the images have {channels}")
+            raise ValueError(f"{', '.join(wrong)} needs 1 or 3 channels, but the images have {channels}")
         return ArrayTransform(**common, num_channels=channels)
     if on_device:
         common["decodes_on_device"] = settings.decode_on == "device"
@@ -420,28 +409,25 @@ def choose_best_metric(settings: TrainingSettings, split: Split | None, config: 
     return known[0] if name == AUTO else name
 
 
-def check_native(
+def check_support(
     settings: TrainingSettings, accelerator: Accelerator, model: Any, processor: Any, split: Split
 ) -> None:
-    """Raise ValueError if preset is "native" but the model, the data or the device does not support it.
+    """Raise ValueError if the model, the data or the device does not support a setting.
 
-    If only the model's own processor is native, print a hint that training and evaluation differ.
+    If only the model's own processor has the preset "native", print a hint that training and evaluation differ.
     """
+    for name, value in {"compile": True, "augment_on": "device", "preset": "native"}.items():
+        if is_xla(accelerator) and getattr(settings, name) == value:
+            raise ValueError(f"{name} is {value}, which does not work on XLA: it compiles every shape by itself")
     if settings.preset != "native":
         if getattr(processor, "preset", None) == "native":
             accelerator.print(
                 "The model is evaluated at native aspect ratios but trained at one size; set --preset native for both."
             )
         return
-    if not isinstance(model.config, HfViTConfig):
-        raise ValueError(
-            f"preset is native, but {type(model).__name__} takes images of one size (expected an hf_vit ViT)"
-        )
+    if not isinstance(model.config, HfViTConfig) or split.is_sharded:
+        raise ValueError("preset native needs an hf_vit ViT, and a data set that is not in shards")
     check_mixed_sizes(model.config)
-    if split.is_sharded:
-        raise ValueError("preset is native, which does not work with shards: it needs all image sizes in advance")
-    if is_xla(accelerator):
-        raise ValueError("preset is native, which does not work on XLA: it would compile every shape of a batch")
 
 
 def fingerprint_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:

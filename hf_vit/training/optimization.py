@@ -63,7 +63,7 @@ def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
             its root convolution and first N stages), or regular expressions to search in the names.
 
     Raises:
-        ValueError: a pattern matches no parameter, the model has fewer layers, or no parameter is left to train.
+        ValueError: a pattern matches no parameter, or no parameter is left to train.
     """
     frozen = []
     for pattern in patterns:
@@ -82,10 +82,8 @@ def _find_part(model: nn.Module, part: str) -> list[str]:
     """Return the names of the parameters that a pattern of `freeze_parameters` selects."""
     names = [name for name, _ in model.named_parameters()]
     if found := re.fullmatch(r"first (\d+) layers?", part):
-        count, num_layers = int(found[1]), _count_layers(model)
-        if count > num_layers:
-            raise ValueError(f"freeze is {part!r}, but the model has {num_layers} layers")
-        return [name for name in names if layer_of(name, num_layers) <= count]
+        num_layers = _count_layers(model)
+        return [name for name in names if layer_of(name, num_layers) <= int(found[1])]
     pattern = r"^(?!.*classifier\.)" if part == "encoder" else part
     return [name for name in names if re.search(pattern, name)]
 
@@ -183,16 +181,11 @@ def build_schedule(settings: TrainingSettings, num_steps: int) -> Schedule:
     if settings.warmup_steps < 1:  # a fraction; rounded down, because a warm-up begins at 0
         settings = replace(settings, warmup_steps=int(settings.warmup_steps * num_steps))
     warmup_steps, cooldown_steps, is_wsd = settings.warmup_steps, settings.cooldown_steps, settings.schedule == "wsd"
-    if warmup_steps >= num_steps:
+    end = settings.decay_steps[0] if settings.decay_steps and settings.schedule != "staircase" else num_steps
+    if warmup_steps >= min(end, num_steps) or (is_wsd and warmup_steps + cooldown_steps > num_steps):
         raise ValueError(
-            f"--warmup-steps ({warmup_steps}) must be less than the {num_steps} steps of the run; 0.1 means a tenth"
-        )
-    if settings.decay_steps and settings.decay_steps[0] <= warmup_steps and settings.schedule != "staircase":
-        raise ValueError(f"--decay-steps ({settings.decay_steps[0]}) must be above --warmup-steps ({warmup_steps})")
-    if is_wsd and warmup_steps + cooldown_steps > num_steps:
-        raise ValueError(
-            f"the sum of --warmup-steps ({warmup_steps}) and --cooldown-steps ({cooldown_steps}) is more than the "
-            f"{num_steps} steps of the run"
+            f"--warmup-steps ({warmup_steps}) must end before the {num_steps} steps of the run, before --decay-steps "
+            f"{settings.decay_steps}, and before --cooldown-steps ({cooldown_steps}) of wsd begin; 0.1 means a tenth"
         )
 
     def learning_rate(step: int) -> float:

@@ -6,7 +6,6 @@ a process with less progress has not reached the collective operation. A single 
 """
 
 import json
-import multiprocessing
 import os
 import socket
 import sys
@@ -137,9 +136,7 @@ class Watcher(threading.Thread):
         """
         if len(self.keys) == 1:
             if self.progress.is_reading:
-                workers = ", ".join(str(worker.pid) for worker in multiprocessing.active_children())
-                reader = f"the data workers (processes {workers})" if workers else "the data loader"
-                self._end(f"no batch arrived from {reader} at step {self.progress.step}")
+                self._end(f"no batch arrived from the data loader at {self._where}")
             return
         before = self._read()
         if self.over.wait(3 * self.interval) or not self._is_stalled:

@@ -35,7 +35,7 @@ from . import checkpoint
 from .build import (
     augments_on_device,
     build_objective,
-    check_native,
+    check_support,
     choose_best_metric,
     count_steps,
     fingerprint_run,
@@ -93,7 +93,7 @@ class Trainer:
         eval_split: Split | None = None,
         command: str | None = None,
     ):
-        check_native(settings, accelerator, model, processor, split)
+        check_support(settings, accelerator, model, processor, split)
         self.best_metric = choose_best_metric(settings, eval_split, model.config)
         self.settings, self.accelerator, self.processor = settings, accelerator, processor
         self.split, self.eval_split, self.config, self.command = split, eval_split, model.config, command

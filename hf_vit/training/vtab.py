@@ -237,9 +237,8 @@ def write_figure(tasks: list[Task], summary: dict[str, Any], path: Path):
 
     figure = Figure(figsize=(3 + 0.45 * len(shown), 4), layout="constrained")
     axes = figure.subplots()
-    bars = axes.bar(range(len(shown)), [accuracies[task.name] for task in shown], width=0.7)
-    for bar, task in zip(bars, shown, strict=True):
-        bar.set_color(_COLORS[task.group])
+    heights, colors = [accuracies[task.name] for task in shown], [_COLORS[task.group] for task in shown]
+    bars = axes.bar(range(len(shown)), heights, color=colors)
     axes.bar_label(bars, fmt="%.0f", fontsize=8)
     for group, mean in summary["groups"].items():
         numbers = [number for number, task in enumerate(shown) if task.group == group]

@@ -67,7 +67,7 @@ def test_pretraining_without_a_variant(colors, tmp_path):
     [
         ({"dropout": 0.1}, "dropout"),
         ({"drop_path": 0.2}, "--drop-path"),
-        ({"objective": "masked_patch_prediction"}, "masked_patch_prediction"),
+        ({"objective": "masked_patch_prediction"}, "HfBiTConfig"),
     ],
 )
 def test_settings_that_a_resnet_lacks_are_refused(colors, tmp_path, changes, message):
