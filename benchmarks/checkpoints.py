@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from hf_vit.devices import keep_freed_memory
 from hf_vit.files.download import sha256_of
-from hf_vit.files.output import new_folder
+from hf_vit.files.output import flush_to_disk, new_folder
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.training.checkpoint import Checkpoints, run_tensors
 from hf_vit.variants import config_of_variant
@@ -97,12 +97,14 @@ def write_whole(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Gather every tensor on every process; the first process writes them while all others wait."""
     wholes = {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
     if dist.get_rank() == 0:
-        with new_folder(folder, flush=True) as draft:
+        with new_folder(folder) as draft:
             for group in ("model", "optimizer"):
                 own = {name: tensor.detach() for name, tensor in wholes.items() if name.startswith(f"{group}/")}
                 save_file(own, draft / f"{group}.safetensors")
             sums = {file.name: sha256_of(file) for file in sorted(draft.iterdir())}
             (draft / "checksums.json").write_text(json.dumps(sums), encoding="utf-8")
+            for file in draft.iterdir():
+                flush_to_disk(file)
     dist.barrier()
 
 

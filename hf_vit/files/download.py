@@ -127,8 +127,6 @@ def https_address(location: str) -> str:
 def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) -> tuple[Path, str]:
     """Return (cached file, its sha256) of an address."""
     name = PurePosixPath(unquote(urlsplit(url).path)).name
-    if name in ("", ".."):
-        raise SourceError(f"{redact_secrets(url)} names no file")
     assets_dir = Path(cache_dir) if cache_dir else None
     address_hash = hashlib.sha256(url.encode()).hexdigest()
     try:
@@ -244,21 +242,23 @@ class _Download:
             headers |= {"Range": f"bytes={start}-", "If-Range": record["etag"]}
         try:
             with open_url(self.url, TIMEOUT, headers) as response:
-                self._check_status(response)
-                if response.status_code == 200:  # the whole file
+                status, sent = response.status_code, response.headers.get("Content-Range", "")
+                is_next = _version(response) == record.get("etag") and sent.startswith(f"bytes {start}-")
+                if status == 416 or (status == 206 and not is_next):
+                    self.partial.unlink()
+                    raise _InterruptedError("the server did not send the requested byte range")
+                if status in TRANSIENT_STATUS:
+                    raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
+                if status not in (200, 206):
+                    answer = f"the server answers {status} {response.reason_phrase}"
+                    raise UnavailableError(f"{self.name} cannot be downloaded: {answer}")
+                if status == 200:  # the whole file
                     start = 0
                     record = {"url": self.url, "etag": _version(response), "size": _content_length(response)}
                     write_json(self.record_file, record | {"sha256": None})
-                else:
-                    sent = response.headers.get("Content-Range", "")
-                    if _version(response) != record.get("etag") or not sent.startswith(f"bytes {start}-"):
-                        self.partial.unlink(missing_ok=True)
-                        raise _InterruptedError("the server did not send the requested byte range")
                 self._append(response, record["size"], start)
-        except UnsafeURLError as error:
-            raise SourceError(str(error)) from error
         except OfflineModeIsEnabled as error:
-            state = f"is damaged in the cache ({self.file})" if self.file.exists() else "is not in the cache"
+            state = "is not in the cache, or is damaged there"
             raise UnavailableError(f"{self.name} {state}, and HF_HUB_OFFLINE forbids downloading it") from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL) as error:
             message = f"cannot reach {self.name} ({error}); download it elsewhere and pass the file"
@@ -266,47 +266,24 @@ class _Download:
         except httpx.RequestError as error:
             raise _InterruptedError(str(error) or type(error).__name__) from error
 
-    def _check_status(self, response: httpx.Response) -> None:
-        status = response.status_code
-        if status in (200, 206):
-            return self._check_size(_content_length(response) or 0)
-        if status == 416:
-            self.partial.unlink()
-            raise _InterruptedError("the partial download does not match the file on the server")
-        if status in TRANSIENT_STATUS:
-            raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
-        meanings = {401: "needs authorization", 403: "is not accessible, or does not exist", 404: "does not exist"}
-        meaning = meanings.get(status, "cannot be downloaded")
-        raise UnavailableError(f"{self.name} {meaning}: the server answers {status} {response.reason_phrase}")
-
-    def _check_size(self, size: int) -> None:
-        if size > MAX_CHECKPOINT_BYTES and not allowed("large"):
-            self.partial.unlink(missing_ok=True)
-            limit = f"at most {MAX_CHECKPOINT_BYTES:,} are downloaded; set HF_VIT_ALLOW=large to download more"
-            raise SourceError(f"{self.name} has {size:,} bytes or more; {limit}")
-
     def _append(self, response: httpx.Response, size: int | None, start: int) -> None:
         off = None if self.progress else True  # None: off if stderr is no terminal
         bar = tqdm(desc=self.file.name, total=size, initial=start, unit="B", unit_scale=True, disable=off)
         end, received = time.monotonic() + GRACE, 0
-        try:
-            with open(self.partial, "ab" if start else "wb") as file, bar:
-                for chunk in response.iter_raw():
-                    received += len(chunk)
-                    self._check_size(start + received)
-                    file.write(chunk)
-                    if time.monotonic() > end + received / MIN_SPEED:
-                        raise UnavailableError(f"{self.name} downloads too slowly; run the command again to continue")
-                    bar.update(len(chunk))
-        except SourceError:
-            raise
-        except OSError as error:
-            raise SourceError(
-                f"cannot write {self.partial} ({error.strerror}): {self._received()} of {size} bytes are kept; "
-                f"the next try continues from there"
-            ) from error
+        self._check_size(size or 0)
+        with open(self.partial, "ab" if start else "wb") as file, bar:
+            for chunk in response.iter_raw():
+                received += len(chunk)
+                self._check_size(start + received)
+                file.write(chunk)
+                if time.monotonic() > end + received / MIN_SPEED:
+                    raise UnavailableError(f"{self.name} downloads too slowly; run the command again to continue")
+                bar.update(len(chunk))
         if size not in (None, self._received()):
             raise _InterruptedError(f"received only {self._received()} of {size} bytes")
+
+    def _check_size(self, size: int) -> None:
+        check_limit(f"{self.name} has {size:,} bytes or more", size, MAX_CHECKPOINT_BYTES, SourceError)
 
     def _received(self) -> int:
         return self.partial.stat().st_size if self.partial.exists() else 0
@@ -374,15 +351,11 @@ def _assemble(address: str, kept: Path, cache_dir: str | os.PathLike | None) -> 
     size = sum(files.values())
     check_limit(f"{address} has {size:,} bytes", size, MAX_CHECKPOINT_BYTES, SourceError)
     draft = kept.with_name(f"{kept.name}.incomplete")
-    shutil.rmtree(draft, ignore_errors=True)
     for name in files:
         target = draft / _safe(name.removeprefix(prefix), address)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        file = fetch(f"gs://{bucket}/{name}", cache_dir).path
-        try:
-            os.link(file, target)
-        except OSError:  # a file system without links
-            shutil.copyfile(file, target)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(fetch(f"gs://{bucket}/{name}", cache_dir).path, target)
     os.replace(draft, kept)
 
 
@@ -397,10 +370,7 @@ def _list(bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
         url = f"{BUCKETS}/storage/v1/b/{quote(bucket, safe='')}/o?fields=items(name,size),nextPageToken&{query}"
         with tempfile.TemporaryDirectory() as folder:  # not the cache: a listing may change
             page: dict[str, Any] = read_json_object(fetch(url, folder, progress=False).path)
-        try:
-            items = [(str(item["name"]), int(item["size"])) for item in page.get("items", ())]
-        except (KeyError, TypeError, ValueError) as error:
-            raise SourceError(f"cannot read the listing of gs://{bucket}/{prefix}: {error!r}") from error
+        items = [(str(item["name"]), int(item["size"])) for item in page.get("items", ())]
         yield from (item for item in items if not item[0].endswith("/"))  # a name with "/" at its end is a folder
         count += len(items)
         if count > MAX_ARRAYS:

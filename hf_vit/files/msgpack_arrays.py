@@ -53,23 +53,17 @@ class MsgpackReader:
         import msgpack
 
         self.path = Path(path)
-        self.arrays: dict[str, ArrayInfo] = {}
-        self._values: dict[str, np.ndarray] = {}
         size = self.path.stat().st_size
         check_limit(f"{path} has {size:,} bytes", size, MAX_CHECKPOINT_BYTES, MsgpackError)
         try:
             with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                tree = msgpack.unpackb(content, ext_hook=_read_extension)
-            for name, array in _arrays_in(tree):
-                if name in self.arrays:
-                    raise ValueError(f"it holds two arrays named {name!r}")
-                self.arrays[name] = ArrayInfo(name, array.shape, array.dtype, array.nbytes)
-                self._values[name] = array
+                self._values = dict(_arrays_in(msgpack.unpackb(content, ext_hook=_read_extension)))
         except Exception as error:  # msgpack, NumPy and Python raise nearly anything for damaged bytes
             reason = str(error) or type(error).__name__
             raise MsgpackError(f"{path} is damaged, or is not a tree of arrays in msgpack: {reason}") from error
-        if not self.arrays:
+        if not self._values:
             raise MsgpackError(f"{path} holds no arrays")
+        self.arrays = {name: ArrayInfo(name, it.shape, it.dtype, it.nbytes) for name, it in self._values.items()}
 
     def __enter__(self) -> "MsgpackReader":
         return self

@@ -51,8 +51,6 @@ def refuse_existing(path: str | os.PathLike, overwrite: bool, by_folder: bool = 
     Args:
         by_folder: a folder replaces it, so that it may not be a file.
     """
-    if parent := next((str(folder) for folder in Path(path).parents if folder.is_file()), None):
-        raise FileExistsError(f"cannot write {path}: {parent} is a file (expected a folder); choose another path")
     if not os.path.lexists(path):
         return
     if not overwrite:
@@ -80,22 +78,21 @@ def new_file(path: str | os.PathLike, overwrite: bool = False, flush: bool = Fal
     with _temporary_folder(path) as temporary:
         file = temporary / path.name
         yield file
-        _finish(file, temporary, flush)
+        _finish(file, temporary)
+        if flush:
+            flush_to_disk(file)
         os.replace(file, path)
         if flush:
             flush_to_disk(path.parent)
 
 
 @contextmanager
-def new_folder(
-    path: str | os.PathLike, overwrite: bool = False, flush: bool = False, marker: str | None = MARK
-) -> Iterator[Path]:
+def new_folder(path: str | os.PathLike, overwrite: bool = False, marker: str | None = MARK) -> Iterator[Path]:
     """Yield a temporary folder; it replaces `path` when the block ends without error, otherwise it is deleted.
 
     Args:
         path: destination.
         overwrite: replace an existing folder of this package.
-        flush: wait until the folder is on the disk, so that a power failure leaves no incomplete folder at `path`.
         marker: name of the file that lists what was written, without which the folder is never replaced; None: no file.
 
     Raises:
@@ -111,11 +108,9 @@ def new_folder(
         if marker is not None:
             write_marker(folder, marker)
         for entry in (*folder.rglob("*"), folder):
-            _finish(entry, temporary, flush)
+            _finish(entry, temporary)
         refuse_existing(path, overwrite, by_folder=True)  # again: the old folder may have got new files meanwhile
         _replace_folder(path, folder, temporary / _REPLACED)
-        if flush:
-            flush_to_disk(path.parent)
 
 
 @contextmanager
@@ -137,7 +132,7 @@ def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         write_marker(draft, MANIFEST)
         for file in draft.iterdir():
-            _finish(file, temporary, flush=False)
+            _finish(file, temporary)
         last = ("config.json", MANIFEST)
         for name in last:
             (folder / name).unlink(missing_ok=True)
@@ -172,7 +167,9 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
                 lock.acquire()
         yield temporary
     except Exception as error:
-        if _is_about_writing(error, temporary):
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+        is_ours = is_full or (isinstance(error, OSError) and str(temporary) in str(error))
+        if is_ours or "os error" in str(error).lower():  # of safetensors, whose errors are no OSError
             raise OSError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
         raise
     finally:
@@ -192,19 +189,10 @@ def _clear_leftovers(path: Path) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _is_about_writing(error: Exception, temporary: Path) -> bool:
-    """Return whether an error comes from writing (full disk, no permission): an OSError, or safetensors' own class."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS) or str(temporary) in str(error)
-    return "os error" in str(error).lower()
-
-
-def _finish(entry: Path, temporary: Path, flush: bool) -> None:
+def _finish(entry: Path, temporary: Path) -> None:
     """Give a file the permissions of the umask, as `temporary` has them; safetensors lets only the owner read."""
     if entry.is_file():
         entry.chmod(temporary.stat().st_mode & 0o666)
-    if flush:
-        flush_to_disk(entry)
 
 
 def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:

@@ -125,8 +125,6 @@ class TensorStoreReader:
         dtype = BFLOAT16 if store.dtype.name == "bfloat16" else store.dtype.numpy_dtype
         if dtype not in SUPPORTED_DTYPES:
             return
-        if name in self.arrays:
-            raise ValueError(f"it holds two arrays named {name!r}")
         has_all_chunks = store.fill_value is None or tree.get("store_array_data_equal_to_fill_value", False)
         if has_all_chunks:  # by default, tensorstore reads a missing chunk as zeros
             store = tensorstore.open({**store.spec().to_json(), "fill_missing_data_reads": False}).result()

@@ -35,7 +35,7 @@ def write_either(kind: str, path: Path, text: str, overwrite: bool = True) -> No
             assert file.name == path.name
             file.write_text(text)
     else:
-        with new_folder(path, overwrite, flush=True) as folder:
+        with new_folder(path, overwrite) as folder:
             assert folder.name == path.name
             (folder / "recipe.yaml").touch()
             (folder / "best").mkdir()
