@@ -21,20 +21,21 @@ from accelerate import Accelerator
 from PIL import Image
 from torch.nn import functional as F
 
-from ..data.issues import Issue, excluded_images, name_images, write_issues
+from ..data.issues import Issue, clean, name_images, write_issues
 from ..data.labels import match_to_split, require_labels, require_two_classes
+from ..data.loaders import count_workers
 from ..data.sources import names_of_splits
-from ..data.splits import Split, open_named
+from ..data.splits import Split, assign_folds, open_named
 from ..devices import start_accelerator
 from ..evaluation.features import Extractor
 from ..evaluation.linear_probe import LogisticRegression
 from ..files.output import refuse_existing, write_text
 from ..files.reading import read_text
 from ..models.image_reading import ImageReadingError, is_npy, read_image, read_size
-from ..settings.fields import AUTO, AuditSettings, EvaluateSettings
+from ..settings.fields import AuditSettings, EvaluateSettings
 from ..settings.recipes import build_settings
 from .duplicates import SIDE, find_near_duplicates
-from .sheets import KINDS, write_pages
+from .sheets import KINDS, write_page
 
 _ORDER = ("train", "validation", "test")  # order of the splits: an image that is also in a later split is a leak
 _FOLDS, _PARTITIONS = 5, 3
@@ -103,7 +104,7 @@ def audit(
         model: name on the Hub, or a folder; its features are compared, and it is not trained.
         dataset: a folder with a folder of images for each class, a name on the Hub, or parquet files.
         train: another data set, on which the model is trained; its images in `dataset` are leaks.
-        output_dir: folder of issues.csv, audit.html and contact sheets; None: nothing is written.
+        output_dir: folder of issues.csv and audit.html; None: nothing is written.
         settings: other fields of `AuditSettings`, such as `splits=["train"]`; `hf-vit audit --help` explains each.
 
     Returns:
@@ -131,72 +132,65 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
     if settings.output_dir:
         refuse_existing(Path(settings.output_dir) / "issues.csv", settings.overwrite)  # it may have been edited by hand
     splits = open_audited(settings)
-    first = next(iter(splits.values()))  # the other splits are numbered like it
+    first = splits[0][1]  # the other splits are numbered like it
     classes = first.label_names or [f"class {number}" for number in range(first.num_labels)]
     shared = {one.name for one in fields(EvaluateSettings)} & {one.name for one in fields(AuditSettings)}
     extractor = Extractor(EvaluateSettings(**{name: getattr(settings, name) for name in shared}), accelerator)
     images: list[AuditedImage] = []
     unreadable: list[Issue] = []
-    for (dataset, name), split in splits.items():
-        is_other = dataset != settings.dataset
-        raw = training_images(settings) if is_other else replace(settings, exclude=None, relabel=None)
-        excluded = set() if is_other else excluded_images(settings)
-        names = [one for one in name_images(open_named(raw, name, not is_other), raw, name) if one not in excluded]
-        group = -1 if is_other else list(splits).index((dataset, name))
+    for group, (name, split, names, is_other) in enumerate(splits):
         found = extractor.extract(split, name)
-        num_threads = (os.cpu_count() or 1) if settings.num_workers == AUTO else int(settings.num_workers)
         rows = {int(row): position for position, row in enumerate(found.index)}
-        for row, one in enumerate(measure_split(split, extractor.model.config.num_channels, num_threads)):
+        workers = count_workers(settings.num_workers)
+        for row, one in enumerate(measure_split(split, extractor.model.config.num_channels, workers)):
             if one is None or row not in rows:
                 unreadable += [] if is_other else [Issue(names[row], "unreadable", 1.0)]
                 continue
-            image = str(Path(dataset, names[row])) if is_other else names[row]
             number = -1 if is_other else int(found.labels[rows[row]])
-            label = "" if is_other else classes[number]
-            file = split.image(split.samples[row], row)
-            images.append(AuditedImage(image, group, file, label, number, one, found.values[rows[row]]))
+            label, file = "" if is_other else classes[number], split.image(split.samples[row], row)
+            features = found.values[rows[row]]
+            images.append(AuditedImage(names[row], -1 if is_other else group, file, label, number, one, features))
     issues = find_issues(images, classes) + unreadable
     if settings.output_dir and accelerator.is_main_process:
         output = Path(settings.output_dir)
         output.mkdir(parents=True, exist_ok=True)
         write_issues(issues, output / "issues.csv")
-        sections = write_pages(output, issues, {image.name: image.file for image in images}, str(settings.dataset))
+        sections = write_page(output, issues, {image.name: image.file for image in images}, str(settings.dataset))
         if report is not None and report.is_file():
             write_text(report, read_text(report).replace("</main>", sections + "</main>", 1))
     return issues
 
 
-def open_audited(settings: AuditSettings) -> dict[tuple[str, str], Split]:
+def open_audited(settings: AuditSettings) -> list[tuple[str, Split, list[str], bool]]:
     """Open the splits of the data set, with the same class numbers, and the training images of the other data set.
+
+    Returns:
+        For each split its name, its images, their names, and whether it is of the other data set.
 
     Raises:
         ValueError: images have no label or several, or all have the same.
     """
-    dataset, config = str(settings.dataset), settings.dataset_config
-    names = settings.splits or sorted(names_of_splits(dataset, config), key=_rank)
-    opened = [(name, open_named(settings, name)) for name in names]
-    for name, split in opened:
+    names = settings.splits or sorted(names_of_splits(str(settings.dataset), settings.dataset_config), key=_rank)
+    raw = replace(settings, exclude=None, relabel=None)
+    opened = [(name, *clean(open_named(raw, name), settings, name)) for name in names]
+    for name, split, _ in opened:
         require_labels(split, name)
-        if split.multi_label:
-            raise ValueError(f"cannot audit {name} of {dataset}: it has several labels per image (expected one)")
-    first_name, first = opened[0]
-    if all(split.label_names is None for _, split in opened):
-        first = replace(first, num_labels=max(split.num_labels for _, split in opened))
-    splits = {(dataset, name): match_to_split(first, split, first_name, name) for name, split in opened}
-    if len(np.unique(np.concatenate([split.class_numbers() for split in splits.values()]))) == 1:
+        split.class_numbers("an audit")
+    first_name, first, _ = opened[0]
+    if all(split.label_names is None for _, split, _ in opened):
+        first = replace(first, num_labels=max(split.num_labels for _, split, _ in opened))
+    splits = [(name, match_to_split(first, split, first_name, name), images, False) for name, split, images in opened]
+    if len(np.unique(np.concatenate([split.class_numbers() for _, split, *_ in splits]))) == 1:
         require_two_classes(first, " and ".join(names))
-    if settings.train not in (None, dataset):
-        other = training_images(settings)
+    if settings.train not in (None, settings.dataset):
+        labels = dict.fromkeys(("label_column", "label_names", "num_labels"))  # are not used
+        other = replace(raw, dataset=settings.train, dataset_config=None, **labels)
         found = names_of_splits(settings.train)
         for name in [name for name in found if name == "train"] or found:
-            splits[settings.train, name] = open_named(other, name, needs_labels=False)
+            split = open_named(other, name, needs_labels=False)
+            images = [str(Path(settings.train, image)) for image in name_images(split, other, name)]
+            splits.append((name, split, images, True))
     return splits
-
-
-def training_images(settings: AuditSettings) -> AuditSettings:
-    """Return the settings of the other data set, whose labels are not used."""
-    labels = dict.fromkeys(("label_column", "label_names", "num_labels"))
-    return replace(settings, dataset=settings.train, dataset_config=None, exclude=None, relabel=None, **labels)
 
 
 def _rank(name: str) -> int:
@@ -230,19 +224,12 @@ def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
     for row, one in enumerate(measures):
         if (first := by_digest.setdefault(one.digest, row)) != row:
             pairs[first, row] = 1.0
-    same = list(range(len(images)))  # the first row that shows the same picture
-
-    def root(row: int) -> int:
-        while same[row] != row:
-            row = same[row]
-        return row
-
+    same = np.arange(len(images))  # a row that shows the same picture
     for first, second in pairs:
-        low, high = sorted((root(first), root(second)))
-        same[high] = low
+        same[same == same[second]] = same[first]
     sets: dict[int, list[int]] = {}
-    for row in range(len(images)):
-        sets.setdefault(root(row), []).append(row)
+    for row, shown in enumerate(same.tolist()):
+        sets.setdefault(shown, []).append(row)
     issues = []
     for rows in (rows for rows in sets.values() if len(rows) > 1):
         for row in (row for row in rows if images[row].group >= 0):
@@ -273,22 +260,13 @@ def find_label_errors(features: torch.Tensor, labels: torch.Tensor, num_classes:
     Returns:
         Rows of the probable errors, and the probabilities (images, classes) out of sample.
     """
-    partitions = [assign_folds(labels, seed) for seed in range(_PARTITIONS)]
+    partitions = [torch.from_numpy(assign_folds(labels.numpy(), _FOLDS, seed)) for seed in range(_PARTITIONS)]
     logs = torch.stack([cross_validate(features, labels, num_classes, folds) for folds in partitions])
     probabilities = logs.mean(dim=0).softmax(dim=1)
     own = probabilities.gather(1, labels[:, None]).squeeze(1)
     counts = labels.bincount(minlength=num_classes)
     errors = (own < _RATIO * probabilities.amax(dim=1)) & (counts[labels] > 1)
     return errors.nonzero().flatten().numpy(), probabilities.numpy()
-
-
-def assign_folds(labels: torch.Tensor, seed: int) -> torch.Tensor:
-    """Deal the shuffled images of each class to the folds in turn: (images,) fold numbers."""
-    shuffled = torch.from_numpy(np.random.default_rng(seed).permutation(len(labels)))
-    by_class = shuffled[labels[shuffled].argsort(stable=True)]
-    folds = torch.empty_like(labels)
-    folds[by_class] = torch.arange(len(labels)) % _FOLDS
-    return folds
 
 
 def cross_validate(features: torch.Tensor, labels: torch.Tensor, num_classes: int, folds: torch.Tensor) -> torch.Tensor:

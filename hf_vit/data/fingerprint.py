@@ -88,14 +88,13 @@ def _hash_content(split: Split) -> str | None:
 def _hash_times(split: Split) -> str:
     """SHA-256 of size and modification time of every image file, zeros if unreadable; of nothing for tables."""
     digest = hashlib.sha256()
-    if split.image(split.samples[0], 0)["bytes"] is None:
-        for batch in split.samples.select_columns([split.image_column]).iter(4096):
-            for image in batch[split.image_column]:
-                state = 0, 0
-                with suppress(OSError, TypeError, ValueError):
-                    found = os.stat(image["path"])
-                    state = found.st_size, found.st_mtime_ns
-                digest.update(f"{state}".encode())
+    for path, is_file in split.paths():
+        if is_file:
+            state = 0, 0
+            with suppress(OSError, TypeError, ValueError):
+                found = os.stat(str(path))
+                state = found.st_size, found.st_mtime_ns
+            digest.update(f"{state}".encode())
     return digest.hexdigest()
 
 

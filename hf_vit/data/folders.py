@@ -202,8 +202,9 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
         For each split the columns image (an undecoded path) and labels (a list of classes).
 
     Raises:
-        ValueError: the table has other columns, or names an image twice, an image that is not in the folder, or no
-            class, or lacks an image in the directory of another one.
+        ValueError: the table has other columns, or names an image twice, or one that is not in the folder, or no class,
+            or one that does not exist, or lacks an image in the directory of another one.
+        OSError: a directory does not exist.
     """
     folder, image_column = os.path.abspath(table.parent), TABLES[table.name]
     lines = csv.DictReader(read_text(table).splitlines())
@@ -216,29 +217,26 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
         )
     rows: dict[str, tuple[str, list[str]]] = {}  # path -> split and names of its labels
     for number, row in enumerate(lines, start=2):
-        where = f"line {number} of {table}"
-        if None in row or None in row.values():
-            raise ValueError(f"{where} does not have {len(header)} fields")
-        path = os.path.normpath(os.path.join(folder, row[image_column]))
-        if not path.startswith(folder + os.sep) or path in rows:
-            reason = "a second time" if path in rows else "which is not in the folder"
-            raise ValueError(f"{where} names {row[image_column]!r}, {reason}")
-        marks = {name: row[name].strip() for name in classes}
-        if wrong := [name for name, mark in marks.items() if mark not in ("0", "1")]:
-            raise ValueError(f"{where} has {row[wrong[0]]!r} in the column {wrong[0]} (expected 0 or 1)")
-        labels = row["labels"].split(";") if not classes else [name for name, mark in marks.items() if mark == "1"]
-        first, _, rest = row[image_column].partition("/")
+        image, marks = row[image_column] or "", {name: str(row[name]).strip() for name in classes}
+        path = os.path.normpath(os.path.join(folder, image))
+        is_whole = None not in row and None not in row.values() and {*marks.values()} <= {"0", "1"}
+        if not is_whole or not path.startswith(folder + os.sep) or path in rows:
+            raise ValueError(
+                f"line {number} of {table} is {join_names(list(map(str, row.values())))} (expected {len(header)} "
+                "fields: an image of the folder that is on no other line, and 0 or 1 for each class)"
+            )
+        labels = [name for name, mark in marks.items() if mark == "1"] or row.get("labels", "").split(";")
+        first, _, rest = image.partition("/")
         found = [row["split"].strip()] if "split" in row else find_splits(first) if rest else []
         split = found[0] if len(found) == 1 else "train"
         rows[path] = split, list(dict.fromkeys(filter(None, map(str.strip, labels))))
-    if missing := [path for path in rows if not os.path.isfile(path)]:
-        raise ValueError(f"{len(missing)} of {len(rows)} images of {table} do not exist: {join_names(missing)}")
-    files = (Path(entry.path) for directory in set(map(os.path.dirname, rows)) for entry in os.scandir(directory))
-    images = (str(file) for file in files if file.suffix.lower() in EXTENSIONS and not file.name.startswith("."))
-    if unlisted := sorted(set(images) - rows.keys()):
+    files = {entry.path for directory in set(map(os.path.dirname, rows)) for entry in os.scandir(directory)}
+    names = ((file, os.path.basename(file)) for file in files)
+    images = {file for file, name in names if Path(name).suffix.lower() in EXTENSIONS and not name.startswith(".")}
+    if wrong := sorted((images - rows.keys()) | (rows.keys() - files)):
         raise ValueError(
-            f"{len(unlisted)} images of {table.parent} are not in {table.name}: {join_names(unlisted)}; add a line for "
-            "each, with empty labels if it has none"
+            f"{table} lacks images of its folder, or names others that do not exist: {join_names(wrong)} (expected a "
+            "line for each image, with empty labels if it has none)"
         )
     names = classes or sorted({name for _, labels in rows.values() for name in labels})
     if not names:

@@ -1,4 +1,4 @@
-"""Index of shards, made once and stored next to them, or in the cache if their folder is read-only.
+"""Index of shards, made once and stored next to them, or in the cache if they are remote or in a read-only folder.
 
 It is an Arrow file with a row for each image of a tar and each row group of a parquet file. Its metadata are a JSON
 text with the names of the shards, stamps to detect changes, and their columns and classes.
@@ -8,13 +8,11 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from posixpath import basename, dirname
 from typing import Any, NamedTuple
@@ -28,7 +26,8 @@ from huggingface_hub import cached_assets_path
 from tqdm import tqdm
 
 from ..files.download import filesystem_of
-from ..files.output import new_file, write_text
+from ..files.messages import join_names
+from ..files.output import new_file
 from .folders import EXTENSIONS
 from .sources import find_column, find_label_column, is_image
 
@@ -98,15 +97,10 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
     with FileLock(f"{cached}.lock"):
         index = _load(neighbor, cached, files, stamps) or _load(cached, cached, files, stamps)
         if index is None:
-            table = _build(files, stamps, columns)
-            for path in (neighbor, cached):
-                if "://" not in path:
-                    with suppress(OSError):
-                        _write_index(Path(path), table)
-                        index = _load(path, cached, files, stamps)
-                        break
-    if index is None:
-        raise OSError(f"cannot write the index of {len(files)} shards: make {neighbor} or {cached} writable")
+            path = neighbor if os.access(dirname(neighbor), os.W_OK) else cached
+            _write_index(Path(path), _build(files, stamps, columns))
+            index = _load(path, cached, files, stamps)
+    assert index is not None
     if not columns.needs_labels and columns.label is None:
         return replace(index, label_column=None, num_labels=None)
     if index.is_tar and (missing := int((index.units["label"] < 0).sum())):
@@ -187,40 +181,19 @@ def _load(path: str, cached: str, files: Sequence[str], stamps: list) -> ShardIn
 
 
 def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
-    """Make the index by reading every shard; results of a killed process are reused."""
-    folder = (_cache() / _index_name(files, columns)).with_suffix(".parts")
-    folder.mkdir(exist_ok=True)
-
-    def scan(file: str, stamp: list) -> dict[str, Any]:
-        part, scanned = folder / f"{_digest([file, stamp])}.json", None
-        with suppress(OSError, ValueError):
-            scanned = json.loads(part.read_text(encoding="utf-8"))
-        if scanned is None:
-            scanned = scan_tar(file, columns) if file.endswith(".tar") else _scan_parquet(file, columns)
-            write_text(part, json.dumps(scanned))
-        return scanned | {name: np.array(scanned[name], np.int64) for name in _SCHEMA.names}
-
+    """Make the index by reading every shard, with a common numbering of class names."""
+    scan = partial(_scan_tar if files[0].endswith(".tar") else _scan_parquet, columns=columns)
     with ThreadPoolExecutor(_THREADS) as pool:
-        parts = list(tqdm(pool.map(scan, files, stamps), "Indexing", len(files), unit=" shards", delay=1))
-    table = _join(files, stamps, parts)
-    shutil.rmtree(folder)
-    return table
-
-
-def _join(files: Sequence[str], stamps: list, parts: list[dict]) -> pa.Table:
-    """Join the parts of all shards into one index, with a common numbering of class names."""
+        parts = list(tqdm(pool.map(scan, files), "Indexing", len(files), unit=" shards", delay=1))
     first = next((part for part in parts if len(part["rows"])), None)
     if first is None:
-        raise ValueError(
-            f"there are no images in {files[0]}" + (f" and {len(files) - 1} more files" if files[1:] else "")
-        )
+        raise ValueError(f"there are no images in {join_names(list(files))}")
     for file, part in zip(files, parts, strict=True):
         if len(part["rows"]) and part["kind"] != first["kind"]:
             raise ValueError(f"{file} has labels of type {part['kind']} (expected {first['kind']}, as in other shards)")
     names = sorted({name for part in parts for name in part["names"]})
-    numbers = {name: number for number, name in enumerate(names)}
     for part in parts if names else ():  # the shard's numbers -> common numbers
-        part["label"] = np.array([*(numbers[name] for name in part["names"]), -1], np.int64)[part["label"]]
+        part["label"] = np.append(np.searchsorted(names, part["names"]), -1)[part["label"]]
     units = pa.table({name: np.concatenate([part[name] for part in parts]) for name in _SCHEMA.names}).cast(_SCHEMA)
     features: dict[str, Any] = {first["image_column"]: datasets.Image(decode=False)}
     if (label := first["label_column"]) is not None:
@@ -240,7 +213,7 @@ def _join(files: Sequence[str], stamps: list, parts: list[dict]) -> pa.Table:
     return units.replace_schema_metadata({"hf_vit": json.dumps(about)})
 
 
-def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
+def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
     """Positions of the images in a tar, and their labels; -1 for no label.
 
     Raises:
@@ -264,10 +237,10 @@ def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
     numbers = {text: int(text) for text in given} if are_numbers else {name: n for n, name in enumerate(names)}
     labels = [numbers.get(text, -1) for text in texts]
     return {
-        "position": positions,
-        "size": sizes,
-        "rows": [1] * len(sizes),
-        "label": labels,
+        "position": np.array(positions, np.int64),
+        "size": np.array(sizes, np.int64),
+        "rows": np.ones(len(sizes), np.int64),
+        "label": np.array(labels, np.int64),
         "names": names,
         "num_labels": max(labels, default=-1) + 1,
         "kind": "class numbers" if are_numbers else "text",
@@ -297,14 +270,12 @@ def read_tar_samples(file: str, label: str) -> Iterator[dict[str, tuple]]:
                     if extension == label and (content := archive.extractfile(member)):
                         text = content.read(4096).decode("utf-8", "replace").strip()
                     sample[extension] = (member.offset_data, member.size, text)
-            source.seek(0, io.SEEK_END)
-            is_whole = source.tell() >= end
+            length = source.seek(0, io.SEEK_END)
             source.seek(end)
-            is_whole = is_whole and not any(source.read(HEADER))
+            if length < end or any(source.read(HEADER)):
+                raise tarfile.ReadError(f"not a tar after byte {end}")
         except (tarfile.TarError, EOFError) as error:
             raise ValueError(f"{file} is damaged, or not an uncompressed tar: {error}") from error
-    if not is_whole:
-        raise ValueError(f"{file} is damaged: it is not a tar after byte {end}")
     if sample:
         yield sample
 
@@ -336,10 +307,10 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
     except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
         raise ValueError(f"{file} is damaged, or not a parquet file: {error}") from error
     return {
-        "position": list(range(len(groups))),
-        "size": [group.total_byte_size for group in groups],
-        "rows": [group.num_rows for group in groups],
-        "label": [-1] * len(groups),
+        "position": np.arange(len(groups)),
+        "size": np.array([group.total_byte_size for group in groups], np.int64),
+        "rows": np.array([group.num_rows for group in groups], np.int64),
+        "label": np.full(len(groups), -1),
         "names": sorted(values) if is_text else [],
         "num_labels": 0 if is_text else max(values, default=-1) + 1,
         "kind": str(feature),

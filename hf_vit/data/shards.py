@@ -9,7 +9,6 @@ import os
 import tarfile
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 from ..files.download import filesystem_of
 from .samplers import Block, BlockSampler, Draw
 from .shard_index import HEADER, ShardIndex, open_file
+from .sources import check_image_paths
 
 _LANES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 480, 960)  # divisible by 2, 3, 4, 6, 8, ... processes
 _ROWS_TOGETHER = 250_000  # rows that are shuffled together, as in big_vision
@@ -27,7 +27,6 @@ _BYTES_TOGETHER = 2**32  # limit of the bytes held for this, over all processes
 _LARGEST_BLOCK = 64  # images per request from a remote tar
 _LEAST_BLOCKS = 16  # row groups per lane; two lanes may both read a row group at their border
 _THREADS = 8  # for fetching blocks
-_OPEN_FILES = 64
 
 
 class ShardedDataset:
@@ -41,7 +40,6 @@ class ShardedDataset:
         self._divide(together)
         self._held: dict[tuple[int, tuple[int, int]], dict[int, Future]] = {}  # blocks by lane, window and first row
         self._windows: dict[int, tuple[int, int]] = {}  # that were last read, by lane
-        self._descriptors: dict[int, int] = {}
         self._footers: dict[int, Any] = {}
         self._process, self._pool = 0, ThreadPoolExecutor(_THREADS)  # which starts threads when they are needed
 
@@ -93,7 +91,9 @@ class ShardedDataset:
         """
         row = drawn.row
         if not self.holds_blocks:
-            return self._sample(row, self._read_local(row))
+            position, size = self._extent(row)
+            file = self.index.files[self._file_of(row)]
+            return self._sample(row, read_range(file, position - HEADER, position + size))
         block = self._block_of(drawn)
         content = self._request(block).result()
         before = self._windows.setdefault(block.lane, block.window)
@@ -146,15 +146,6 @@ class ShardedDataset:
         """(position, size) in bytes of the image of a row of a tar."""
         return int(self.index.units["position"][row]), int(self.index.units["size"][row])
 
-    def _read_local(self, row: int) -> bytes:
-        """Read a member of a local tar with its header."""
-        file, (position, size) = self._file_of(row), self._extent(row)
-        if file not in self._descriptors:
-            if len(self._descriptors) >= _OPEN_FILES:
-                os.close(self._descriptors.pop(next(iter(self._descriptors))))
-            self._descriptors[file] = os.open(self.index.files[file], os.O_RDONLY)
-        return os.pread(self._descriptors[file], HEADER + size, position - HEADER)
-
     def _sample(self, row: int, member: bytes) -> dict[str, Any]:
         """Return a row of a tar from its member's bytes, with the header, whose size is checked."""
         position, size = self._extent(row)
@@ -172,12 +163,6 @@ class ShardedDataset:
             sample[self.index.label_column] = int(self.index.units["label"][row])
         return sample
 
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        """Class numbers by name, for labels that are text."""
-        names = self.index.features[str(self.index.label_column)].names
-        return {name: number for number, name in enumerate(names)}
-
     def _read_group(self, file: int, group: int) -> pa.Table:
         name = self.index.files[file]
         columns = [column for column in (self.index.image_column, self.index.label_column) if column is not None]
@@ -185,26 +170,29 @@ class ShardedDataset:
             with open_file(name) as source:
                 reader = pq.ParquetFile(source, metadata=self._footers.get(file), pre_buffer=True)
                 self._footers[file] = reader.metadata
-                return reader.read_row_group(group, columns=columns, use_threads=False)
+                table = reader.read_row_group(group, columns=columns, use_threads=False)
         except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, EOFError) as error:
             raise ValueError(f"{name} is damaged, or has changed since it was indexed: {error}") from error
+        if pa.types.is_struct(table.schema.field(self.index.image_column).type):
+            check_image_paths(table[self.index.image_column], self.index.image_column)
+        return table
 
     def _row_of_table(self, table: pa.Table, row: int) -> dict[str, Any]:
         sample = table.slice(row - int(self._first_rows[self._unit_of(row)]), 1).to_pylist()[0]
         content = sample[self.index.image_column]
         if isinstance(content, bytes):
-            content = {"bytes": content, "path": None}
-        sample[self.index.image_column] = content and content | {"bytes": content["bytes"] or b""}  # opens no path
+            sample[self.index.image_column] = {"bytes": content, "path": None}
         if (column := self.index.label_column) is not None and isinstance(sample[column], str):
-            sample[column] = self._numbers.get(sample[column], -1)
+            sample[column] = self.index.features[column].str2int(sample[column])
         return sample
 
 
 def read_range(name: str, begin: int, end: int) -> bytes:
-    """Read bytes `begin` to `end` of a remote file, in one request."""
-    filesystem, path = filesystem_of(name)
-    if filesystem.async_impl:
-        return filesystem.cat_file(path, start=begin, end=end)
-    with filesystem.open(path, "rb", cache_type="none") as file:
+    """Read bytes `begin` to `end` of a file, in one request if it is remote."""
+    if "://" in name:
+        filesystem, path = filesystem_of(name)
+        if filesystem.async_impl:
+            return filesystem.cat_file(path, start=begin, end=end)
+    with open_file(name) as file:
         file.seek(begin)
         return file.read(end - begin)

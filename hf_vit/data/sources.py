@@ -7,12 +7,15 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets.config import HF_DATASETS_CACHE, REPOYAML_FILENAME
 from datasets.exceptions import DatasetGenerationError
 from datasets.naming import camelcase_to_snakecase
@@ -20,7 +23,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from ..files.download import filesystem_of
-from ..files.limits import HOW_TO_ALLOW, MAX_ARRAYS, allowed
+from ..files.limits import MAX_ARRAYS, allowed, check_limit
 from ..files.messages import did_you_mean, shorten
 from ..files.reading import read_yaml
 from ..models.utils import redact_secrets
@@ -53,31 +56,41 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         names = names_of_splits(name, config)
         split = split if found[0] in names or "validation" not in names else _VALIDATION.sub("validation", split)
     path = Path(name).expanduser()
-    try:
-        splits = _find_splits(name)
-        if splits is not None and "://" not in name:
+    with _errors_about(f"split {split!r} of {name}"):
+        if (splits := _find_splits(name)) is not None:
             return slice_split(splits, split)
-        if splits is not None:
-            return _shards_of(splits, split)
         builder, files = _reader_of(name)
-        if streaming and builder != "imagefolder":
+        if "://" in name or (streaming and builder != "imagefolder"):
             files = files or datasets.load_dataset_builder(name, name=config).config.data_files
             return _shards_of(files or {}, split)
-        samples: Any = datasets.load_dataset(path=builder, name=config, split=split, **_arguments(path, builder, files))
+        folder = str(path) if builder == "imagefolder" else None
+        # Names such as `a[1].parquet` are not patterns
+        escaped = {key: [glob.escape(file) for file in found] for key, found in (files or {}).items()} or None
+        samples: Any = datasets.load_dataset(
+            path=builder, name=config, split=split, data_dir=folder, data_files=escaped
+        )
         if samples.info.builder_name != "imagefolder":  # whose paths come from a listing, not from the data
-            _check_paths(samples, path if path.is_dir() else path.parent if files else None)
+            place = path if path.is_dir() else path.parent if files else None
+            for column in (name for name, feature in samples.features.items() if is_image(feature)):
+                check_image_paths(samples.data.column(column), column, place)
         return samples
+
+
+@contextmanager
+def _errors_about(what: str) -> Iterator[None]:
+    """Raise the errors of a data set as a ValueError of one line, without secrets."""
+    try:
+        yield
     except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
-        raise ValueError(f"cannot read split {split!r} of {redact_secrets(name)}: {_reason(error)}") from error
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(redact_secrets(f"cannot read {what}: {reason}")) from error
 
 
-def _find_splits(name: str) -> dict[str, Any] | None:
-    """Return the splits that this package reads itself, as data sets, or as addresses of shards; None for others."""
+def _find_splits(name: str) -> dict[str, datasets.Dataset] | None:
+    """Return the splits of data sets that this package reads itself; None for others."""
     path = Path(name).expanduser()
     if name == "digits":
         return load_digits()
-    if "://" in name:
-        return _find_remote(name)
     if path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
         return _load_idx_folder(path)
     if (table := find_table(path)) is not None:
@@ -86,23 +99,21 @@ def _find_splits(name: str) -> dict[str, Any] | None:
     return load_folder(path) if is_folder else None
 
 
-def _check_paths(samples: datasets.Dataset, folder: Path | None) -> None:
-    """Check that images without bytes are files in the folder of the data set.
+def check_image_paths(images: pa.ChunkedArray, column: str, folder: Path | None = None) -> None:
+    """Check that images without bytes are files in the folder of the data set; None: all must have bytes.
 
     Other paths could name any file or device of this machine.
 
     Raises:
-        ValueError: an image is elsewhere.
+        ValueError: an image has only another path.
     """
-    inside = None if folder is None else os.path.abspath(folder) + os.sep
-    for column in (name for name, feature in samples.features.items() if is_image(feature)):
-        contents, paths = samples.data.column(column).flatten()
-        for path in paths.filter(contents.is_null()).drop_null().to_pylist():
-            if inside is None or not os.path.abspath(path).startswith(inside):
-                raise ValueError(
-                    f"an image of column {column} has no bytes, only the path {shorten(path)}, which is not in the "
-                    "folder of the data set; write the images into the table"
-                )
+    contents, paths = (pc.struct_field(images, name) for name in ("bytes", "path"))
+    for path in paths.filter(contents.is_null()).drop_null().to_pylist():
+        if folder is None or not os.path.abspath(path).startswith(os.path.abspath(folder) + os.sep):
+            raise ValueError(
+                f"an image of column {column} has no bytes, only the path {shorten(path)} (expected its bytes, or "
+                "without streaming a file in the folder of the data set)"
+            )
 
 
 def names_of_splits(name: str, config: str | None = None) -> list[str]:
@@ -114,28 +125,22 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
     path = Path(name).expanduser()
     if path.is_dir() and (files := sorted(path.glob("*-images-idx3-ubyte*"))):
         return [_split_of_idx(file) for file in files]  # decoding them takes long
-    try:
+    with _errors_about(name):
         if (splits := _find_splits(name)) is not None:
             return list(splits)
-        builder, files = _reader_of(name)
-        builder = datasets.load_dataset_builder(path=builder, name=config, **_arguments(path, builder, files))
+        reader, files = _reader_of(name)
+        if files is not None:
+            return list(files)
+        folder = str(path) if reader == "imagefolder" else None
+        builder = datasets.load_dataset_builder(path=reader, name=config, data_dir=folder)
         return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
-    except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
-        raise ValueError(f"cannot read {redact_secrets(name)}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """Return the message of an error, on one line and without secrets."""
-    return redact_secrets(" ".join(str(error.__cause__ or error).split()))
 
 
 def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
     """The shards of one split."""
-    if "[" in split:
-        raise ValueError("a split of shards cannot be sliced; use a whole split, such as train")
-    shards = [str(file) for file in {str(key): names for key, names in files.items()}.get(split, [])]
+    shards = [str(file) for key, names in files.items() for file in names if str(key) == split]
     if not shards:
-        raise ValueError(f"the splits are {', '.join(map(str, files)) or 'none'}")
+        raise ValueError(f"the splits, which cannot be sliced, are {', '.join(map(str, files)) or 'none'}")
     kinds = {file.rpartition(".")[2] for file in shards}
     if kinds not in ({"tar"}, {"parquet"}):
         raise ValueError(
@@ -174,6 +179,8 @@ def _expand(address: str) -> list[str]:
 def _reader_of(name: str) -> tuple[str, dict[str, list[str]] | None]:
     """Return the builder of `datasets` for a folder, a file or a Hub name; and tables or tars by split."""
     path, builders = Path(name).expanduser(), {".parquet": "parquet", ".tar": "webdataset"}
+    if "://" in name:
+        return "shards", _find_remote(name)
     if path.is_dir():
         for suffix, builder in builders.items():
             if files := sorted(file.as_posix() for file in path.rglob(f"*{suffix}")):
@@ -188,13 +195,6 @@ def _reader_of(name: str) -> tuple[str, dict[str, list[str]] | None]:
     return name, None
 
 
-def _arguments(path: Path, builder: str, files: dict[str, list[str]] | None) -> dict[str, Any]:
-    """Return more arguments of `datasets.load_dataset`; names such as `a[1].parquet` are not patterns."""
-    if files is not None:
-        return {"data_files": {split: [glob.escape(name) for name in names] for split, names in files.items()}}
-    return {"data_dir": str(path)} if builder == "imagefolder" else {}
-
-
 def _require_on_hub(name: str) -> None:
     """Raise ValueError if there is no data set of this name on the Hub, or in the cache if the Hub cannot be reached.
 
@@ -207,13 +207,12 @@ def _require_on_hub(name: str) -> None:
     api = HfApi(library_name="hf_vit")
     try:
         info = api.dataset_info(name, timeout=10)
-    except RepositoryNotFoundError:
-        raise ValueError(f"there is no folder {name} here, and no such data set on the Hub{hint}") from None
-    except Exception:  # of several HTTP libraries
+    except Exception as error:  # of several HTTP libraries
+        is_missing = isinstance(error, RepositoryNotFoundError)
         folder = "___".join([*name.split("/")[:-1], camelcase_to_snakecase(path.name)])
-        cached = Path(HF_DATASETS_CACHE, folder)
-        if not cached.is_dir():
-            raise ValueError(f"there is no folder {name} here, and the Hub cannot be reached{hint}") from None
+        if is_missing or not Path(HF_DATASETS_CACHE, folder).is_dir():
+            reason = "no such data set on the Hub" if is_missing else "the Hub cannot be reached"
+            raise ValueError(f"there is no folder {name} here, and {reason}{hint}") from None
         return
     # `datasets` would open any address, and any file of this machine, that the metadata of a data set names.
     configs = [(info.card_data or {}).get("configs")]
@@ -282,8 +281,6 @@ def _load_idx_folder(folder: Path) -> dict[str, datasets.Dataset]:
     for file in sorted(folder.glob("*-images-idx3-ubyte*")):
         images = read_idx(file)
         labels = read_idx(file.with_name(file.name.replace("images-idx3", "labels-idx1")))
-        if len(images) != len(labels):
-            raise ValueError(f"{file} has {len(images)} images and {len(labels)} labels")
         names = [str(number) for number in range(int(labels.max()) + 1)]
         splits[_split_of_idx(file)] = _from_arrays(images, labels, names)
     return splits
@@ -303,15 +300,14 @@ def read_idx(file: Path) -> np.ndarray:
     try:
         with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
             content = stream.read(-1 if allowed("large") else _MAX_IDX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
+        check_limit("it unpacks to more bytes", len(content), _MAX_IDX_BYTES)
+        (magic,) = struct.unpack(">I", content[:4])
+        shape = struct.unpack(f">{magic & 0xFF}I", content[4 : 4 + 4 * (magic & 0xFF)])
+        if magic >> 8 != 8:
+            raise ValueError("not an IDX file of bytes")
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+    except (OSError, EOFError, ValueError, zlib.error, struct.error) as error:
         raise ValueError(f"cannot read {file}: {error}") from None
-    if len(content) > _MAX_IDX_BYTES and not allowed("large"):
-        raise ValueError(f"{file} has more than {_MAX_IDX_BYTES:,} bytes unpacked; at most that many {HOW_TO_ALLOW}")
-    (magic,) = struct.unpack(">I", content[:4])
-    shape = struct.unpack(f">{magic & 0xFF}I", content[4 : 4 + 4 * (magic & 0xFF)])
-    if magic >> 8 != 8 or len(content) != 4 + 4 * len(shape) + int(np.prod(shape)):
-        raise ValueError(f"{file} is not an IDX file of bytes, or is truncated")
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
 def is_image(feature: Any) -> bool:

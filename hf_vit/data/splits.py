@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..models.configuration_hf_vit import MAX_LABELS
 from ..models.image_reading import ImageReadingError
@@ -29,6 +30,7 @@ from .sources import (
 )
 
 SKIPPED_IMAGES = "skipped_images.txt"  # file of an output folder: a line for each unreadable image
+_ROWS_AT_ONCE = 1000
 _MOST_LOGGED = 10  # unreadable images that are logged by name
 _EVAL_SPLITS = ("validation", "val", "valid", "dev", "test")  # the first existing one is used
 _HELD_OUT = 0.1  # share of each class, if there is none of these splits
@@ -71,6 +73,16 @@ class Split:
             return {"bytes": image["bytes"] or b"", "path": f"row {row}"}
         return image
 
+    def paths(self) -> list[tuple[str | None, bool]]:
+        """Return for each image its path, if it has one, and whether it is a file; the bytes of others are not read."""
+        if self.is_sharded:
+            return [(None, False)] * len(self)
+        found, columns = [], self.samples.select_columns(self.image_column).with_format("arrow")
+        for batch in columns.iter(_ROWS_AT_ONCE):
+            contents, paths = (pc.struct_field(batch[self.image_column], name) for name in ("bytes", "path"))
+            found += zip(paths.to_pylist(), contents.is_null().to_pylist(), strict=True)
+        return found
+
     def log_unreadable(self, error: ImageReadingError) -> None:
         """Add an unreadable image to `skipped_file`, in which each comes once, and log the first ones."""
         message = " ".join(str(error).split())
@@ -88,8 +100,7 @@ class Split:
                 file.write(f"{message}\n")
             number = len(lines) + 1
         if number <= _MOST_LOGGED:
-            is_last = self.skipped_file is not None and number == _MOST_LOGGED
-            logger.warning(f"skipped: {message}" + (f"; the next ones are in {self.skipped_file}" if is_last else ""))
+            logger.warning(f"skipped: {message}")
 
     def label(self, sample: dict) -> Any:
         """Return a sample's class number; -1 without a label; indicators (num_labels,) if it may have several."""
@@ -214,7 +225,7 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> 
     columns = settings.image_column, settings.label_column
     split = open_split(samples, *columns, needs_labels, not are_stated, together)
     if settings.exclude or settings.relabel:
-        split = clean(split, settings, name)
+        split, _ = clean(split, settings, name)
     split.skipped_file = None if settings.output_dir is None else Path(settings.output_dir) / SKIPPED_IMAGES
     return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
 
@@ -262,7 +273,7 @@ def split_off_holdout(split: Split) -> tuple[Split, Split | None]:
     """
     if split.is_sharded or len(split) < _FEWEST:
         return split, None
-    classes, drawn = _draw_by_class(split)
+    classes, drawn = _classes_to_divide(split), np.random.default_rng(0).permutation(len(split))
     first = [rows[: round(_HELD_OUT * len(rows))] for rows in (drawn[classes[drawn] == n] for n in np.unique(classes))]
     held_out = np.sort(np.concatenate(first))
     held_out = held_out if len(held_out) else drawn[:1]  # at least one image
@@ -280,22 +291,28 @@ def split_into_folds(split: Split, folds: int) -> list[tuple[Split, Split]]:
     """
     if split.is_sharded:
         raise ValueError(f"folds is {folds}, but cross-validation does not work with shards; use a folder of images")
-    classes, drawn = _draw_by_class(split)
+    classes = _classes_to_divide(split)
     if (fewest := np.unique(classes, return_counts=True)[1].min()) < folds:
         raise ValueError(f"folds is {folds}, but a class has {fewest} images (expected one for each fold)")
-    numbers = np.empty(len(split), np.int64)
-    numbers[drawn[classes[drawn].argsort(kind="stable")]] = np.arange(len(split)) % folds
+    numbers = assign_folds(classes, folds)
     return [
         (_select(split, np.flatnonzero(numbers != fold)), _select(split, np.flatnonzero(numbers == fold)))
         for fold in range(folds)
     ]
 
 
-def _draw_by_class(split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """Return the class number of each image, all 0 without one label per image, and the rows in random order."""
+def assign_folds(classes: np.ndarray, folds: int, seed: int = 0) -> np.ndarray:
+    """Deal the shuffled images of each class to the folds in turn: (images,) fold numbers."""
+    drawn = np.random.default_rng(seed).permutation(len(classes))
+    numbers = np.empty(len(classes), np.int64)
+    numbers[drawn[classes[drawn].argsort(kind="stable")]] = np.arange(len(classes)) % folds
+    return numbers
+
+
+def _classes_to_divide(split: Split) -> np.ndarray:
+    """Return the class number of each image; all 0 without one label per image."""
     has_classes = split.label_column is not None and not split.multi_label
-    classes = split.class_numbers() if has_classes else np.zeros(len(split), np.int64)
-    return classes, np.random.default_rng(0).permutation(len(split))
+    return split.class_numbers() if has_classes else np.zeros(len(split), np.int64)
 
 
 def _select(split: Split, rows: np.ndarray) -> Split:

@@ -8,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import datasets
 from accelerate import Accelerator
 from PIL.Image import Image
 
@@ -171,12 +170,10 @@ def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
     Raises:
         ValueError: file names have no numbers, and there are not as many labels as images.
     """
-    if isinstance(split.samples, datasets.Dataset):
-        rows: Any = split.samples.select_columns(split.image_column)
-        found = [_VALIDATION_FILE.search(Path(row[split.image_column]["path"] or "").name) for row in rows]
-        numbers = [int(match[1]) for match in found if match]
-        if len(numbers) == len(found) and 0 < max(numbers, default=0) <= len(real):
-            return [real[number - 1] for number in numbers]
+    found = [_VALIDATION_FILE.search(Path(path or "").name) for path, _ in split.paths()]
+    numbers = [int(match[1]) for match in found if match]
+    if len(numbers) == len(split) and 0 < max(numbers, default=0) <= len(real):
+        return [real[number - 1] for number in numbers]
     if len(real) != len(split):
         raise ValueError(
             f"cannot match {len(real)} ReaL labels to {len(split)} images: the numbers differ, and the files are not "

@@ -2,33 +2,29 @@
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import datasets
 import numpy as np
 
 from ..data.labels import distinguish
 from ..data.splits import Split
 from ..files.output import new_file, write_text
-from ..files.pages import data_uri, page_color, render_page
+from ..files.pages import data_uri, render_page
 from ..files.predictions import Table
 from ..models.image_reading import ImageReadingError, read_for_display
 from .metrics import average_precision, score_labels
 
-_FRAME = 460, 200  # width and height of the calibration's plot, in SVG units
 _PICTURES = 24  # number of images on each of the two contact sheets
 _PICTURE_SIZE = 128  # pixels of the longer side; shown at 96 or more
 _MATRIX_CLASSES = 12  # the largest matrix that fits on a phone; with more classes, the mistakes are listed
 _LISTED_PAIRS, _LISTED_CLASSES = 25, 200
-_ROWS_AT_ONCE = 1000
 _CARD_CLASSES, _CARD_WORST = 20, 10  # the card lists up to 20 classes; if there are more, the 10 worst
 MAX_MATRIX_CLASSES = 30  # in a picture; with more classes, names and numbers would be too small
 _MAX_NAME_LENGTH = 24  # characters of a class name on an axis
-_SHADE = 0.75  # of a cell that holds all images of its row, as in report.html
 _BINS = 15  # as in Guo et al., "On calibration of modern neural networks", arXiv 1706.04599, section 4
 _Z = 1.96  # two-sided 95% quantile of the normal distribution
 
@@ -65,6 +61,18 @@ class HeldOut:
     def names_in(self, chosen: np.ndarray) -> list[str]:
         """Return the names of the classes that are True in (classes,)."""
         return [self.names[number] for number in np.flatnonzero(chosen).tolist()]
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Name of each image's file, relative to the folder; empty if the data set has no file names."""
+        folder = Path(os.path.abspath(self.folder.expanduser()))
+        files = [(Path(os.path.abspath(path or "")), path or "") for path, _ in self.split.paths()]
+        return [file.relative_to(folder).as_posix() if file.is_relative_to(folder) else path for file, path in files]
+
+    def picture(self, index: int, **caption: Any) -> dict[str, Any]:
+        """Return an image of the split for a contact sheet, with its caption."""
+        data = thumbnail(self.split.image(self.split.samples[index], index))
+        return {"file": self.files[index] or f"row {index}", "data": data, **caption}
 
 
 def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
@@ -113,13 +121,12 @@ def write_results(
         curve: PNG of the learning curve.
     """
     output.mkdir(parents=True, exist_ok=True)
-    files = list(name_files(held_out.split, held_out.folder))
     single = held_out.is_single_label
-    write_text(output / "predictions.csv", (_as_csv if single else _as_multi_label_csv)(held_out, files))
+    write_text(output / "predictions.csv", _as_csv(held_out))
     if single and not len(held_out.labeled("label")):
         return
     template = f"{'result' if single else 'multi_label'}_page.html.jinja"
-    content = (_single_label if single else _multi_label)(held_out, files)
+    content = (_single_label if single else _multi_label)(held_out)
     content |= {
         "title": title,
         "facts": facts,
@@ -130,50 +137,39 @@ def write_results(
     write_text(output / "report.html", render_page("hf_vit.evaluation", template, **content))
 
 
-def name_files(split: Split, folder: Path) -> Iterator[str]:
-    """Yield the file name of each image, relative to the folder; empty if the data set has no file names."""
-    folder = Path(os.path.abspath(folder.expanduser()))
-    if not isinstance(split.samples, datasets.Dataset):
-        yield from [""] * len(split)
-        return
-    batches: Any = split.samples.select_columns(split.image_column).with_format("arrow").iter(_ROWS_AT_ONCE)
-    for batch in batches:
-        paths: Iterable[Any] = batch[split.image_column].combine_chunks().field("path").to_pylist()
-        for path in paths:
-            file = Path(os.path.abspath(path or ""))
-            yield file.relative_to(folder).as_posix() if file.is_relative_to(folder) else path or ""
+def _as_csv(held_out: HeldOut) -> str:
+    """Return CSV with a row per image: row in the split, file, label, and the top classes with probabilities.
 
-
-def _as_csv(held_out: HeldOut, files: Sequence[str]) -> str:
-    """Return CSV with a row per image: row in the split, file, label, and the top classes with probabilities."""
-    found = held_out.predictions
-    suffixes = ["", *(f"_{rank}" for rank in range(2, found["ranked"].shape[1] + 1))]
-    header = [name + suffix for suffix in suffixes for name in ("prediction", "probability")]
+    If an image may have several labels: labels, predicted labels, and the score of each class.
+    """
+    found, names = held_out.predictions, held_out.names
+    rows: Iterable[list[Any]]
+    if held_out.is_single_label:
+        ranks = ["", *(f"_{rank}" for rank in range(2, found["ranked"].shape[1] + 1))]
+        header = ["label", *(name + rank for rank in ranks for name in ("prediction", "probability"))]
+        rows = (
+            [
+                names[label] if label >= 0 else "",
+                *(cell for one in zip(ranked, shares, strict=True) for cell in (names[one[0]], f"{one[1]:.6g}")),
+            ]
+            for label, ranked, shares in zip(found["label"], found["ranked"], found["probabilities"], strict=True)
+        )
+    else:
+        header = ["labels", "predictions", *names]
+        rows = (
+            [
+                *(";".join(held_out.names_in(chosen)) for chosen in (labels > 0, scores >= held_out.thresholds)),
+                *(f"{score:.6g}" for score in scores),
+            ]
+            for labels, scores in zip(found["label"], found["scores"], strict=True)
+        )
     text = io.StringIO()
-    table = Table(text, ["row", "file", "label", *header])
-    columns = (found[name] for name in ("index", "label", "ranked", "probabilities"))
-    for index, label, ranked, probabilities in zip(*columns, strict=True):
-        pairs = zip(ranked, probabilities, strict=True)
-        best = [entry for number, value in pairs for entry in (held_out.names[number], f"{value:.6g}")]
-        table.extend([[index, files[index], held_out.names[label] if label >= 0 else "", *best]])
+    table = Table(text, ["row", "file", *header])
+    table.extend([index, held_out.files[index], *row] for index, row in zip(found["index"], rows, strict=True))
     return text.getvalue()
 
 
-def _as_multi_label_csv(held_out: HeldOut, files: Sequence[str]) -> str:
-    """Return CSV with a row per image: row in the split, file, labels, predicted labels, score of each class."""
-    text = io.StringIO()
-    table = Table(text, ["row", "file", "labels", "predictions", *held_out.names])
-    for index, labels, scores in zip(
-        *(held_out.predictions[name] for name in ("index", "label", "scores")), strict=True
-    ):
-        joined = [
-            ";".join(held_out.names_in(chosen)) for chosen in (labels > 0, scores >= np.asarray(held_out.thresholds))
-        ]
-        table.extend([[index, files[index], *joined, *(f"{score:.6g}" for score in scores)]])
-    return text.getvalue()
-
-
-def _single_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
+def _single_label(held_out: HeldOut) -> dict[str, Any]:
     """Content of the page of a classifier with one label per image."""
     names = held_out.names
     index, labels, ranked = (held_out.labeled(name) for name in ("index", "label", "ranked"))
@@ -181,16 +177,15 @@ def _single_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
     right = predicted == labels
 
     def show(rows: np.ndarray) -> list[dict[str, Any]]:
-        rows = rows[:_PICTURES]
-        captions = [
-            {
-                "label": names[int(labels[row])],
-                "prediction": names[int(predicted[row])],
-                "probability": float(probability[row]),
-            }
-            for row in rows
+        return [
+            held_out.picture(
+                int(index[row]),
+                label=names[labels[row]],
+                prediction=names[predicted[row]],
+                probability=float(probability[row]),
+            )
+            for row in rows[:_PICTURES]
         ]
-        return _thumbnails(held_out, files, index[rows], captions)
 
     rows = np.argsort(-probability, kind="stable")
     mistakes = rows[~right[rows]]
@@ -205,7 +200,6 @@ def _single_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
         "interval": wilson_interval(int(right.sum()), len(labels)),
         "top5": (ranked == labels[:, None]).any(axis=1).mean() if ranked.shape[1] == 5 < len(names) else None,
         "unlabeled": len(held_out.predictions["label"]) - len(labels),
-        "frame": _FRAME,
         "mistakes": show(mistakes),
         "num_mistakes": len(mistakes),
         "least_confident": show(rows[::-1]),
@@ -220,26 +214,25 @@ def _single_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _multi_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
+def _multi_label(held_out: HeldOut) -> dict[str, Any]:
     """Content of the page of a classifier with several labels per image."""
     scores, labels = held_out.predictions["scores"], held_out.predictions["label"] > 0
-    predicted = scores >= np.asarray(held_out.thresholds)
+    predicted = scores >= held_out.thresholds
     counts = np.stack([chosen.sum(axis=0) for chosen in (labels, predicted, labels & predicted)], axis=1)
     classes = [ClassScore(number, *its_counts) for number, its_counts in enumerate(counts.tolist())]
     precisions = average_precision(scores, labels)
 
     def show(pairs: np.ndarray) -> list[dict[str, Any]]:
         """Show pairs of an image and a class, (pairs, 2)."""
-        pairs = pairs[:_PICTURES]
-        captions = [
-            {
-                "label": held_out.names[number],
-                "score": float(scores[row, number]),
-                "labels": ", ".join(held_out.names_in(labels[row])) or "no label",
-            }
-            for row, number in pairs.tolist()
+        return [
+            held_out.picture(
+                int(held_out.predictions["index"][row]),
+                label=held_out.names[number],
+                score=float(scores[row, number]),
+                labels=", ".join(held_out.names_in(labels[row])) or "no label",
+            )
+            for row, number in pairs[:_PICTURES]
         ]
-        return _thumbnails(held_out, files, held_out.predictions["index"][pairs[:, 0]], captions)
 
     wrong, missed = np.argwhere(predicted & ~labels), np.argwhere(~predicted & labels)
     return {
@@ -257,26 +250,16 @@ def _multi_label(held_out: HeldOut, files: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _thumbnails(
-    held_out: HeldOut, files: Sequence[str], indices: np.ndarray, captions: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return images of a contact sheet, at most 128 x 128 pixels; one that can no longer be read is omitted.
-
-    Args:
-        indices: (images,) in the split.
-        captions: the texts under each image.
-    """
-    shown = []
-    for index, caption in zip(indices.tolist(), captions, strict=True):
-        file = held_out.split.image(held_out.split.samples[index], index)
-        with suppress(ImageReadingError):
-            image = read_for_display(file, _PICTURE_SIZE)
-            image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
-            content = io.BytesIO()
-            image.save(content, "JPEG", quality=80)
-            data = data_uri("jpeg", content.getvalue())
-            shown.append({"file": files[index] or f"row {index}", "data": data, **caption})
-    return shown
+def thumbnail(file: dict[str, Any]) -> str | None:
+    """Return an image of at most 128 x 128 pixels as a data: URI; None if it can no longer be read."""
+    try:
+        image = read_for_display(file, _PICTURE_SIZE)
+    except ImageReadingError:
+        return None
+    image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=80)
+    return data_uri("jpeg", content.getvalue())
 
 
 def write_matrix(matrix: np.ndarray, names: Mapping[int, str], path: Path) -> None:
@@ -286,29 +269,18 @@ def write_matrix(matrix: np.ndarray, names: Mapping[int, str], path: Path) -> No
         matrix: images with each label (rows) and prediction (columns), (classes, classes).
         names: the classes in that order, by class number.
     """
-    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-    shown = _shorten(names)
     inches = len(names) * (0.5 if len(names) <= 12 else 0.34)
     figure = Figure(figsize=(inches + 2.6, inches + 1.8), layout="constrained")
     axes = figure.subplots()
-    shades = LinearSegmentedColormap.from_list("shades", [page_color("paper"), page_color("bar")])
-    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    axes.imshow(_SHADE * shares, cmap=shades, vmin=0, vmax=1)
+    axes.imshow(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1.5)
     for (row, column), count in np.ndenumerate(matrix):
-        text, color = (str(count), page_color("ink")) if count else ("·", page_color("soft"))
-        axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8 if count < 1000 else 6)
-    ticks = range(len(names))
-    axes.set_xticks(ticks, shown, rotation=90, parse_math=False)
-    axes.set_yticks(ticks, shown, parse_math=False)
-    axes.set_xticks(np.arange(len(names) + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(len(names) + 1) - 0.5, minor=True)
-    axes.grid(True, which="minor", color=page_color("line"), lw=0.7, clip_on=False)
-    axes.tick_params(which="both", length=0, labelsize=9, labelcolor=page_color("ink"))
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel("prediction", color=page_color("soft"))
-    axes.set_ylabel("label", color=page_color("soft"))
+        axes.text(column, row, str(count or "·"), ha="center", va="center", fontsize=8 if count < 1000 else 6)
+    axes.set_xticks(range(len(names)), _shorten(names), rotation=90, parse_math=False)
+    axes.set_yticks(range(len(names)), _shorten(names), parse_math=False)
+    axes.set_xlabel("prediction")
+    axes.set_ylabel("label")
     with new_file(path, overwrite=True) as file:
         figure.savefig(file, dpi=120, bbox_inches="tight")
 

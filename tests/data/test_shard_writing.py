@@ -87,7 +87,7 @@ def test_shards_of_images_that_have_changed_since_are_refused(folder, tmp_path, 
     image = folder / "train" / "cat" / "3.png"
     picture(77, "RGB").save(image)  # of the same name
     assert main(command) == 2
-    assert re.search("train .* 18.* 18", capsys.readouterr().err)
+    assert re.search("train.* 18.* 18", capsys.readouterr().err)
     assert not (tmp_path / "out" / "train-00001.tar").exists()
 
 
