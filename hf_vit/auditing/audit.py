@@ -22,7 +22,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from ..data.issues import Issue, clean, name_images, write_issues
-from ..data.labels import match_to_split, require_labels, require_two_classes
+from ..data.labels import match_to_split, require_labels
 from ..data.loaders import count_workers
 from ..data.sources import names_of_splits
 from ..data.splits import Split, assign_folds, open_named
@@ -181,7 +181,7 @@ def open_audited(settings: AuditSettings) -> list[tuple[str, Split, list[str], b
         first = replace(first, num_labels=max(split.num_labels for _, split, _ in opened))
     splits = [(name, match_to_split(first, split, first_name, name), images, False) for name, split, images in opened]
     if len(np.unique(np.concatenate([split.class_numbers() for _, split, *_ in splits]))) == 1:
-        require_two_classes(first, " and ".join(names))
+        require_labels(first, " and ".join(names), two_classes=True)
     if settings.train not in (None, settings.dataset):
         labels = dict.fromkeys(("label_column", "label_names", "num_labels"))  # are not used
         other = replace(raw, dataset=settings.train, dataset_config=None, **labels)

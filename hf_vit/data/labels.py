@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..catalog.released import imagenet_numbers
-from ..files.messages import join_names, shorten
+from ..files.messages import did_you_mean, join_names, shorten
 from ..files.reading import read_text, read_yaml
 
 if TYPE_CHECKING:
@@ -77,39 +76,35 @@ def state_classes(split: "Split", num_labels: int | None, names_file: str | None
     Raises:
         ValueError: the data have other classes or more, or the two arguments contradict each other.
     """
-    names = None if names_file is None else read_text(Path(names_file).expanduser()).split("\n")
-    if names is not None:
-        names = [name.strip() for name in names if name.strip()]
-        if num_labels not in (None, len(names)):
-            raise ValueError(f"--num-labels is {num_labels}, but {names_file} has {len(names)} names")
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"{names_file} has the name {shorten(twice)} more than once")
-    count = len(names) if names is not None else num_labels
+    count, names = num_labels, None
+    if names_file is not None:
+        names = [name.strip() for name in read_text(Path(names_file).expanduser()).split("\n") if name.strip()]
+        count = len(names)
+        if len(set(names)) < count or num_labels not in (None, count):
+            raise ValueError(
+                f"{names_file} has {count} names, {len(set(names))} of them different (expected different names, as "
+                "many as --num-labels, if it is given)"
+            )
     if count is None or split.label_column is None:
         return split
-    if names is not None and split.label_names not in (None, names):  # named classes of shards have no order
-        missing = [name for name in split.label_names or [] if name not in names]
-        if missing or split.multi_label or not split.is_sharded:
-            raise ValueError(
-                f"the classes of the data ({split.num_labels}: {_listing(split.label_names or [])}) are not those of "
-                f"{names_file} ({len(names)}: {_listing(names)}): "
-                + (f"the file lacks {_listing(missing)}" if missing else "their order differs")
-            )
-        numbers = [names.index(name) for name in split.label_names or []]
-        return replace(split, numbers=numbers, label_names=names, num_labels=len(names))
+    if names is not None and split.label_names not in (None, names):
+        if missing := [name for name in split.label_names if name not in names]:
+            raise ValueError(f"{names_file} lacks {_listing(missing)}, classes of the data")
+        numbers = [names.index(name) for name in split.label_names]
+        return _renumber(replace(split, label_names=names), numbers, count)
     if split.num_labels > count:
         raise ValueError(f"the data has {split.num_labels} classes, but num_labels or label_names has {count}")
     return replace(split, label_names=names or split.label_names, num_labels=count)
 
 
-def require_labels(split: "Split", name: str) -> None:
-    """Raise ValueError if images of a split have no label or an unknown class number.
+def require_labels(split: "Split", name: str, two_classes: bool = False) -> None:
+    """Raise ValueError if images of a split have no label, or an unknown class number.
 
     An image that may have several labels may have an empty list. The labels of shards are not read in advance.
 
     Args:
         name: the split's name, for the message.
+        two_classes: also if all images have the same labels.
     """
     if split.label_column is None or split.is_sharded:
         return
@@ -119,18 +114,10 @@ def require_labels(split: "Split", name: str) -> None:
             f"{missing} of {len(split)} images of {name} have no label (expected class numbers from 0 to "
             f"{split.num_labels - 1}): choose another split, or leave these images out"
         )
-
-
-def require_two_classes(split: "Split", name: str) -> None:
-    """Raise ValueError if all images have the same labels. The labels of shards are not read in advance."""
-    if split.label_column is None or split.is_sharded:
-        return
-    labels = {frozenset(numbers) for numbers in split.label_counts()}
-    if len(labels) == 1:
-        (numbers,) = labels
-        names = [split.label_names[number] if split.label_names else f"class {number}" for number in sorted(numbers)]
-        label = f"the label {_listing(names)}" if names else "no label"
-        raise ValueError(f"all {len(split)} images of {name} have {label} (expected two classes or more)")
+    if two_classes and len({frozenset(numbers) for numbers in counts}) == 1:
+        names = split.label_names or [f"class {number}" for number in known]
+        label = _listing([names[number] for number in sorted(set(next(iter(counts))))]) or "none"
+        raise ValueError(f"all {len(split)} images of {name} have the same label: {label} (expected two classes)")
 
 
 def read_label_map(path: str) -> dict[str, str | int]:
@@ -140,13 +127,12 @@ def read_label_map(path: str) -> dict[str, str | int]:
         ValueError: the file is not such a mapping.
     """
     content = read_yaml(Path(path).expanduser())
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is a {type(content).__name__} (expected a mapping: the data's name -> the model's)")
-    for key, value in content.items():
-        if isinstance(key, bool) or isinstance(value, bool) or not isinstance(key, str | int):
-            raise ValueError(f"{path}: {shorten(str(key))} is read as a {type(key).__name__}; put names in quotes")
-        if not isinstance(value, str | int):
-            raise ValueError(f"{path}: {key!r} maps to a {type(value).__name__} (expected a name or a class number)")
+    for key, value in content.items() if isinstance(content, dict) else [(content, None)]:
+        if type(key) not in (str, int) or type(value) not in (str, int):
+            raise ValueError(
+                f"{path} maps {shorten(key)} to {shorten(value)} (expected the data's name -> the model's name or "
+                "number; put names such as no in quotes)"
+            )
     return {str(key): value for key, value in content.items()}
 
 
@@ -160,39 +146,36 @@ def _match(
         given: matches stated by the user.
         remedy: advice in the message about a mismatch.
     """
-    ours = split.label_names
-    if ours is None or (_are_no_names(theirs) and not given):
-        if ours is not None and (numbers := _by_imagenet(ours, theirs) or _by_numerals(ours, theirs, who)) is not None:
-            return numbers
-        if split.num_labels > len(theirs):
-            raise ValueError(f"{who[0]} has {split.num_labels} labels, more than the {len(theirs)} of {who[1]}")
-        if ours is not None and len(ours) > 1 and all(map(str.isdecimal, ours)):
-            raise ValueError(
-                f"{who[0]} has the classes {_listing(ours)} (expected numbers from 0 to {len(theirs) - 1})"
-            )
-        nameless = who[0] if ours is None else who[1]
-        _warn(f"{nameless} has no class names: class numbers 0 to {split.num_labels - 1} are used as they are")
-        return None
+    ours, counts = split.label_names or [], Counter(theirs)
     named = _resolve(given, ours, theirs)
-    if not named and ours == list(theirs):
-        return None
-    if not named and (numbers := _by_imagenet(ours, theirs)) is not None:
-        return numbers
-    counts = Counter(theirs)
     found = {name: number for number, name in enumerate(theirs) if counts[name] == 1} | named
     missing = [name for name in ours if name not in found]
-    if not missing:
+    is_nameless = not ours or (_are_no_names(theirs) and not named)
+    if not is_nameless and not named and ours == list(theirs):
+        return None
+    if ours and not named:
+        numbers = _by_imagenet(ours, theirs)
+        if numbers is None and (is_nameless or missing):
+            numbers = _by_numerals(ours, theirs, who)
+        if numbers is not None:
+            return numbers
+    if not is_nameless and not missing:
         return [found[name] for name in ours]
-    if not named and (numbers := _by_numerals(ours, theirs, who)) is not None:
-        return numbers
-    known = {_bare(name): name for name in theirs}
-    pairs = [f"{shorten(name)} and {shorten(known[_bare(name)])}" for name in missing if _bare(name) in known]
-    raise ValueError(
-        f"the classes of {who[0]} ({len(ours)}: {_listing(ours)}) are not those of {who[1]} "
-        f"({len(theirs)}: {_listing(theirs)}), which has no single class called {_listing(missing)}"
-        + (f"; near matches: {join_names(pairs)}" if pairs else "")
-        + f"; {remedy}"
-    )
+    if not is_nameless:
+        raise ValueError(
+            f"the classes of {who[0]} ({len(ours)}: {_listing(ours)}) are not those of {who[1]} "
+            f"({len(theirs)}: {_listing(theirs)}), which has no single class called {_listing(missing)}"
+            f"{did_you_mean(missing[0], theirs)}; {remedy}"
+        )
+    are_other_numbers = len(ours) > 1 and all(map(str.isdecimal, ours))
+    if split.num_labels > len(theirs) or are_other_numbers:
+        raise ValueError(
+            f"{who[0]} has {split.num_labels} classes ({_listing(ours) or 'without names'}), but {who[1]} has "
+            f"{len(theirs)} (expected class numbers from 0 to {len(theirs) - 1})"
+        )
+    nameless = who[1] if ours else who[0]
+    _warn(f"{nameless} has no class names: class numbers 0 to {split.num_labels - 1} are used as they are")
+    return None
 
 
 def _by_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None:
@@ -216,25 +199,20 @@ def _by_numerals(ours: Sequence[str], theirs: Sequence[str], who: tuple[str, str
 
 def _resolve(given: dict[str, str | int], ours: Sequence[str], theirs: Sequence[str]) -> dict[str, int]:
     """Convert a label map to class numbers."""
-    if unknown := [name for name in given if name not in ours]:
-        raise ValueError(f"the label map has {_listing(unknown)}, which the data lacks; it has {_listing(ours)}")
     numbers: dict[str, int] = {}
     for name, target in given.items():
-        if isinstance(target, str) and theirs.count(target) == 1:
-            numbers[name] = theirs.index(target)
-        elif isinstance(target, int) and 0 <= target < len(theirs):
-            numbers[name] = target
-        else:
-            raise ValueError(f"the label map maps {name!r} to {target!r}, but the model has {_listing(theirs)}")
+        number = theirs.index(target) if isinstance(target, str) and theirs.count(target) == 1 else target
+        if name not in ours or not isinstance(number, int) or number not in range(len(theirs)):
+            raise ValueError(
+                f"the label map maps {name!r} to {target!r}, but the data has {_listing(ours)}, and the model "
+                f"{_listing(theirs)}"
+            )
+        numbers[name] = number
     return numbers
 
 
 def _are_no_names(names: Sequence[str]) -> bool:
     return all(name == f"LABEL_{number}" for number, name in enumerate(names))
-
-
-def _bare(name: str) -> str:
-    return re.sub(r"[\s_-]+", "", name).casefold()
 
 
 def _listing(names: Sequence[str]) -> str:

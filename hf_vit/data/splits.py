@@ -16,7 +16,7 @@ from ..models.configuration_hf_vit import MAX_LABELS
 from ..models.image_reading import ImageReadingError
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 from .issues import clean
-from .labels import match_to_split, require_labels, require_two_classes, state_classes
+from .labels import match_to_split, require_labels, state_classes
 from .shard_index import Columns, open_index
 from .shards import ShardedDataset
 from .sources import (
@@ -241,8 +241,7 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     """
     split = open_named(settings, settings.train_split, needs_labels)
     if needs_labels:
-        require_labels(split, settings.train_split)
-        require_two_classes(split, settings.train_split)
+        require_labels(split, settings.train_split, two_classes=True)
     if split.multi_label and settings.task == "single-label":
         raise ValueError(f"task is single-label, but images of {settings.dataset} have several labels")
     if settings.loss == AUTO:

@@ -112,7 +112,7 @@ def test_a_file_states_the_mapping(classifier, tmp_path, suffix):
     [
         ("- Rot\n", "map.yaml"),
         ("{Rot: [1]}", "'Rot'"),
-        ("{no: red}", "'False'"),
+        ("{no: red}", "False"),
         ("{Rot: crimson}", "'Rot'"),
         ("{Rot: 3}", "'Rot'"),
         ("{Blau: blue}", "'Blau'"),
