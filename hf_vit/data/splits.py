@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..files.messages import shorten
 from ..models.configuration_hf_vit import MAX_LABELS
 from ..models.image_reading import ImageReadingError
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
@@ -131,9 +133,7 @@ class Split:
             ValueError: images have no labels, or several, or are in shards.
         """
         if self.multi_label or self.label_column is None or self.is_sharded:
-            kind = "images with several labels" if self.multi_label else "images without labels"
-            kind = "shards" if self.is_sharded else kind
-            raise ValueError(f"{purpose}, which needs the class of each image: this does not work with {kind}")
+            raise ValueError(f"{purpose}, which needs one label of each image, and does not work with shards")
         labels = _read_column(self.samples, self.label_column).fill_null(-1).to_pylist()
         return np.array([self._renumber(label) for label in labels], np.int64)
 
@@ -177,10 +177,8 @@ def open_split(
     if is_list_of(samples.features[label_column], datasets.Value):
         samples = _encode_lists(samples, label_column)
     names, multi_label = _classes_of(samples.features[label_column])
-    labels = [] if names is not None else _read_column(samples, label_column).fill_null(-1).to_pylist()
-    num_labels = max(labels, default=-1) + 1 if names is None else len(names)
-    if num_labels > MAX_LABELS:
-        raise ValueError(f"the column {label_column} has {num_labels:,} classes (expected {MAX_LABELS:,} at most)")
+    labels = [] if names is not None else _read_column(samples, label_column).drop_null().to_pylist()
+    num_labels = _count_classes(labels, label_column) if names is None else len(names)
     return Split(samples, image_column, label_column, names, num_labels, multi_label)
 
 
@@ -195,21 +193,22 @@ def _encode_lists(samples: datasets.Dataset, column: str) -> datasets.Dataset:
     """Turn lists of class names, or of class numbers, into lists of classes."""
     lists = _read_column(samples, column).to_pylist()
     found = {label for labels in lists for label in labels or []}
-    if not found or None in found:
-        raise ValueError(f"the column {column} has {'empty labels' if found else 'no labels'}")
-    names = sorted(found)
-    numbers = {name: number for number, name in enumerate(names)}
-    if isinstance(names[0], int):
-        if names[0] < 0 or names[-1] >= MAX_LABELS:
-            raise ValueError(
-                f"the column {column} has the class numbers {names[0]} to {names[-1]} "
-                f"(expected 0 to {MAX_LABELS - 1:,} at most)"
-            )
-        numbers = {number: number for number in names}
-        names = [f"LABEL_{number}" for number in range(names[-1] + 1)]
+    are_numbers = all(isinstance(label, int) for label in found)
+    if not found or None in found or (are_numbers and min(found) < 0):
+        raise ValueError(f"the column {column} has the labels {shorten(found)} (expected names, or numbers from 0)")
+    names = [f"LABEL_{number}" for number in range(_count_classes(found, column))] if are_numbers else sorted(found)
+    numbers = {number if are_numbers else name: number for number, name in enumerate(names)}
     encoded = [None if labels is None else [numbers[label] for label in labels] for labels in lists]
     feature = datasets.List(datasets.ClassLabel(names=names))
     return samples.remove_columns(column).add_column(column, encoded, feature=feature)  # pyright: ignore
+
+
+def _count_classes(labels: Collection[int], column: str) -> int:
+    """Return the number of classes of a column of class numbers."""
+    count = max(labels, default=-1) + 1
+    if count > MAX_LABELS:
+        raise ValueError(f"the column {column} has {count:,} classes (expected {MAX_LABELS:,} at most)")
+    return count
 
 
 def _read_column(samples: datasets.Dataset, column: str) -> pa.ChunkedArray:
@@ -272,7 +271,7 @@ def split_off_holdout(split: Split) -> tuple[Split, Split | None]:
     """
     if split.is_sharded or len(split) < _FEWEST:
         return split, None
-    classes, drawn = _classes_to_divide(split), np.random.default_rng(0).permutation(len(split))
+    classes, drawn = _classes_to_divide(split, "a held-out tenth"), np.random.default_rng(0).permutation(len(split))
     first = [rows[: round(_HELD_OUT * len(rows))] for rows in (drawn[classes[drawn] == n] for n in np.unique(classes))]
     held_out = np.sort(np.concatenate(first))
     held_out = held_out if len(held_out) else drawn[:1]  # at least one image
@@ -288,9 +287,7 @@ def split_into_folds(split: Split, folds: int) -> list[tuple[Split, Split]]:
     Raises:
         ValueError: the images are in shards, or a class has fewer images than there are folds.
     """
-    if split.is_sharded:
-        raise ValueError(f"folds is {folds}, but cross-validation does not work with shards; use a folder of images")
-    classes = _classes_to_divide(split)
+    classes = _classes_to_divide(split, f"folds is {folds}")
     if (fewest := np.unique(classes, return_counts=True)[1].min()) < folds:
         raise ValueError(f"folds is {folds}, but a class has {fewest} images (expected one for each fold)")
     numbers = assign_folds(classes, folds)
@@ -308,10 +305,10 @@ def assign_folds(classes: np.ndarray, folds: int, seed: int = 0) -> np.ndarray:
     return numbers
 
 
-def _classes_to_divide(split: Split) -> np.ndarray:
+def _classes_to_divide(split: Split, purpose: str) -> np.ndarray:
     """Return the class number of each image; all 0 without one label per image."""
     has_classes = split.label_column is not None and not split.multi_label
-    return split.class_numbers() if has_classes else np.zeros(len(split), np.int64)
+    return split.class_numbers(purpose) if has_classes else np.zeros(len(split), np.int64)
 
 
 def _select(split: Split, rows: np.ndarray) -> Split:

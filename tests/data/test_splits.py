@@ -86,7 +86,7 @@ def write_tables(folder, feature, **splits):
         (datasets.List(TEXT), [[], []], "label"),
         (datasets.List(CLASS), [[], []], r"\b2\b.*train"),
         (datasets.List(NUMBER), [[0], [-1]], "-1"),
-        (datasets.List(NUMBER), [[0], [10**12]], "1000000000000"),
+        (datasets.List(NUMBER), [[0], [10**12]], "1,000,000,000,001"),
         (NUMBER, [0, 10**12], "1,000,000,000,001"),
         (CLASS, [1, 1, 1], "'bee'"),
         (TEXT, ["bee", "bee"], "'bee'"),
