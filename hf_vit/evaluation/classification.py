@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -40,26 +39,20 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
         print(f"evaluating {settings.model} on {settings.dataset}, {name}: {len(split):,} images", file=sys.stderr)
     split = match_to_model(split, model.config, str(settings.model), settings.label_map)
     real = None if settings.real_labels is None else _match_real_labels(read_real_labels(settings.real_labels), split)
-    began = time.perf_counter()
-    predictions = _run(settings, accelerator, model, processor, split)
-    seconds = time.perf_counter() - began
-    metrics = score(predictions, real, thresholds_of(model.config))
+    predictions, thresholds = _run(settings, accelerator, model, processor, split), thresholds_of(model.config)
     if settings.output_dir and settings.protocol == "accuracy" and accelerator.is_main_process:
-        folder, thresholds = Path(str(settings.dataset)), thresholds_of(model.config)
-        held_out = HeldOut(predictions, split, names_of(model.config), folder, thresholds)
-        images = len(predictions["label"]) + predictions["skipped"]
+        held_out = HeldOut(predictions, split, names_of(model.config), Path(str(settings.dataset)), thresholds)
         processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
         facts = {
             "model": str(settings.model),
             "data set": str(settings.dataset),
             "split": name,
-            "throughput": f"{images / seconds:,.1f} images per second ({seconds:,.1f} seconds), with decoding",
             "device": describe_device(accelerator.device) + processes,
             "backend": settings.backend,
         }
         title = title_of(settings.model, settings.dataset)
         write_results(Path(settings.output_dir), held_out, title, facts, dump(settings))
-    return metrics
+    return score(predictions, real, thresholds)
 
 
 def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
@@ -111,7 +104,7 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     Raises:
         ValueError: the model does not have 1,000 classes, or no image has a class of ImageNet.
     """
-    from .metrics import SetTopKAccuracy  # importing evaluate takes seconds
+    from .metrics import set_accuracy  # importing evaluate takes seconds
 
     model, processor = load_classifier(settings, accelerator)
     if model.config.num_labels != 1000:
@@ -131,8 +124,11 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     split.samples = split.samples.select(chosen)
     predictions = _run(settings, accelerator, model, partial(without_border, processor), split)
     accepted = [classes[names[labels[chosen[index]]]] for index in predictions["index"]]
-    results = SetTopKAccuracy().compute(predictions=predictions["ranked"], references=accepted) or {}
-    return {**results, "samples": len(accepted), "skipped": predictions["skipped"]}
+    return {
+        **set_accuracy(predictions["ranked"], accepted),
+        "samples": len(accepted),
+        "skipped": predictions["skipped"],
+    }
 
 
 def _run(
@@ -151,17 +147,15 @@ def read_real_labels(source: str) -> list[list[int]]:
         ValueError: the content is not a list of lists of class numbers, or the download fails.
     """
     labels = read_json(fetch(source).path)
-    if not isinstance(labels, list):
-        raise ValueError(f"{source} holds a {type(labels).__name__} (expected a list of lists of class numbers)")
-    for index, entry in enumerate(labels):
-        _check_class_numbers(entry, f"entry {index} of {source}")
+    _check_class_lists(labels, source)
     return labels
 
 
-def _check_class_numbers(numbers: Any, name: str) -> None:
-    """Raise ValueError unless the value is a list of class numbers."""
-    if not isinstance(numbers, list) or not all(type(number) is int and 0 <= number < MAX_LABELS for number in numbers):
-        raise ValueError(f"{name} is {shorten(numbers)}; it must be a list of class numbers, 0 to {MAX_LABELS - 1:,}")
+def _check_class_lists(lists: Any, source: Any) -> None:
+    """Raise ValueError unless a file has a list of lists of class numbers."""
+    for numbers in lists if isinstance(lists, list) else [lists]:
+        if not isinstance(numbers, list) or any(type(one) is not int or not 0 <= one < MAX_LABELS for one in numbers):
+            raise ValueError(f"{source} has {shorten(numbers)} (expected a list of class numbers)")
 
 
 def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
@@ -192,10 +186,7 @@ def read_objectnet_classes(path: str | None) -> dict[str, list[int]]:
         ValueError: the file is not such a mapping.
     """
     classes = read_yaml(str(files("hf_vit.evaluation") / "objectnet.yaml") if path is None else Path(path).expanduser())
-    if not isinstance(classes, dict) or not all(isinstance(folder, str) for folder in classes):
-        raise ValueError(f"{path} is not a mapping of folders to lists of class numbers")
-    for folder, numbers in classes.items():
-        _check_class_numbers(numbers, f"{shorten(folder)} in {path}")
+    _check_class_lists(list(classes.values()) if isinstance(classes, dict) else classes, path)
     return classes
 
 

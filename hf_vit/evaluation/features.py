@@ -54,7 +54,17 @@ class Extractor:
         self.model, self.processor = load_encoder(settings, accelerator)
         self.config = self.model.config
         self.model_fingerprint = fingerprint_model(str(local_model(settings.model))) if settings.output_dir else {}
-        _check_choice(settings, self.config)
+        has_tokens = hasattr(self.config, "num_hidden_layers")
+        available = {
+            "pre_logits": getattr(self.config, "pooling", "cls") != "none",
+            "class_token": has_tokens and getattr(self.config, "num_prefix_tokens", 1) > 0,
+            "patch_mean": has_tokens,
+        }
+        if not available[settings.features]:
+            others = " or ".join(name for name, has in available.items() if has)
+            raise ValueError(f"{settings.model} has no {settings.features}; choose --features {others}")
+        if (settings.feature_layer or 0) > (layers := getattr(self.config, "num_hidden_layers", 0)):
+            raise ValueError(f"--feature-layer is {settings.feature_layer}, but {settings.model} has {layers} layers")
 
     def extract(self, split: Split, name: str, wanted: np.ndarray | None = None) -> Features:
         """Compute the features of a split, or load them if they are stored.
@@ -83,15 +93,23 @@ class Extractor:
                 with new_file(folder / f"{piece['index'].min():09}-{len(list(folder.glob('*')))}.safetensors") as file:
                     save_file(piece, file)
             pieces.append(piece)
-        return _assemble(pieces, wanted, name)
+        if not pieces:
+            raise ValueError(f"split {name} is empty")
+        index, labels, values = (
+            torch.cat([piece[name] for piece in pieces]) for name in ("index", "label", "features")
+        )
+        order = index.argsort()
+        order = order[torch.isin(index[order], torch.from_numpy(wanted)) & ~values[order, 0].isnan()]
+        if not len(order):
+            raise ValueError(f"none of {len(wanted)} images of split {name} can be read")
+        return Features(values[order], labels[order], index[order].numpy(), len(wanted) - len(order))
 
     def _folder_of(self, split: Split, name: str) -> Path | None:
         """Return the folder of the features of a split, named by a hash of everything that they depend on."""
         if not self.settings.output_dir:
             return None
-        chosen = ("dataset", "dataset_config", "image_column", "label_column", "image_size", "mixed_precision")
-        chosen += ("features", "feature_layer", *(("patch_size",) if self.settings.patch_size else ()))
-        chosen += () if self.settings.backend == "eager" else ("backend",)
+        chosen = ["dataset", "dataset_config", "image_column", "label_column", "image_size", "mixed_precision"]
+        chosen += ["features", "feature_layer", "patch_size", "backend"]
         about = {
             "model": self.model_fingerprint,
             "data": fingerprint_data(split),
@@ -107,7 +125,7 @@ class Extractor:
         return folder
 
     def compute(self, split: Split, numbers: np.ndarray) -> dict[str, torch.Tensor]:
-        """Compute the features of the images with these indices; of unreadable images only the indices are returned."""
+        """Compute the features of the images with these indices; those of unreadable images are NaN."""
         part = replace(split, samples=split.samples.select(numbers))
         batches = EvaluationBatches(self.settings, part, self.processor, self.config, self.accelerator)
 
@@ -116,30 +134,16 @@ class Extractor:
             return {"features": _choose_features(self.model, model_inputs(batch), *which).float()}
 
         columns = collect(self.accelerator, self.model, batches, choose)
-        good = numbers[columns["index"]]
-        if not np.isfinite(columns["features"]).all():
-            first = good[~np.isfinite(columns["features"]).all(axis=1)][0]
+        is_finite = np.isfinite(columns["features"]).all(axis=1)
+        if not is_finite.all():
+            first = numbers[columns["index"][~is_finite][0]]
             raise ValueError(f"features of {self.settings.model} are NaN or infinite, first for image {first}")
-        unreadable = np.setdiff1d(numbers, good)
-        labels = np.concatenate([columns["label"], np.full(len(unreadable), -1)])
-        return {
-            "features": torch.from_numpy(columns["features"]),
-            "label": torch.from_numpy(labels),
-            "index": torch.from_numpy(np.concatenate([good, unreadable])),
-        }
-
-
-def _check_choice(settings: EvaluateSettings, config: Any) -> None:
-    """Raise ValueError for features that the model does not have."""
-    if settings.features != "pre_logits" and not hasattr(config, "num_hidden_layers"):
-        raise ValueError(f"{settings.model} has no tokens; choose --features pre_logits")
-    if settings.features == "class_token" and not getattr(config, "num_prefix_tokens", 1):
-        raise ValueError(f"{settings.model} has no class token; choose --features pre_logits or patch_mean")
-    if settings.features == "pre_logits" and getattr(config, "pooling", "cls") == "none":
-        raise ValueError(f"{settings.model} has no pooling; choose --features class_token or patch_mean")
-    layers = getattr(config, "num_hidden_layers", 0)
-    if settings.feature_layer is not None and settings.feature_layer > layers:
-        raise ValueError(f"--feature-layer is {settings.feature_layer}, but {settings.model} has {layers} layers")
+        features = torch.full((len(numbers), columns["features"].shape[1]), torch.nan)
+        labels = torch.full((len(numbers), *columns["label"].shape[1:]), -1)
+        features[columns["index"]], labels[columns["index"]] = map(
+            torch.from_numpy, (columns["features"], columns["label"])
+        )
+        return {"features": features, "label": labels, "index": torch.from_numpy(numbers)}
 
 
 def _choose_features(model: Any, inputs: dict[str, torch.Tensor], which: str, layer: int | None) -> torch.Tensor:
@@ -167,21 +171,6 @@ def _choose_features(model: Any, inputs: dict[str, torch.Tensor], which: str, la
     return (patches * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True)
 
 
-def _assemble(pieces: list[dict[str, torch.Tensor]], wanted: np.ndarray, name: str) -> Features:
-    """Join the pieces into one table of the wanted images."""
-    if not pieces:
-        raise ValueError(f"split {name} is empty")
-    read = [len(piece["features"]) for piece in pieces]  # indices of unreadable images follow
-    index = np.concatenate([piece["index"][:count].numpy() for piece, count in zip(pieces, read, strict=True)])
-    labels = torch.cat([piece["label"][:count] for piece, count in zip(pieces, read, strict=True)])
-    values = torch.cat([piece["features"] for piece in pieces])
-    order = np.argsort(index)
-    order = order[np.isin(index[order], wanted)]
-    if not len(order):
-        raise ValueError(f"none of {len(wanted)} images of split {name} can be read")
-    return Features(values[order], labels[order], index[order], len(wanted) - len(order))
-
-
 def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:
     """Open the training split and the test split, with one label per image and the same classes.
 
@@ -192,8 +181,7 @@ def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:
     train, test = (open_named(settings, name) for name in names)
     for split, name in zip((train, test), names, strict=True):
         require_labels(split, name)
-    if train.multi_label:
-        raise ValueError(f"{settings.protocol} needs one label per image; {settings.dataset} has several")
+        split.class_numbers(f"--protocol is {settings.protocol}")
     if train.label_names is None and test.label_names is None:
         train.num_labels = test.num_labels = max(train.num_labels, test.num_labels)
     return train, match_to_split(train, test, settings.train_split, settings.split or "test")

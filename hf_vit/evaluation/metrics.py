@@ -13,15 +13,11 @@ _CLASS = datasets.Value("int32")
 
 
 class _RankedMetric(evaluate.Metric):
-    """Base of metrics of ranked predictions; `reference` is the type of their references."""
-
-    reference: datasets.Value | datasets.List = _CLASS
-
     def __init__(self, **kwargs):
         super().__init__(keep_in_memory=True, **kwargs)
 
     def _info(self):
-        features = datasets.Features({"predictions": datasets.List(_CLASS), "references": self.reference})
+        features = datasets.Features({"predictions": datasets.List(_CLASS), "references": _CLASS})
         return evaluate.MetricInfo(description=self.__doc__ or "", citation="", features=features)
 
 
@@ -53,34 +49,13 @@ class MeanPerClassAccuracy(_RankedMetric):
         return {"mean_per_class_accuracy": float(per_class.mean())}
 
 
-class SetTopKAccuracy(TopKAccuracy):
-    """Share of samples with one of their labels among the first k predictions, for each k.
+def set_accuracy(ranked: np.ndarray, label_lists: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Return the shares of samples with one of their labels among the first and the first 5 predictions.
 
-    Samples without labels are not counted.
+    Samples without labels are not counted. The first is ImageNet's ReaL accuracy (arXiv 2006.07159).
     """
-
-    reference = datasets.List(_CLASS)
-
-    def _compute(self, predictions, references):
-        pairs = [(ranked, set(labels)) for ranked, labels in zip(predictions, references, strict=True) if len(labels)]
-        ks = [k for k in self.ks if pairs and k <= len(pairs[0][0])]
-        return {
-            _name_of(k): float(np.mean([not labels.isdisjoint(ranked[:k]) for ranked, labels in pairs])) for k in ks
-        }
-
-
-class RealAccuracy(SetTopKAccuracy):
-    """ImageNet ReaL accuracy (arXiv 2006.07159): share of images whose first prediction is one of their labels.
-
-    Images without labels are not counted.
-    """
-
-    def __init__(self, **kwargs):
-        super().__init__(ks=(1,), **kwargs)
-
-    def _compute(self, predictions, references):
-        accuracy = super()._compute(predictions, references).get("accuracy", 0.0)
-        return {"real_accuracy": accuracy, "real_images": sum(len(labels) > 0 for labels in references)}
+    hits = [np.isin(row, labels) for row, labels in zip(ranked, label_lists, strict=True) if len(labels)]
+    return {_name_of(k): float(np.mean([hit[:k].any() for hit in hits])) for k in (1, 5) if hits and k <= len(hits[0])}
 
 
 def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -82,7 +82,7 @@ def test_real_labels_are_matched_by_position_without_file_names(tiny, validation
     error = capsys.readouterr().err
     assert "ReaL" in error
     (tmp_path / "real.json").write_text("[1, 2]")
-    with pytest.raises(ValueError, match="entry 0"):
+    with pytest.raises(ValueError, match=r"real\.json"):
         evaluate(arguments(**settings, protocol="real"))
 
 
