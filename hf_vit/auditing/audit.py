@@ -35,7 +35,7 @@ from ..models.image_reading import ImageReadingError, is_npy, read_image, read_s
 from ..settings.fields import AuditSettings, EvaluateSettings
 from ..settings.recipes import build_settings
 from .duplicates import SIDE, find_near_duplicates
-from .sheets import KINDS, write_page
+from .sheets import KINDS, write_pages
 
 _ORDER = ("train", "validation", "test")  # order of the splits: an image that is also in a later split is a leak
 _FOLDS, _PARTITIONS = 5, 3
@@ -104,7 +104,7 @@ def audit(
         model: name on the Hub, or a folder; its features are compared, and it is not trained.
         dataset: a folder with a folder of images for each class, a name on the Hub, or parquet files.
         train: another data set, on which the model is trained; its images in `dataset` are leaks.
-        output_dir: folder of issues.csv and audit.html; None: nothing is written.
+        output_dir: folder of issues.csv, audit.html and contact sheets; None: nothing is written.
         settings: other fields of `AuditSettings`, such as `splits=["train"]`; `hf-vit audit --help` explains each.
 
     Returns:
@@ -155,7 +155,7 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
         output = Path(settings.output_dir)
         output.mkdir(parents=True, exist_ok=True)
         write_issues(issues, output / "issues.csv")
-        sections = write_page(output, issues, {image.name: image.file for image in images}, str(settings.dataset))
+        sections = write_pages(output, issues, {image.name: image.file for image in images}, str(settings.dataset))
         if report is not None and report.is_file():
             write_text(report, read_text(report).replace("</main>", sections + "</main>", 1))
     return issues

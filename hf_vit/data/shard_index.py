@@ -8,11 +8,12 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from posixpath import basename, dirname
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from tqdm import tqdm
 
 from ..files.download import filesystem_of
 from ..files.messages import join_names
-from ..files.output import new_file
+from ..files.output import new_file, write_text
 from .folders import EXTENSIONS
 from .sources import find_column, find_label_column, is_image
 
@@ -181,10 +182,20 @@ def _load(path: str, cached: str, files: Sequence[str], stamps: list) -> ShardIn
 
 
 def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
-    """Make the index by reading every shard, with a common numbering of class names."""
-    scan = partial(_scan_tar if files[0].endswith(".tar") else _scan_parquet, columns=columns)
+    """Make the index by reading every shard, with a common numbering of class names; a killed process is continued."""
+    folder = (_cache() / _index_name(files, columns)).with_suffix(".parts")
+    folder.mkdir(exist_ok=True)
+
+    def scan(file: str, stamp: list) -> dict[str, Any]:
+        part = folder / f"{_digest([file, stamp])}.json"
+        if not part.exists():
+            scanned = scan_tar(file, columns) if file.endswith(".tar") else _scan_parquet(file, columns)
+            write_text(part, json.dumps(scanned))
+        scanned = json.loads(part.read_text(encoding="utf-8"))
+        return scanned | {name: np.array(scanned[name], np.int64) for name in _SCHEMA.names}
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        parts = list(tqdm(pool.map(scan, files), "Indexing", len(files), unit=" shards", delay=1))
+        parts = list(tqdm(pool.map(scan, files, stamps), "Indexing", len(files), unit=" shards", delay=1))
     first = next((part for part in parts if len(part["rows"])), None)
     if first is None:
         raise ValueError(f"there are no images in {join_names(list(files))}")
@@ -210,10 +221,11 @@ def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
         "label_column": label,
         "num_labels": len(names) or max(part["num_labels"] for part in parts) or None,
     }
+    shutil.rmtree(folder)
     return units.replace_schema_metadata({"hf_vit": json.dumps(about)})
 
 
-def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
+def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
     """Positions of the images in a tar, and their labels; -1 for no label.
 
     Raises:
@@ -237,10 +249,10 @@ def _scan_tar(file: str, columns: Columns) -> dict[str, Any]:
     numbers = {text: int(text) for text in given} if are_numbers else {name: n for n, name in enumerate(names)}
     labels = [numbers.get(text, -1) for text in texts]
     return {
-        "position": np.array(positions, np.int64),
-        "size": np.array(sizes, np.int64),
-        "rows": np.ones(len(sizes), np.int64),
-        "label": np.array(labels, np.int64),
+        "position": positions,
+        "size": sizes,
+        "rows": [1] * len(sizes),
+        "label": labels,
         "names": names,
         "num_labels": max(labels, default=-1) + 1,
         "kind": "class numbers" if are_numbers else "text",
@@ -307,10 +319,10 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
     except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
         raise ValueError(f"{file} is damaged, or not a parquet file: {error}") from error
     return {
-        "position": np.arange(len(groups)),
-        "size": np.array([group.total_byte_size for group in groups], np.int64),
-        "rows": np.array([group.num_rows for group in groups], np.int64),
-        "label": np.full(len(groups), -1),
+        "position": list(range(len(groups))),
+        "size": [group.total_byte_size for group in groups],
+        "rows": [group.num_rows for group in groups],
+        "label": [-1] * len(groups),
         "names": sorted(values) if is_text else [],
         "num_labels": 0 if is_text else max(values, default=-1) + 1,
         "kind": str(feature),

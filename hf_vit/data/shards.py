@@ -27,6 +27,7 @@ _BYTES_TOGETHER = 2**32  # limit of the bytes held for this, over all processes
 _LARGEST_BLOCK = 64  # images per request from a remote tar
 _LEAST_BLOCKS = 16  # row groups per lane; two lanes may both read a row group at their border
 _THREADS = 8  # for fetching blocks
+_OPEN_FILES = 64
 
 
 class ShardedDataset:
@@ -40,6 +41,7 @@ class ShardedDataset:
         self._divide(together)
         self._held: dict[tuple[int, tuple[int, int]], dict[int, Future]] = {}  # blocks by lane, window and first row
         self._windows: dict[int, tuple[int, int]] = {}  # that were last read, by lane
+        self._descriptors: dict[int, int] = {}
         self._footers: dict[int, Any] = {}
         self._process, self._pool = 0, ThreadPoolExecutor(_THREADS)  # which starts threads when they are needed
 
@@ -91,9 +93,7 @@ class ShardedDataset:
         """
         row = drawn.row
         if not self.holds_blocks:
-            position, size = self._extent(row)
-            file = self.index.files[self._file_of(row)]
-            return self._sample(row, read_range(file, position - HEADER, position + size))
+            return self._sample(row, self._read_local(row))
         block = self._block_of(drawn)
         content = self._request(block).result()
         before = self._windows.setdefault(block.lane, block.window)
@@ -146,6 +146,15 @@ class ShardedDataset:
         """(position, size) in bytes of the image of a row of a tar."""
         return int(self.index.units["position"][row]), int(self.index.units["size"][row])
 
+    def _read_local(self, row: int) -> bytes:
+        """Read a member of a local tar with its header."""
+        file, (position, size) = self._file_of(row), self._extent(row)
+        if file not in self._descriptors:
+            if len(self._descriptors) >= _OPEN_FILES:
+                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+            self._descriptors[file] = os.open(self.index.files[file], os.O_RDONLY)
+        return os.pread(self._descriptors[file], HEADER + size, position - HEADER)
+
     def _sample(self, row: int, member: bytes) -> dict[str, Any]:
         """Return a row of a tar from its member's bytes, with the header, whose size is checked."""
         position, size = self._extent(row)
@@ -188,11 +197,10 @@ class ShardedDataset:
 
 
 def read_range(name: str, begin: int, end: int) -> bytes:
-    """Read bytes `begin` to `end` of a file, in one request if it is remote."""
-    if "://" in name:
-        filesystem, path = filesystem_of(name)
-        if filesystem.async_impl:
-            return filesystem.cat_file(path, start=begin, end=end)
-    with open_file(name) as file:
+    """Read bytes `begin` to `end` of a remote file, in one request."""
+    filesystem, path = filesystem_of(name)
+    if filesystem.async_impl:
+        return filesystem.cat_file(path, start=begin, end=end)
+    with filesystem.open(path, "rb", cache_type="none") as file:
         file.seek(begin)
         return file.read(end - begin)

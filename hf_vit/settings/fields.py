@@ -383,7 +383,7 @@ class AuditSettings(DataSettings):
     train: str | None = _data(
         None, "data set of training images; images of --dataset that are also in it are reported as leaks"
     )
-    output_dir: str | None = _run("audit", "folder of issues.csv and audit.html")
+    output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets")
     backend: Backend = _model("eager", "library that computes the forward, as in `hf-vit predict --backend`")
     overwrite: bool = _report(False, "replace issues.csv in output_dir, and ignore the cached features")
 

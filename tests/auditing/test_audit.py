@@ -10,7 +10,6 @@ from PIL import Image
 import hf_vit
 from hf_vit.scripts.audit import audit as audit_script
 
-from ..html_pages import Page
 from ..photographs import table_of
 from ..processes import arguments
 
@@ -47,10 +46,9 @@ def test_planted_faults_are_found(audited):
         rows = list(csv.DictReader(file))
     assert [(row["image"], row["issue"]) for row in rows] == [(issue.image, issue.issue) for issue in issues]
     assert list(rows[0]) == ["image", "issue", "score", "label", "suggested", "other"]
-    page = Page((folder / "audit.html").read_text(encoding="utf-8"))
-    shown = [attrs["alt"] for tag, attrs in page.elements if tag == "img"]
-    place = shown.index("train/red/leak.jpg")
-    assert shown[place : place + 2] == ["train/red/leak.jpg", "test/red/02.png"]
+    with Image.open(folder / "leak.png") as sheet:
+        assert min(sheet.size) > 100
+    assert "data:image/png" in (folder / "audit.html").read_text(encoding="utf-8")
 
 
 def test_an_edited_table_is_not_overwritten(tiny, faulty, tmp_path):

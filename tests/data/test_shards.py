@@ -270,6 +270,27 @@ def test_an_index_is_made_once_and_again_when_a_shard_changes(tmp_path, monkeypa
     assert len(open_split(files)) == 15
 
 
+def test_killed_indexing_continues_with_the_remaining_shards(tmp_path, monkeypatch):
+    for number in range(4):
+        write_tar(tmp_path / f"train-{number}.tar", range(number + 1))
+    scanned, scan = [], shard_index.scan_tar
+
+    def scan_two(file, columns):
+        if len(scanned) == 2:
+            raise KeyboardInterrupt
+        scanned.append(file)
+        return scan(file, columns)
+
+    files = load_split(str(tmp_path), "train", streaming=True)
+    monkeypatch.setattr(shard_index, "_THREADS", 1)
+    monkeypatch.setattr(shard_index, "scan_tar", scan_two)
+    with pytest.raises(KeyboardInterrupt):
+        open_split(files)
+    monkeypatch.setattr(shard_index, "scan_tar", lambda *arguments: scanned.append(arguments[0]) or scan(*arguments))
+    assert len(open_split(files)) == 10
+    assert sorted(scanned) == files
+
+
 @pytest.mark.parametrize("kind", ["cut", "garbage", "gz", "parquet", "changed", "changed parquet"])
 def test_a_damaged_shard_is_one_sentence_with_its_name(kind, tmp_path):
     file = tmp_path / f"train-0.{'parquet' if 'parquet' in kind else 'tar'}"
