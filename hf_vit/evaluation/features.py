@@ -95,9 +95,8 @@ class Extractor:
             pieces.append(piece)
         if not pieces:
             raise ValueError(f"split {name} is empty")
-        index, labels, values = (
-            torch.cat([piece[name] for piece in pieces]) for name in ("index", "label", "features")
-        )
+        columns = ("index", "label", "features")
+        index, labels, values = (torch.cat([piece[name] for piece in pieces]) for name in columns)
         order = index.argsort()
         order = order[torch.isin(index[order], torch.from_numpy(wanted)) & ~values[order, 0].isnan()]
         if not len(order):
@@ -139,10 +138,9 @@ class Extractor:
             first = numbers[columns["index"][~is_finite][0]]
             raise ValueError(f"features of {self.settings.model} are NaN or infinite, first for image {first}")
         features = torch.full((len(numbers), columns["features"].shape[1]), torch.nan)
-        labels = torch.full((len(numbers), *columns["label"].shape[1:]), -1)
-        features[columns["index"]], labels[columns["index"]] = map(
-            torch.from_numpy, (columns["features"], columns["label"])
-        )
+        features[columns["index"]] = torch.from_numpy(columns["features"])
+        labels = torch.full((len(numbers),), -1)
+        labels[columns["index"]] = torch.from_numpy(columns["label"])
         return {"features": features, "label": labels, "index": torch.from_numpy(numbers)}
 
 
