@@ -331,14 +331,13 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
     Args:
         on_device: only crop in the data workers; `DeviceAugmentation` does the rest.
     """
+    same = ("crop", "flip", "antialias", "randaugment_layers", "randaugment_magnitude", "reduced_decoding")
     low, high = settings.crop_area
     common: dict[str, Any] = {
+        **{name: getattr(settings, name) for name in same},
         "size": as_pair(config.image_size),
-        "crop": settings.crop,
         "crop_area": (low, high),
         "resize": None if settings.resize is None else as_pair(settings.resize),
-        "flip": settings.flip,
-        "antialias": settings.antialias,
         # Missing in processors of transformers
         "background": tuple(getattr(processor, "background", TrainTransform.background)),
     }
@@ -349,17 +348,12 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
         if wrong:
             raise ValueError(f"{', '.join(wrong)} needs 1 or 3 channels, but the images have {channels}")
         return ArrayTransform(**common, num_channels=channels)
+    common["mode"] = "L" if channels == 1 else "RGB"
     if on_device:
-        common["decodes_on_device"] = settings.decode_on == "device"
-    elif settings.decode_on == "device":
+        return CropTransform(**common, decodes_on_device=settings.decode_on == "device")
+    if settings.decode_on == "device":
         raise ValueError("decode_on is device, but images are augmented on the CPU: set augment_on to device")
-    return (CropTransform if on_device else TrainTransform)(
-        **common,
-        randaugment_layers=settings.randaugment_layers,
-        randaugment_magnitude=settings.randaugment_magnitude,
-        mode="L" if channels == 1 else "RGB",
-        reduced_decoding=settings.reduced_decoding,
-    )
+    return TrainTransform(**common)
 
 
 def training_batches(

@@ -36,25 +36,6 @@ def kernel_names(model: nn.Module) -> set[str]:
     }
 
 
-def split_for_muon(model: nn.Module, groups: Iterable[_State]) -> tuple[list[_State], list[_State]]:
-    """Split groups into those for Muon (weights of the linear layers in the encoder's blocks) and the others.
-
-    Raises:
-        ValueError: no weight matrix of a hidden layer is trained.
-    """
-    kernels = kernel_names(model)
-    inside = [(name, parameter) for name, parameter in model.named_parameters() if re.search(_LAYER_NUMBER, name)]
-    hidden = {id(parameter) for name, parameter in inside if name in kernels and parameter.ndim == 2}
-    matrices, others = [], []
-    for group in groups:
-        for part, is_hidden in ((matrices, True), (others, False)):
-            if parameters := [one for one in group["params"] if (id(one) in hidden) == is_hidden]:
-                part.append({**group, "params": parameters})
-    if not matrices:
-        raise ValueError("optimizer is muon, but no weight matrix of a hidden layer is trained: use adamw or sgd")
-    return matrices, others
-
-
 def freeze_parameters(model: nn.Module, patterns: Iterable[str]) -> list[str]:
     """Freeze parameters; return their names.
 
@@ -107,16 +88,20 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: f
     Args:
         weight_decay: weight decay of `kernel_names(model)`; other parameters have none.
         layer_decay: ratio of a layer's learning rate to that of the next layer.
+
+    Returns:
+        Groups of which each has either only "hidden_matrices" (of linear layers in the encoder's blocks) or none.
     """
-    kernels = kernel_names(model)
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    num_layers = _count_layers(model)
-    groups: dict[tuple[float, float], _State] = {}
-    for name, parameter in trained:
+    kernels, num_layers = kernel_names(model), _count_layers(model)
+    groups: dict[tuple[float, float, bool], _State] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         decay = weight_decay if name in kernels else 0.0
         scale = layer_decay ** (num_layers + 1 - layer_of(name, num_layers)) if layer_decay else 1.0
-        group = groups.setdefault((decay, scale), {"params": [], "weight_decay": decay, "lr_scale": scale})
-        group["params"].append(parameter)
+        is_hidden = name in kernels and parameter.ndim == 2 and re.search(_LAYER_NUMBER, name) is not None
+        empty = {"params": [], "weight_decay": decay, "lr_scale": scale, "hidden_matrices": is_hidden}
+        groups.setdefault((decay, scale, is_hidden), empty)["params"].append(parameter)
     return list(groups.values())
 
 
@@ -142,7 +127,9 @@ def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = 
     groups = parameter_groups(model, decay, settings.layer_decay)
     compact, betas = settings.momentum_dtype == "bfloat16", (settings.adam_beta1, settings.adam_beta2)
     if settings.optimizer == "muon":
-        matrices, others = split_for_muon(model, groups)
+        matrices, others = ([one for one in groups if one["hidden_matrices"] == kind] for kind in (True, False))
+        if not matrices:
+            raise ValueError("optimizer is muon, but no weight matrix of a hidden layer is trained: use adamw or sgd")
         rate, momentum = settings.learning_rate, settings.momentum
         parts: list[Any] = [torch.optim.Muon(matrices, rate, momentum=momentum, adjust_lr_fn="match_rms_adamw")]
         parts += [torch.optim.AdamW(others, rate, betas, settings.adam_epsilon, fused=fused)] if others else []

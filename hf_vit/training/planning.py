@@ -63,32 +63,24 @@ class Plan:
 
     def describe(self) -> str:
         """Return the plan as lines of text."""
-        data = self.data
-        low, median, high = data["shorter_side"]
-        findings = [
-            f"{_span(data['smallest_class'], data['largest_class'])} images per class",
-            f"shorter side {_span(low, high)} pixels, median {median}; {data['long']:.0%} longer than {_LONG:g}:1",
-            f"{data['exact_duplicates']:,} exact duplicates, {data['leaks']:,} of them in the held-out images",
-        ]
+        data, (low, median, high) = self.data, self.data["shorter_side"]
         images = f"{data['images']:,} training images of {data['classes']:,} classes"
-        rows = [
-            ("data", f"{images}, {data['held_out']:,} held-out images"),
-            *(
-                ("", text)
-                for text in (
-                    findings if data["largest_class"] else ["the images are in shards, which are not inspected"]
-                )
-            ),
-            ("recipe", self.recipe),
-            *((name.replace("_", " "), f"{value}: {self.reasons[name]}") for name, value in self.settings.items()),
-            ("time", f"about {self.seconds:,.0f} seconds for {self.steps:,} steps, measured on this machine"),
-            *(("note", text) for text in self.notes),
-        ]
+        rows = [("data", f"{images}, {data['held_out']:,} held-out images")]
+        if data["largest_class"]:  # shards are not inspected
+            rows += [
+                ("", f"{data['smallest_class']:,} to {data['largest_class']:,} images per class"),
+                ("", f"shorter side {low:,} to {high:,} pixels, median {median:,}"),
+                ("", f"{data['long']:.0%} longer than {_LONG:g}:1"),
+                (
+                    "",
+                    f"{data['exact_duplicates']:,} exact duplicates, {data['leaks']:,} of them held out",
+                ),
+            ]
+        rows.append(("recipe", self.recipe))
+        rows += [(name.replace("_", " "), f"{value}: {self.reasons[name]}") for name, value in self.settings.items()]
+        rows.append(("time", f"about {self.seconds:,.0f} seconds for {self.steps:,} steps, measured on this machine"))
+        rows += [("note", text) for text in self.notes]
         return "\n".join(f"{name:16}{text}" for name, text in rows)
-
-
-def _span(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def plan(
@@ -133,7 +125,8 @@ def plan(
         reason = f"about {_EPOCHS} epochs, but at least {_STEPS[0]} and at most {_STEPS[1]:,} steps"
         choose("epochs", round(steps * run.batch_size / images, 2), reason)
     if data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1) and not split.multi_label:
-        choose("class_sampling", "balanced", f"{_span(data['smallest_class'], data['largest_class'])} images per class")
+        reason = f"{data['smallest_class']:,} to {data['largest_class']:,} images per class"
+        choose("class_sampling", "balanced", reason)
 
     result.steps = count_steps(run, split)
     held_out = 0 if eval_split is None else len(eval_split)

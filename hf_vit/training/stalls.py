@@ -151,11 +151,7 @@ class Watcher(threading.Thread):
                 self._end(f"{named}: {state} the others wait at {self._where}")
         if self.warned != self.progress.passed:
             self.warned = self.progress.passed
-            print(
-                f"no process has made progress for {self.timeout:g} s; all are at {self._where}",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"no progress for {self.timeout:g} s; all are at {self._where}", file=sys.stderr, flush=True)
 
     def _end(self, why: str) -> None:
         text = f"no progress for {self.timeout:g} s (--stall-timeout): {why}. Run the same command with --resume"
