@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 _DPI = 110
 _HEADS, _MEAN = "#4878a8", "#c44e2b"
-_FAMILIES = {"ViT": ("#2a6f97", "o"), "Hybrid": ("#2f9e6e", "D"), "ResNet": ("#8a8f98", "s")}
-_OTHERS = ("#c44e2b", "#7b4fa3", "#b8860b", "#d0648a")
-_LINES = ("#2a6f97", "#c44e2b", "#2f9e6e", "#7b4fa3", "#b8860b", "#d0648a")
 _SHORT_NAME = 14  # characters
 _SIDES = ((5, 4), (5, -4), (-5, 4), (-5, -4))  # offsets of a point's name, in points
 _CLIPPED = 98  # percentile where the scale of an overlay ends
@@ -161,13 +158,9 @@ def plot_compute_accuracy(runs: Sequence[Run], accuracy: str = "accuracy [%]") -
     runs = [run._replace(exaflops=scale * run.exaflops) for run in runs]
     figure = _figure(7.2, 4.6)
     axes = figure.subplots()
-    families = list(dict.fromkeys(run.family for run in runs))
-    other = iter(_OTHERS * len(families))
-    for family in families:
-        color, marker = _FAMILIES.get(family) or (next(other), "^")
-        members = sorted((run for run in runs if run.family == family), key=lambda run: run.exaflops)
-        compute, score = [run.exaflops for run in members], [run.accuracy for run in members]
-        axes.plot(compute, score, marker=marker, color=color, lw=0, ms=6, label=family)
+    for family, marker in zip(dict.fromkeys(run.family for run in runs), cycle("oDs^"), strict=False):
+        points = [(run.exaflops, run.accuracy) for run in runs if run.family == family]
+        axes.plot(*zip(*points, strict=True), marker, ms=6, label=family)
     axes.set_xscale("log")
     _name_ticks(axes.xaxis, [run.exaflops for run in runs])
     axes.margins(x=0.12, y=0.1)
@@ -189,8 +182,8 @@ def plot_lines(
     """
     figure = _figure(7.2, 4.6)
     axes = figure.subplots()
-    for (name, points), color, marker in zip(lines.items(), cycle(_LINES), cycle("osD^v"), strict=False):
-        axes.plot(*zip(*points, strict=True), marker=marker, color=color, lw=1.6, ms=6, label=name)
+    for (name, points), marker in zip(lines.items(), cycle("osD^v"), strict=False):
+        axes.plot(*zip(*points, strict=True), marker=marker, lw=1.6, ms=6, label=name)
     if "x" in logarithmic:
         axes.set_xscale("log")
         _name_ticks(axes.xaxis, [x for points in lines.values() for x, _ in points])

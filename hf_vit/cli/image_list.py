@@ -180,7 +180,7 @@ def load_on(
 
     Args:
         device: a device of torch, or "auto": the accelerator, or the CPU for a backend that runs only there.
-        encoder_alone: return the encoder without the head.
+        encoder_alone: compute only the encoder in the backend, without the head.
         options: more arguments of `hf_vit.load`.
 
     Raises:
@@ -203,14 +203,12 @@ def load_on(
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {device} is not available ({error}); `hf-vit env` lists the devices") from error
-    if device == "cpu" and (not encoder_alone or backend in (None, "eager", "torch", "int8")):
-        return load(folder, backend=backend, **options)
     model, processor = load(folder, backend=backend and "eager", **options)
-    if not (is_auto and hasattr(model, "write_program")):  # an Int8Model stays on the CPU
+    if device != "cpu" and not (is_auto and hasattr(model, "write_program")):  # an Int8Model stays on the CPU
         model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides its type
-    part: Any = model.base_model if encoder_alone else model
     if backend is None:
-        return part, processor
+        return model, processor
     from ..backends.choosing import use_backend  # imports torch's exporters
 
+    part: Any = model.base_model if encoder_alone and backend != "int8" else model
     return use_backend(part, backend), processor

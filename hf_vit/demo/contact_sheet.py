@@ -14,7 +14,7 @@ from ..files.output import new_file
 from ..files.versions import require
 from ..models.image_reading import ImageReadingError, read_for_display
 
-COLUMNS, ROWS = 12, 8
+_COLUMNS, _MAX_IMAGES = 12, 96
 _LINE_LENGTH = 17  # characters of a name that fit above its image, even if all are wide
 _THUMBNAIL = 320  # largest number of pixels of the longer side, approximately
 
@@ -26,13 +26,14 @@ def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray
         images: PIL images or arrays, (number,).
         labels, predictions: class numbers, (number,).
     """
-    order = np.argsort(labels == predictions, kind="stable")[: COLUMNS * ROWS]
-    wrong = labels[order] != predictions[order]
+    order = np.argsort(labels == predictions, kind="stable")[:_MAX_IMAGES]
+    wrong = (labels[order] != predictions[order]).tolist()
     titles = [f"{predictions[index]}, is {labels[index]}" if bad else str(predictions[index])
               for index, bad in zip(order, wrong, strict=True)]  # fmt: skip
-    accuracy = (labels == predictions).mean()
-    heading = f"{len(labels)} held-out digits, accuracy {accuracy:.2%}; misclassified digits first, in red"
-    _draw([images[index] for index in order], titles, wrong, path, heading, (ROWS, COLUMNS), (0.9, 1.05))
+    heading = (
+        f"{len(labels)} held-out digits, accuracy {(labels == predictions).mean():.2%}; misclassified first, in red"
+    )
+    _draw([images[index] for index in order], titles, wrong, path, heading, 1.0)
     return path
 
 
@@ -44,15 +45,11 @@ def draw_neighbors(query: Any, found: Sequence[tuple[Any, str, float]], path: Pa
         found: (image, name, cosine), most similar first; an unreadable image leaves an empty tile.
         path: file to write.
     """
-    shown = found[: COLUMNS * ROWS - 1]
+    shown = found[: _MAX_IMAGES - 1]
     names = ["\n".join(textwrap.wrap(Path(name).name, _LINE_LENGTH)) for _, name, _ in shown]
     titles = ["query", *(f"{cosine:.3f}\n{name}" for name, (*_, cosine) in zip(names, shown, strict=True))]
-    columns = min(6 if len(titles) <= 24 else COLUMNS, len(titles))
-    grid = math.ceil(len(titles) / columns), columns
     images = [_thumbnail(image) for image in (query, *(image for image, *_ in shown))]
-    framed = [True] + [False] * len(shown)
-    lines = max(title.count("\n") for title in titles)
-    _draw(images, titles, framed, path, "most similar images, with cosines", grid, (1.9, 1.9 + 0.16 * lines))
+    _draw(images, titles, [True] + [False] * len(shown), path, "most similar images, with cosines", 1.9)
     return path
 
 
@@ -66,25 +63,16 @@ def _thumbnail(image: Any) -> np.ndarray | None:
 
 
 def _draw(
-    images: Sequence[Any],
-    titles: Sequence[str],
-    framed: Sequence[bool] | np.ndarray,
-    path: Path,
-    heading: str,
-    grid: tuple[int, int],
-    cell: tuple[float, float],
+    images: Sequence[Any], titles: Sequence[str], framed: Sequence[bool], path: Path, heading: str, size: float
 ) -> None:
-    """Draw images under their titles, some framed in red.
-
-    Args:
-        grid: rows and columns.
-        cell: width and height of an image with its title, in inches.
-    """
+    """Draw images under their titles, some framed in red; `size` is that of an image in inches."""
     require("matplotlib")
     from matplotlib.figure import Figure
 
-    rows, columns = grid
-    figure = Figure(figsize=(columns * cell[0], rows * cell[1] + 0.5))
+    columns = min(_COLUMNS, len(images))
+    rows = math.ceil(len(images) / columns)
+    lines = max(title.count("\n") for title in titles)
+    figure = Figure(figsize=(columns * size, rows * (size + 0.16 * lines) + 0.5), layout="tight")
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
@@ -95,10 +83,8 @@ def _draw(
         if frame:
             axis.axis("on")
             axis.set(xticks=[], yticks=[])
-            for spine in axis.spines.values():
-                spine.set(edgecolor="firebrick", linewidth=2)
+            axis.spines[:].set(edgecolor="firebrick", linewidth=2)
     figure.suptitle(heading, fontsize=11)
     with warnings.catch_warnings(), new_file(path, overwrite=True) as file:
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)  # drawn as a box
-        figure.tight_layout(pad=0.5, rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
         figure.savefig(file, dpi=120)

@@ -103,7 +103,7 @@ def serve(page: Path, host: str = "127.0.0.1", port: int | None = None, open_bro
         server = ThreadingHTTPServer((host, port or _PORT), handler)
     except OSError as error:
         if port:
-            raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from None
+            raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
         server = ThreadingHTTPServer((host, 0), handler)
     with server, suppress(KeyboardInterrupt):
         address = f"http://{host}:{server.server_port}"
