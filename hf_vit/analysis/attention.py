@@ -391,11 +391,8 @@ def attention_flow(
         patches = grid[0] * grid[1]
         work = len(mixing) * weights.shape[1] ** 2 * patches
         if work > _MAX_WORK:
-            raise ValueError(
-                f"cannot compute attention flow: {len(mixing)} layers of {weights.shape[1]} tokens to {patches} "
-                f"patches take {work:.1e} steps (expected at most {_MAX_WORK:.0e}); use a smaller image, or "
-                "attention_rollout"
-            )
+            sizes = f"{len(mixing)} layers of {weights.shape[1]} tokens"
+            raise ValueError(f"attention flow of {sizes} takes too long; use a smaller image, or attention_rollout")
         for image in range(len(weights)):
             layers = [check_finite(model, layer[image].cpu().numpy()) for layer in mixing]
             bar = tqdm(range(patches), desc="flow", unit="patch", disable=not progress, leave=False)

@@ -238,19 +238,13 @@ def load_config(name: str) -> PreTrainedConfig:
     """Load the configuration of a variant such as "B/16" (with 1,000 classes), a folder, or a name on the Hub.
 
     Raises:
-        ValueError: the name is none of these.
-        OSError: the folder holds no model.
+        OSError: the name is none of these, or the folder holds no model.
     """
     if name in VARIANTS:
         return config_of_variant(name, num_labels=1000)
     if Path(name).is_dir():
         check_model_path(name)
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except OSError as error:
-        raise ValueError(
-            f"cannot find the model {name!r} (expected a folder, a name on the Hub, or one of {', '.join(VARIANTS)})"
-        ) from error
+    return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 class Run(NamedTuple):

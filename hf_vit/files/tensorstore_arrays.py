@@ -35,17 +35,8 @@ def tensorstore_folder(path: Path) -> Path | None:
             step = file.read(32).strip()
         path = path.with_name(path.name.removesuffix(_LATEST) + "-" + step.decode("latin-1"))
         return path if step.isdigit() and path.is_dir() else None
-    if path.is_dir() and ((path / _DATABASE).is_file() or any(_arrays_below(path))):
-        return path
-    return None
-
-
-def _arrays_below(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, name of its metadata file) for every array that has its own folder."""
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        for metadata in _DRIVERS:
-            if entry.is_dir() and os.path.isfile(os.path.join(entry.path, metadata)):
-                yield entry.name, metadata
+    metadata = (_DATABASE, *(f"*/{name}" for name in _DRIVERS))  # an array may have its own folder
+    return path if path.is_dir() and any(any(path.glob(pattern)) for pattern in metadata) else None
 
 
 class TensorStoreReader:
@@ -110,16 +101,13 @@ class TensorStoreReader:
 
     def _stored_arrays(self, tensorstore: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield (stored name, name of its metadata file, key-value store) for every array."""
-        folder = f"{self.path.resolve().as_posix()}/"
-        if not (self.path / _DATABASE).is_file():
-            for name, metadata in _arrays_below(self.path):
-                yield name, metadata, {"driver": "file", "path": folder}
-            return
-        database = {"driver": "ocdbt", "base": {"driver": "file", "path": folder}, "path": ""}
-        for key in tensorstore.KvStore.open(database).result().list().result():
+        store = {"driver": "file", "path": f"{self.path.resolve().as_posix()}/"}
+        if (self.path / _DATABASE).is_file():
+            store = {"driver": "ocdbt", "base": store, "path": ""}
+        for key in sorted(tensorstore.KvStore.open(store).result().list().result()):
             name, _, metadata = key.decode().rpartition("/")
             if metadata in _DRIVERS:
-                yield name, metadata, database
+                yield name, metadata, store
 
     def _add(self, name: str, store: Any, tensorstore: Any, tree: dict[str, Any]) -> None:
         dtype = BFLOAT16 if store.dtype.name == "bfloat16" else store.dtype.numpy_dtype

@@ -44,7 +44,7 @@ _NOT_LISTED += ("num_workers", "overwrite", "print_config", "profile", "report_t
 _NOT_LISTED += ("stall_timeout", "prefetch_factor", "augment_on")
 _METRICS = {"samples": "images", "skipped": "images skipped"}  # display names of metrics
 _BOOKKEEPING = ("best", "best_step")  # about the best step; the card is about the last
-_FILTERS = {2: "bilinear", 3: "bicubic", "area": "area"}  # `resample`: its name
+_PREPROCESSING = ("preset", "size", "crop_size", "resample", "antialias", "image_mean", "image_std", "max_num_patches")
 COCO_CATS = "http://images.cocodataset.org/val2017/000000039769.jpg"
 _OURS = ("library_name", "pipeline_tag", "model-index")  # the README's own values of other fields are kept
 _ACCURACIES = ("accuracy", "top1", "top_1", "eval_accuracy")  # its names in training and in Trainer
@@ -127,7 +127,8 @@ def render_card(
     metadata = render_metadata(sources, name, own_metadata, license, tags)
     sections = render_sections(sources, name, metadata.get("license"), has_title=not before, space=space)
     part = f"{BEGIN}\n{redact_secrets(sections)}{END}"
-    return f"---\n{metadata_yaml(metadata)}---\n" + "\n\n".join(text for text in (before, part, after) if text) + "\n"
+    front_matter = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=120)
+    return f"---\n{front_matter}---\n" + "\n\n".join(text for text in (before, part, after) if text) + "\n"
 
 
 def render_folder_card(folder: str | Path, *, name: str | None = None, license: str | None = None) -> str:
@@ -193,7 +194,9 @@ def render_sections(sources: Sources, name: str, license: str | None, has_title:
         image=COCO_CATS,
         output=output,
         shape=shape,
-        preprocessing=_preprocessing(sources.processor),
+        preprocessing={
+            name: sources.processor[name] for name in _PREPROCESSING if sources.processor.get(name) is not None
+        },
         hyper_parameters=sources.facts.get("hyper_parameters") or _training_settings(sources.training),
         measured=_measured(sources.training),
         figures=_FIGURES,
@@ -207,7 +210,7 @@ def render_sections(sources: Sources, name: str, license: str | None, has_title:
 def _template() -> jinja2.Template:
     text = files("hf_vit.hub").joinpath("card_template.md.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"plain": _plain, "size": _size}
+    environment.filters |= {"plain": _plain, "size": _size, "setting": _setting}
     return environment.from_string(text)
 
 
@@ -229,6 +232,11 @@ def _size(size: int | Sequence[int]) -> str:
     return f"{height} x {width}"
 
 
+def _setting(value: Any) -> Any:
+    """Return a setting of an image processor for reading, such as "height 224, width 224" of a size."""
+    return ", ".join(f"{name} {number}" for name, number in value.items()) if isinstance(value, dict) else value
+
+
 def _features(sources: Sources) -> tuple[str, tuple[Any, ...]]:
     """Return the output of an encoder that its example prints, and its shape for one image."""
     config = sources.config
@@ -238,35 +246,6 @@ def _features(sources: Sources) -> tuple[str, tuple[Any, ...]]:
     if sources.is_bit:
         width = 4 * config["embedding_size"] * 2 ** (len(config["depths"]) - 1)
     return "pooler_output", (1, width)
-
-
-def _preprocessing(settings: Mapping[str, Any]) -> str:
-    if not settings:
-        return "This repository has no image processor. Scale pixel values to [-1, 1]."
-    steps = [_describe_resize(settings)] if settings.get("do_resize", True) else []
-    if settings.get("do_center_crop") and (crop := settings.get("crop_size")):
-        steps.append(f"The image is center-cropped to {crop['height']} x {crop['width']} pixels.")
-    if settings.get("do_rescale", True) and settings.get("do_normalize", True):
-        mean, std = (settings.get(name, 0.5) for name in ("image_mean", "image_std"))
-        is_half = all(value in (0.5, [0.5], [0.5] * 3) for value in (mean, std))
-        scaled = "scaled to [-1, 1]" if is_half else f"normalized with mean {mean} and standard deviation {std}"
-        steps.append(f"Pixel values are {scaled}.")
-    steps.append(f"The image processor does this; its preset is `{settings.get('preset', 'vit_jax')}`.")
-    return " ".join(steps)
-
-
-def _describe_resize(settings: Mapping[str, Any]) -> str:
-    size = settings.get("size") or {}
-    if settings.get("preset") == "native":
-        count, patch_size = settings.get("max_num_patches"), settings.get("patch_size", 16)
-        return f"Images keep their aspect ratio. They become at most {count} patches of {_size(patch_size)} pixels."
-    how = _FILTERS.get(resample := settings.get("resample", 2), f"filter {resample}")
-    if how != "area":
-        how += f" with{'' if settings.get('antialias') else 'out'} antialiasing"
-    if "shortest_edge" in size:
-        return f"The short side is resized to {size['shortest_edge']} pixels ({how})."
-    target = f"{size['height']} x {size['width']} pixels" if "height" in size else "the image size of the model"
-    return f"Images are resized to {target} ({how}). The aspect ratio is not kept."
 
 
 def _training_settings(training: Mapping[str, Any]) -> dict[str, str]:
@@ -343,11 +322,6 @@ def _on_hub(name: str) -> bool:
 
 def _union(own: str | Sequence[str] | None, ours: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*([own] if isinstance(own, str) else own or []), *ours]))
-
-
-def metadata_yaml(metadata: Mapping[str, Any]) -> str:
-    """Return the front matter as YAML, without the lines of dashes around it."""
-    return yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True, width=120)
 
 
 def _eval_results(sources: Sources, name: str) -> list[EvalResult]:

@@ -54,22 +54,19 @@ def run_job(
     if dry_run:
         print("no job was started: this was a dry run")
         return
-    try:
-        job = api.run_uv_job(
-            "hf-vit",
-            script_args=arguments,
-            dependencies=[package],
-            flavor=flavor,
-            secrets={"HF_TOKEN": token},
-            timeout=timeout,
-            name=f"hf-vit-{command}",
-        )
-        print(f"started {job.url}; it keeps running after Ctrl+C; `hf jobs cancel {job.id}` stops it")
-        for line in api.fetch_job_logs(job_id=job.id, follow=True):
-            print(line, flush=True)
-        status = api.inspect_job(job_id=job.id).status
-    except HfHubHTTPError as error:
-        raise ValueError(f"{api.endpoint} rejected the job: {error.server_message or error}") from error
+    job = api.run_uv_job(
+        "hf-vit",
+        script_args=arguments,
+        dependencies=[package],
+        flavor=flavor,
+        secrets={"HF_TOKEN": token},
+        timeout=timeout,
+        name=f"hf-vit-{command}",
+    )
+    print(f"started {job.url}; it keeps running after Ctrl+C; `hf jobs cancel {job.id}` stops it")
+    for line in api.fetch_job_logs(job_id=job.id, follow=True):
+        print(line, flush=True)
+    status = api.inspect_job(job_id=job.id).status
     if status.stage != JobStage.COMPLETED:
         raise ValueError(f"the job ended with {status.stage}: {status.message or 'see its log above'}")
 

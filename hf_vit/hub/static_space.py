@@ -4,14 +4,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, SpaceCardData
 
 from ..files.output import MARK, write_text
 
 _README = """\
 ---
-{metadata}---
+{metadata}
+---
 
 # {title}
 
@@ -35,12 +35,10 @@ def write_space_readme(folder: str | os.PathLike, title: str, models: Sequence[s
         title: name of the model.
         models: names of models on the Hub; the Hub links the Space from their pages.
     """
-    metadata = {"title": title, "sdk": "static", "app_file": "index.html", "pinned": False}
-    if models:
-        metadata["models"] = list(models)
-    write_text(
-        Path(folder, "README.md"), _README.format(metadata=yaml.safe_dump(metadata, sort_keys=False), title=title)
+    metadata = SpaceCardData(
+        title=title, sdk="static", app_file="index.html", pinned=False, models=list(models) or None
     )
+    write_text(Path(folder, "README.md"), _README.format(metadata=metadata, title=title))
 
 
 def full_space_name(space: str) -> str:
