@@ -4,8 +4,12 @@ from .released import (
     AUGREG_MODELS,
     INDEX,
     Released,
+    address_of,
+    best_augreg,
     copies_of,
+    explain,
     families,
+    files_of,
     find_released,
     layers_missing_in,
     original_of,
@@ -14,10 +18,10 @@ from .released import (
     released,
     released_facts,
     released_with,
+    search,
     variants,
     with_cards,
 )
-from .searching import address_of, best_augreg, explain, files_of, search
 
 __all__ = [
     "AUGREG_MODELS",

@@ -1,7 +1,6 @@
 """Conversion of a checkpoint from any known source to a model and its image processor."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -41,13 +40,6 @@ from .tables import ConversionError, name_checkpoint
 READERS = ("hf_vit", "transformers")  # of a folder
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded
 _OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype"}
-_OTHER_PARTS = {  # names of other parts in files of the original repositories
-    "b": "similarity bias",
-    "llm": "language model",
-    "opt": "optimizer state",
-    "t": "similarity temperature",
-    "txt": "text tower",
-}
 
 
 def convert(
@@ -136,20 +128,18 @@ def convert_with_reasons(
     request = Request(grid, weights, overrides, patch_size, without_weights)
     fetched = fetch_any(address_of(str(source)), where)
     name = public_name(fetched)
-    with open_checkpoint(fetched) as checkpoint, ThreadPoolExecutor(1) as executor, name_checkpoint(name):
+    with open_checkpoint(fetched) as checkpoint, name_checkpoint(name):
         if fetched.copy is not None:
             checkpoint = read_as_original(checkpoint, fetched.location)
-        path = checkpoint.path
-        hashing = executor.submit(lambda: fetched.sha256 or sha256_at(path)) if not without_weights else None
         its_source, naming = recognize(checkpoint, request)
-        model, fields, read = its_source.read(checkpoint, naming, request)  # while the file is hashed
-        sha256 = {"sha256": hashing.result()} if hashing is not None else {}
+        model, fields, read = its_source.read(checkpoint, naming, request)
         preprocessing = Inferred({"preset": preset}, "stated")
         if not preset:
             preprocessing = its_source.preprocessing(checkpoint, naming.dialect)
         if labels is None and has_head(model):
             labels = its_source.labels(checkpoint, model.config.num_labels or 0)
-    record: dict[str, Any] = {"source": name, "file": path.name, **sha256, **read}
+    sha256 = {} if without_weights else {"sha256": fetched.sha256 or sha256_at(checkpoint.path)}
+    record: dict[str, Any] = {"source": name, "file": checkpoint.path.name, **sha256, **read}
     if fetched.copy is not None:
         record["copy"] = {"name": fetched.copy, "without": layers_missing_in(fetched.copy)}
     if not without_weights:
@@ -379,18 +369,16 @@ def describe_skipped(record: dict[str, Any]) -> list[str]:
     if record["left_out"]:
         lines.append("the head of the checkpoint is all zeros and was dropped: the result is an encoder without a head")
     if record["beside"]:
-        names = [f"{name} ({_OTHER_PARTS[name]})" if name in _OTHER_PARTS else name for name in record["beside"]]
-        lines.append(f"not converted, other parts of the file: {', '.join(names)}")
+        lines.append(f"not converted, other parts of the file: {', '.join(record['beside'])}")
     return lines
 
 
 def _table(found: Fields) -> list[str]:
-    """Return one line per field: name, value, reason; a reason equal to the one above is omitted."""
-    rows, above = [], ""
-    for name, (value, reason, is_assumed) in found.items():
-        if name not in _OF_ANY_MODEL:
-            reason = f"assumed: {reason}" if is_assumed else reason
-            rows.append((name, as_text(value), "" if reason == above else reason))
-            above = reason
+    """Return one line per field: name, value, reason."""
+    rows = [
+        (name, as_text(value), f"assumed: {reason}" if is_assumed else reason)
+        for name, (value, reason, is_assumed) in found.items()
+        if name not in _OF_ANY_MODEL
+    ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return [f"  {name:{widths[0]}}  {value:{widths[1]}}  {reason}".rstrip() for name, value, reason in rows]
+    return [f"  {name:{widths[0]}}  {value:{widths[1]}}  {reason}" for name, value, reason in rows]

@@ -27,7 +27,7 @@ from .programs import export_aot_inductor, export_onnx, export_torch, write_onnx
 from .recognition import SOURCES, recognize
 from .source import Naming, Request, Source, record_of
 from .tables import ConversionError, name_checkpoint
-from .web import export_web
+from .web import write_web_page
 
 logger = logging.get_logger(__name__)
 
@@ -70,7 +70,7 @@ def export(
         dialect, original: for "jax"; see `export_jax`.
         size: image size in pixels, for programs: an int, (height, width) or "dynamic" (not in a deployment folder); or
             for "onnx" "any", a program that resizes images itself: see `any_size`.
-        runtime: for "web"; see `export_web`.
+        runtime: for "web"; see `write_web_page`.
         overwrite: replace what exists at `path`.
         images: for "transformers": images to measure on what its preprocessing costs; see `save_for_transformers`.
 
@@ -94,7 +94,8 @@ def export(
             model.set_image_size(size, processor_follows=True)
         cast(Any, model).make_fixed()
     if to == "web":
-        export_web(model, path, processor, runtime=runtime, overwrite=overwrite)
+        name = Path(model.config.name_or_path or "").name or "the model"
+        write_web_page(path, {name: (model, processor)}, runtime=runtime, overwrite=overwrite)
     elif to in RUNTIMES and not (to == "onnx" and Path(path).suffix == ".onnx"):
         export_deployment(model, path, to, processor, size, overwrite)
     elif size == ANY_SIZE and to == "onnx":

@@ -39,7 +39,7 @@ class _Outputs(nn.Module):
 
     def __init__(self, model: HfVisionPreTrainedModel, names: Sequence[str], scaling: Scaling | None):
         super().__init__()
-        self.model, self.names = model, names
+        self.model, self.names = model, list(names) or [_output_of(model)]
         scale, offset = scaling or (None, None)
         self.register_buffer("scale", scale)
         self.register_buffer("offset", offset)
@@ -100,8 +100,8 @@ def make_onnx(
     scaling: Scaling | None = None,
 ) -> Any:
     """Make the `torch.onnx.ONNXProgram` of a model; its `save` writes a file. Arguments as in `trace`."""
-    names = names or [_output_of(model)]
-    return trace_onnx(*_prepare(model, size, names, scaling), names)
+    module, pixel_values, shapes = _prepare(model, size, names, scaling)
+    return trace_onnx(module, pixel_values, shapes, module.names)
 
 
 def trace_onnx(module: nn.Module, pixel_values: torch.Tensor, shapes: dict[str, Any], names: Sequence[str]) -> Any:
@@ -163,11 +163,8 @@ def export_aot_inductor(
 
     Arguments and errors as in `export_onnx`. Needs a C++ compiler.
     """
-
-    def compile_program(program: ExportedProgram, file: Path) -> None:
-        torch._inductor.aoti_compile_and_package(program, package_path=str(file))
-
-    _write_program(model, path, size, overwrite, compile_program)
+    compile_program = torch._inductor.aoti_compile_and_package
+    _write_program(model, path, size, overwrite, lambda program, file: compile_program(program, package_path=str(file)))
 
 
 def _write_program(model: Any, path: str | os.PathLike, size: Any, overwrite: bool, save: Callable[..., None]) -> None:
@@ -193,14 +190,14 @@ def trace(
         names: names of the outputs; by default the one output that this module describes.
         scaling: normalization of the input inside the program; None if the program takes normalized pixels.
     """
-    module, pixel_values, shapes = _prepare(model, size, names or [_output_of(model)], scaling)
+    module, pixel_values, shapes = _prepare(model, size, names, scaling)
     with torch.no_grad(), quiet():
         return torch.export.export(module, (pixel_values,), dynamic_shapes=shapes)
 
 
 def _prepare(
     model: HfVisionPreTrainedModel, size: Size | str | None, names: Sequence[str], scaling: Scaling | None
-) -> tuple[nn.Module, torch.Tensor, dict[str, dict[int, Any]]]:
+) -> tuple[_Outputs, torch.Tensor, dict[str, dict[int, Any]]]:
     """Return the module to export (a copy of the model at that size), an example input, and the dynamic axes."""
     if not isinstance(model, PROGRAM_MODELS):
         raise ConversionError(f"cannot export {type(model).__name__}; export its encoder or its classifier")

@@ -179,18 +179,16 @@ class Timm(TorchSource):
         return {**fields, "image_size": image_size_of(num_patches, pixels, grid, has_cls)}
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
-        arguments = settings.get("model_args") or {}
-        fields: dict[str, Any] = {}
-        if "act_layer" in arguments:
-            fields["hidden_act"] = _ACTIVATIONS.get(arguments["act_layer"], arguments["act_layer"])
-        if "num_heads" in arguments:
-            fields["num_attention_heads"] = arguments["num_heads"]
-        if "global_pool" in settings:
-            if settings["global_pool"] not in _POOLINGS:
-                known = ", ".join(_POOLINGS)
-                raise ConversionError(f"cannot convert global_pool={settings['global_pool']!r} (expected {known})")
-            fields["pooling"] = _POOLINGS[settings["global_pool"]]
-        return fields
+        arguments, pooling = settings.get("model_args") or {}, settings.get("global_pool", "token")
+        if pooling not in _POOLINGS:
+            raise ConversionError(f"it has global_pool={pooling!r} (expected {', '.join(_POOLINGS)})")
+        activation = arguments.get("act_layer")
+        fields = {
+            "hidden_act": _ACTIVATIONS.get(activation, activation),
+            "num_attention_heads": arguments.get("num_heads"),
+            "pooling": _POOLINGS[pooling] if "global_pool" in settings else None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
     def table(self, config: HfViTConfig) -> list[Rule]:
         backbone, stem = "patch_embed.backbone.", "embeddings.stem."
@@ -342,7 +340,7 @@ class TimmBit(Timm):
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
         if settings.get("global_pool", "avg") != "avg":
-            raise ConversionError(f"cannot convert a BiT with global_pool={settings['global_pool']!r} (expected avg)")
+            raise ConversionError(f"it has global_pool={settings['global_pool']!r} (expected avg)")
         size = (settings.get("pretrained_cfg") or settings).get("input_size")
         return {} if size is None else {"image_size": one_or_pair(*size[1:])}
 

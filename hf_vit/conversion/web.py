@@ -29,8 +29,6 @@ from ..files.download import sha256_of
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..files.versions import require
 from ..models.configuration_hf_vit import as_pair, score_function
-from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import make_any_size_onnx
 from .programs import stored_thresholds
 from .tables import ConversionError
@@ -43,33 +41,6 @@ _PAGE_FILES = ("index.html", "page.js", "worker.js", "service-worker.js", "style
 _LEAST_VALUES = 1024  # smaller constants stay in float32
 
 
-def export_web(
-    model: HfVisionPreTrainedModel,
-    folder: str | os.PathLike,
-    processor: HfViTImageProcessor | None,
-    *,
-    runtime: str | os.PathLike | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Write the folder that this module describes.
-
-    Args:
-        model: a classifier of images with 1 or 3 channels, on the CPU.
-        folder: the folder to write; it appears when it is complete.
-        processor: the model's image processor.
-        runtime: the npm package onnxruntime-web, as a folder or a .tgz; by default npm downloads version 1.30.0 once
-            into the cache.
-        overwrite: replace an existing folder.
-
-    Raises:
-        ConversionError: the model or its preprocessing is not supported, or there is no such package.
-        FileExistsError: `folder` exists and may not be overwritten, or holds a model.
-        ImportError: the extra `export` is not installed.
-    """
-    name = Path(model.config.name_or_path or "").name or "the model"
-    write_web_page(folder, {name: (model, processor)}, runtime=runtime, overwrite=overwrite)
-
-
 def write_web_page(
     folder: str | os.PathLike,
     models: Mapping[str, tuple[Any, Any]],
@@ -79,13 +50,22 @@ def write_web_page(
     runtime: str | os.PathLike | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a page of one or several models; other arguments and errors as in `export_web`.
+    """Write the folder that this module describes, with one or several models.
 
     Args:
-        models: name on the page -> (model, image processor). The files of all but the first are in folders, "model2/"
-            and so on.
+        folder: the folder to write; it appears when it is complete.
+        models: name on the page -> (model, image processor); classifiers of images with 1 or 3 channels, on the CPU.
+            The files of all but the first are in folders, "model2/" and so on.
         examples: pictures that a visitor can choose; copied into the folder.
         credits: text about the examples.
+        runtime: the npm package onnxruntime-web, as a folder or a .tgz; by default npm downloads version 1.30.0 once
+            into the cache.
+        overwrite: replace an existing folder.
+
+    Raises:
+        ConversionError: a model or its preprocessing is not supported, or there is no such package.
+        FileExistsError: `folder` exists and may not be overwritten, or holds a model.
+        ImportError: the extra `export` is not installed.
     """
     refuse_existing(folder, overwrite)
     check_no_model(folder)
@@ -117,8 +97,8 @@ def _write_model(folder: Path, model: Any, processor: Any) -> dict[str, Any]:
     programs = folder / "onnx"
     programs.mkdir(parents=True)
     program.save(programs / "model.onnx")
-    _compress(programs / "model.onnx", programs / "model_fp16.onnx", _as_float16)
-    _compress(programs / "model.onnx", programs / "model_quantized.onnx", _as_int8)
+    _compress(programs / "model.onnx", programs / "model_fp16.onnx", to_int8=False)
+    _compress(programs / "model.onnx", programs / "model_quantized.onnx", to_int8=True)
     write_json(folder / "config.json", _config(config))
     write_json(folder / "preprocessor_config.json", _PREPROCESSOR)
     settings = processor.settings()
@@ -210,10 +190,17 @@ def _copy_runtime(package: Path, folder: Path) -> None:
 # Weights of a program in fewer bits. Products stay in float32, which web assembly computes fastest.
 
 
-def _compress(source: Path, target: Path, convert: Any) -> None:
-    """Write a program with its large constants converted; the runtime converts them back."""
+def _compress(source: Path, target: Path, to_int8: bool) -> None:
+    """Write a program with its large constants in fewer bits; the runtime converts them back.
+
+    Args:
+        source: the program.
+        target: the file to write.
+        to_int8: weights of products in int8, symmetric, with a scale for each output, and others in float16; else all
+            in float16.
+    """
     import onnx
-    from onnx import numpy_helper
+    from onnx import TensorProto, helper, numpy_helper
 
     program = onnx.load(source)
     graph = program.graph
@@ -223,40 +210,27 @@ def _compress(source: Path, target: Path, convert: Any) -> None:
             consumers.setdefault(name, []).append(node)
     kept, nodes = [], []
     for constant in graph.initializer:
-        values = numpy_helper.to_array(constant)
+        name, values = constant.name, numpy_helper.to_array(constant)
         if values.dtype != np.float32 or values.size < _LEAST_VALUES:
             kept.append(constant)
             continue
-        arrays, node = convert(constant.name, values, consumers.get(constant.name, []))
+        axis = _output_axis(consumers.get(name, []), values.ndim) if to_int8 else None
+        if axis is None:
+            arrays = {f"{name}_float16": values.astype(np.float16)}
+            nodes.append(helper.make_node("Cast", list(arrays), [name], to=TensorProto.FLOAT))
+        else:
+            others = tuple(number for number in range(values.ndim) if number != axis)
+            scale = np.maximum(np.abs(values).max(axis=others), 1e-12) / 127
+            levels = np.round(values / np.expand_dims(scale, others)).astype(np.int8)
+            arrays = {f"{name}_int8": levels, f"{name}_scale": scale.astype(np.float32)}
+            nodes.append(helper.make_node("DequantizeLinear", list(arrays), [name], axis=axis))
         kept += [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in arrays.items()]
-        nodes.append(node)
     del graph.initializer[:]
     graph.initializer.extend(kept)
     nodes += graph.node
     del graph.node[:]
     graph.node.extend(nodes)
     onnx.save(program, target)
-
-
-def _as_float16(name: str, values: np.ndarray, users: list[Any]) -> tuple[dict[str, np.ndarray], Any]:
-    from onnx import TensorProto, helper
-
-    small = f"{name}_float16"
-    return {small: values.astype(np.float16)}, helper.make_node("Cast", [small], [name], to=TensorProto.FLOAT)
-
-
-def _as_int8(name: str, values: np.ndarray, users: list[Any]) -> tuple[dict[str, np.ndarray], Any]:
-    """Weights of products in int8, symmetric, with a scale for each output; others in float16."""
-    from onnx import helper
-
-    axis = _output_axis(users, values.ndim)
-    if axis is None:
-        return _as_float16(name, values, users)
-    others = tuple(number for number in range(values.ndim) if number != axis)
-    scale = np.maximum(np.abs(values).max(axis=others), 1e-12) / 127
-    levels = np.round(values / np.expand_dims(scale, others)).astype(np.int8)
-    arrays = {f"{name}_int8": levels, f"{name}_scale": scale.astype(np.float32)}
-    return arrays, helper.make_node("DequantizeLinear", list(arrays), [name], axis=axis)
 
 
 def _output_axis(users: list[Any], ndim: int) -> int | None:

@@ -43,7 +43,7 @@ def write_static_page(
         models: folders of save_pretrained, or names on the Hub.
         output: the folder; it appears when it is complete.
         examples: folder of example pictures; by default two photographs, or digits for a classifier of digits.
-        runtime: see `export_web`.
+        runtime: see `write_web_page`.
         repositories: names of the models on the Hub, which links the page from them.
         overwrite: replace an existing folder.
 

@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import ViTImageProcessorPil
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.catalog.searching import best_augreg, search
+from hf_vit.catalog import best_augreg, search
 from hf_vit.conversion.converting import convert_to_folder, set_labels
 from hf_vit.conversion.exporting import export
 from hf_vit.data.labels import match_to_model

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import transformers
 from transformers.configuration_utils import PreTrainedConfig
 
-from ...files.messages import shorten
 from ...models.image_processing_hf_vit import HfViTImageProcessor
 from ..tables import IMAGENET, TIMM_NUMBERS
 
@@ -27,7 +26,9 @@ VIT_SETTINGS = _shared(
 )
 SIGLIP_SETTINGS = _shared(transformers.SiglipVisionConfig, f"{_ENCODER} layer_norm_eps {_SIZES}")
 BIT_SETTINGS = _shared(transformers.BitConfig, "num_channels embedding_size depths layer_type")
-OWN_FIELD = "hf_vit"  # field of config.json and preprocessor_config.json that transformers keeps and ignores
+# Field of config.json and preprocessor_config.json that transformers keeps and ignores. In a config.json: fields of our
+# configuration ("config"), the "source" of the weights, and what the nearest preprocessing costs ("preprocessing").
+OWN_FIELD = "hf_vit"
 # AutoModel gives every ViT a pooler, with random weights if there are none. One with the identity as its weight and
 # this activation returns the class token.
 NO_POOLER = {"pooler_act": "linear"}
@@ -123,13 +124,11 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
     ours = {name: value for name, value in settings.items() if name in general and name != "architectures"}
     shared = THEIR_MODELS[settings["model_type"]].settings
     ours |= {name: settings.get(name, default) for name, default in shared.items()}
-    own = own_settings_of(settings).get("config", {})
+    own = (settings.get(OWN_FIELD) or {}).get("config", {})
     if settings["model_type"] == "bit":
         return {**ours, **_translate_bit(settings, ours), **BIT_NUMBERS, **own}
     ours |= {"pooling": "cls", "position_interpolation": "bicubic_aliased"}
     if settings["model_type"] == "siglip_vision_model":
-        if not settings.get("vision_use_head", True):
-            raise ValueError("cannot read this SigLIP tower: it has no attention pooling (vision_use_head)")
         ours |= {"pooling": "map", "attention_probs_dropout_prob": settings.get("attention_dropout", 0.0)}
     if settings.get("architectures") == ["ViTModel"]:
         if settings.get("pooler_act", "tanh") not in ("tanh", NO_POOLER["pooler_act"]):
@@ -140,21 +139,9 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {**ours, **own}
 
 
-def own_settings_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a folder written by hf_vit states beyond transformers' own settings; empty for any other folder.
-
-    In a config.json: fields of our configuration ("config"), the "source" of the weights, and what the nearest
-    preprocessing costs ("preprocessing"). In a preprocessor_config.json: all settings of our image processor.
-    """
-    own = settings.get(OWN_FIELD) or {}
-    if not isinstance(own, dict) or not isinstance(own.get("config", {}), dict):
-        raise ValueError(f"its field {OWN_FIELD} is {shorten(own)} (expected an object)")
-    return own
-
-
 def describe_cost(settings: Mapping[str, Any]) -> str:
     """Describe what the image processor of a folder for transformers costs, from its config.json; "" if it has none."""
-    own = own_settings_of(settings)
+    own = settings.get(OWN_FIELD) or {}
     if "preprocessing" not in own:
         return ""
     cost = own["preprocessing"]
@@ -232,7 +219,7 @@ def nearest_processor(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Translate a preprocessor_config.json of transformers' own models into arguments of `HfViTImageProcessor`."""
-    own = own_settings_of(stored)
+    own = stored.get(OWN_FIELD)  # all settings of our image processor
     if own and all(stored.get(name) == value for name, value in nearest_processor(own).items()):
         return own  # else transformers' settings were changed later
     if "Hybrid" in str(stored.get("image_processor_type") or stored.get("feature_extractor_type")):

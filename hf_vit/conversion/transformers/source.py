@@ -71,10 +71,10 @@ class Transformers(Source):
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         model_type = checkpoint.settings.get("model_type")
+        if model_type not in THEIR_MODELS:
+            return None
         flax = {"framework": "flax"} if checkpoint.shapes else {}
-        return (
-            Naming({"names": "transformers", "model_type": model_type, **flax}) if model_type in THEIR_MODELS else None
-        )
+        return Naming({"names": "transformers", "model_type": model_type, **flax})
 
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
         settings = checkpoint.settings
