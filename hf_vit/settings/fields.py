@@ -281,7 +281,15 @@ class TrainingSettings(DataSettings):
         yield balanced, "class_sampling and class_weights both balance the classes: choose one"
         is_share = self.warmup_steps < 1 or self.warmup_steps == int(self.warmup_steps)
         yield not is_share, f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a fraction below 1"
-        yield from self._mistakes_of_decay()
+        schedule, steps, last = self.schedule, self.decay_steps, self.final_learning_rate
+        decays = schedule in ("linear", "cosine", "polynomial")
+        fits = len(steps) >= 1 if schedule == "staircase" else len(steps) <= decays
+        needed = "staircase needs at least one step; linear, cosine and polynomial take at most one; others none"
+        yield not fits, f"schedule is {schedule} and decay_steps {steps}: {needed}"
+        differ = self.decay_factors and len(self.decay_factors) != len(steps)
+        yield differ, f"decay_factors {self.decay_factors} must have as many entries as decay_steps {steps}"
+        unused = last and not (decays or schedule == "wsd")
+        yield unused, f"final_learning_rate is {last}, but schedule {schedule} does not use it: unset it"
         is_compact = self.momentum_dtype == "bfloat16"
         needs_float32 = self.optimizer == "muon" or (self.optimizer == "sgd" and self.weight_decay)
         yield is_compact and needs_float32, "momentum_dtype must be float32 for muon, and for sgd with weight_decay"
@@ -311,18 +319,6 @@ class TrainingSettings(DataSettings):
         if self.preset == "native":
             yield wrong, f"{', '.join(wrong)} must be unset with preset native, whose images have different sizes"
         yield self.resume and self.overwrite, "resume continues the run and overwrite deletes it: choose one"
-
-    def _mistakes_of_decay(self) -> Mistakes:
-        schedule, steps, last = self.schedule, self.decay_steps, self.final_learning_rate
-        decays = schedule in ("linear", "cosine", "polynomial")
-        fits = len(steps) >= 1 if schedule == "staircase" else len(steps) <= decays
-        needed = "staircase needs at least one step; linear, cosine and polynomial take at most one; others none"
-        yield not fits, f"schedule is {schedule} and decay_steps {steps}: {needed}"
-        factors = self.decay_factors
-        differ = factors and len(factors) != len(steps)
-        yield differ, f"decay_factors {factors} must have as many entries as decay_steps {steps}"
-        unused = last and not (decays or schedule == "wsd")
-        yield unused, f"final_learning_rate is {last}, but schedule {schedule} does not use it: unset it"
 
 
 @dataclass

@@ -68,8 +68,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     config = read_config(name)
     if not isinstance(config, HfVisionConfig):
         raise ValueError(f"{name} has a model of type {config.model_type}, which hf_vit cannot fine-tune")
-    for field, rate in _dropout_fields(settings, type(config)).items():
-        setattr(config, field, rate)
+    _set_dropout(config, settings)
     model, processor, info = load_pretrained(AutoModelForImageClassification, name, settings.image_size, config=config)
     model.config.name_or_path = model.name_or_path = str(settings.model)
     check_no_random_weights(info, name)
@@ -87,18 +86,20 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     return model, processor
 
 
-def _dropout_fields(settings: TrainingSettings, config_class: type) -> dict[str, float]:
-    """Return the dropout rates that are set, as fields of a configuration.
+def _set_dropout(config: Any, settings: TrainingSettings) -> None:
+    """Set the dropout rates of a configuration to those of the settings that are given.
 
     Raises:
         ValueError: a rate is set for a ResNet.
     """
     rates = {field: getattr(settings, setting) for setting, field in _DROPOUT_FIELDS.items()}
-    if config_class is HfBiTConfig:
+    if isinstance(config, HfBiTConfig):
         if any(rates.values()):
             raise ValueError("BiT has no dropout: omit --dropout, --attention-dropout and --drop-path")
-        return {}
-    return {field: rate for field, rate in rates.items() if rate is not None}
+        return
+    for field, rate in rates.items():
+        if rate is not None:
+            setattr(config, field, rate)
 
 
 def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = False) -> None:
@@ -165,11 +166,11 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
     if settings.image_size is not None:
         fields["image_size"] = settings.image_size
     if settings.variant:
-        rates = _dropout_fields(settings, type(config_of_variant(settings.variant)))
-        config = config_of_variant(settings.variant, **{**fields, **rates})
+        config = config_of_variant(settings.variant, **fields)
     else:
         kind = HfViTHybridConfig if "stem_depths" in fields else HfBiTConfig if "depths" in fields else HfViTConfig
-        config = kind(**{**fields, **_dropout_fields(settings, kind)})
+        config = kind(**fields)
+    _set_dropout(config, settings)
     if settings.head == "mlp":
         if isinstance(config, HfBiTConfig):
             raise ValueError(

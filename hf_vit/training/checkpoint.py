@@ -288,8 +288,6 @@ def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
             f"cannot resume from {path}: it was written by another version of hf_vit; finish the run with that version"
         )
     saved: Any = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata  # name -> type and shape
-    if missing := set(state.get("tensors", ())) - saved.keys():
-        raise ValueError(f"cannot resume from {path}: {len(missing)} of its tensors are missing: {sorted(missing)}")
     optimizer.state.clear()
     make_states(optimizer)
     tensors = run_tensors(model, optimizer, ema)
@@ -297,7 +295,7 @@ def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
         if name.startswith("optimizer/"):
             parameter, _, key = name.removeprefix("optimizer/").rpartition("/")
             del tensors[name], optimizer.state[model.get_parameter(parameter)][key]
-    differing = tensors.keys() ^ saved.keys()
+    differing = (tensors.keys() ^ saved.keys()) | (set(state.get("tensors", ())) - saved.keys())
     differing |= {name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].size}
     if differing:
         raise ValueError(f"cannot resume from {path}: its tensors do not match those of this run: {sorted(differing)}")

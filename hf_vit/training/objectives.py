@@ -267,15 +267,12 @@ class Teacher:
         self.model.to(device).eval().requires_grad_(False)
         theirs = self.model.config
         self.order = torch.tensor(_match_classes(names_of(config), names_of(theirs), name), device=device)
-        for what, own, other in (
-            ("number of channels", theirs.num_channels, config.num_channels),
-            ("score function", score_function(theirs), score_function(config)),
-        ):
-            if own != other:
-                raise ValueError(
-                    f"the {what} of the teacher {name} is {own}, but the student's is {other}; choose a teacher "
-                    "with the same task and number of channels"
-                )
+        own, other = ((one.num_channels, score_function(one)) for one in (config, theirs))
+        if own != other:
+            raise ValueError(
+                f"the number of channels and the score function are {own[0]}, {own[1]} of the student, and {other[0]}, "
+                f"{other[1]} of the teacher {name}; choose a teacher with the same"
+            )
         self.size = as_pair(theirs.image_size)
         # Converts pixels normalized for the student to the teacher's normalization: both are affine in the levels
         own = Normalizer(processor.image_mean, processor.image_std, device)
