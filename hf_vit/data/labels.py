@@ -111,8 +111,8 @@ def require_labels(split: "Split", name: str, two_classes: bool = False) -> None
     known, counts = range(split.num_labels), split.label_counts()
     if missing := sum(count for numbers, count in counts.items() if any(number not in known for number in numbers)):
         raise ValueError(
-            f"{missing} of {len(split)} images of {name} have no label (expected class numbers from 0 to "
-            f"{split.num_labels - 1}): choose another split, or leave these images out"
+            f"{missing} of {len(split)} images of {name} have no label, or an unknown one (expected class numbers from "
+            f"0 to {split.num_labels - 1}): choose another split, or leave these images out"
         )
     if two_classes and len({frozenset(numbers) for numbers in counts}) == 1:
         names = split.label_names or [f"class {number}" for number in known]

@@ -18,8 +18,9 @@ import datasets
 import numpy as np
 import yaml
 
-from ..data.sources import find_column, find_label_column, is_image, load_split, slice_split
-from ..data.splits import Split
+from ..data.labels import require_labels
+from ..data.sources import load_split, slice_split
+from ..data.splits import Split, open_split
 
 TRAIN, VALIDATION = 800, 200  # examples of a task
 _SEED = 0  # of the draw
@@ -57,22 +58,6 @@ class TaskData:
     listed: bool  # official examples, not a random draw
 
 
-@dataclass
-class _TargetSplit(Split):
-    """Split whose labels are computed from a column by a function of `TARGETS`, if it has one."""
-
-    target: str | None = None  # a name, as data workers get no functions
-
-    def label(self, sample: dict) -> int:
-        """Return the class number of a row."""
-        value = sample[self.label_column]
-        return int(value) if self.target is None else TARGETS[self.target].function(value)
-
-    def class_numbers(self, purpose: str = "the command") -> np.ndarray:
-        """Return the class number of each image, (images,)."""
-        return np.array([self.label(row) for row in self.samples.select_columns([self.label_column])])
-
-
 def read_table() -> dict[str, Any]:
     """Read vtab.yaml.
 
@@ -102,10 +87,8 @@ def open_task(task: Task, source: str) -> TaskData:
         folder = Path(source).expanduser() / task.folder
         listed = source != "hub" and (folder / _LISTS["test"]).exists()
         data = _read_lists(task, folder) if listed else _draw_examples(task, source, folder)
-        for split in (data.train, data.validation, data.test):  # before any training
-            for number, label in enumerate(split.class_numbers()):
-                if not 0 <= label < task.classes:
-                    raise ValueError(f"example {number} has the label {label}, but there are {task.classes} classes")
+        for name in _LISTS:  # before any training
+            require_labels(getattr(data, name), name)
     except (ValueError, OSError) as error:
         raise ValueError(f"{task.name}: {error}") from error
     return data
@@ -119,12 +102,10 @@ def _read_lists(task: Task, folder: Path) -> TaskData:
         text = (folder / file).read_text(encoding="utf-8")
         lines = [line.rsplit(maxsplit=1) for line in text.splitlines() if line.strip()]
         if wrong := [line for line in lines if len(line) != 2 or not line[1].isdigit()]:
-            raise ValueError(
-                f"{folder / file} has the line {' '.join(wrong[0])!r} (expected a path and a class number)"
-            )
+            raise ValueError(f"{folder / file} has the line {wrong[0]} (expected a path and a class number)")
         columns = {"image": [str(folder / path) for path, _ in lines], "label": [int(number) for _, number in lines]}
         samples = datasets.Dataset.from_dict(columns, features=features)
-        splits[name] = _TargetSplit(samples, "image", "label", None, task.classes)
+        splits[name] = Split(samples, "image", "label", None, task.classes)
     return TaskData(**splits, listed=True)
 
 
@@ -133,30 +114,29 @@ def _draw_examples(task: Task, source: str, folder: Path) -> TaskData:
     specs = {"train": "train", "validation": "train", "test": "test"}
     specs |= task.splits if source != "hub" else {}
     name = task.hub if source == "hub" else str(folder)
-    pools = {split: _describe(task, _load_shuffled(name, spec)) for split, spec in specs.items()}
+    pools = {split: _load_shuffled(task, name, spec) for split, spec in specs.items()}
     start = TRAIN if specs["validation"] == specs["train"] else 0
     train = _take(pools["train"], 0, TRAIN, specs["train"])
     return TaskData(train, _take(pools["validation"], start, VALIDATION, specs["validation"]), pools["test"], False)
 
 
-def _load_shuffled(name: str, spec: str) -> datasets.Dataset:
-    """Shuffle a split with a fixed seed, and take the slice that `spec` may name."""
+def _load_shuffled(task: Task, name: str, spec: str) -> Split:
+    """Shuffle a split with a fixed seed, and take the slice that `spec` may name.
+
+    Labels are computed from the column of the task's target, if it is there, or else are in a label column.
+    """
     base = spec.partition("[")[0]
-    whole = cast(datasets.Dataset, load_split(name, base))  # it is not streamed
-    shuffled = whole.select(np.random.default_rng(_SEED).permutation(len(whole)))
-    return slice_split({base: shuffled}, spec)
-
-
-def _describe(task: Task, samples: datasets.Dataset) -> Split:
-    """Find the columns of images and labels; labels are in the column of the task's target, else in a label column."""
+    samples = cast(datasets.Dataset, load_split(name, base))  # it is not streamed
     present = {theirs: ours for theirs, ours in task.hub_columns.items() if theirs in samples.column_names}
     samples = samples.rename_columns(present) if present else samples
-    image_column = find_column(samples.features, None, is_image, "image", "--dataset FOLDER, whose data has only one")
-    samples = samples.cast_column(image_column, datasets.Image(decode=False))
-    if task.target is not None and (column := TARGETS[task.target].column) in samples.features:
-        return _TargetSplit(samples, image_column, column, None, task.classes, target=task.target)
-    named = task.label if task.label in samples.features else None
-    return _TargetSplit(samples, image_column, find_label_column(samples.features, named), None, task.classes)
+    label_column, target = task.label if task.label in samples.features else None, TARGETS.get(str(task.target))
+    if target is not None and target.column in samples.features:
+        labels = [target.function(row[target.column]) for row in samples.select_columns([target.column])]
+        label_column = "computed label"
+        samples = samples.add_column(label_column, labels)  # pyright: ignore[reportCallIssue]
+    split = open_split(samples, label_column=label_column)
+    shuffled = split.samples.select(np.random.default_rng(_SEED).permutation(len(split)))
+    return replace(split, samples=slice_split({base: shuffled}, spec), label_names=None, num_labels=task.classes)
 
 
 def _take(split: Split, start: int, count: int, spec: str) -> Split:
