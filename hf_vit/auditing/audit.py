@@ -28,7 +28,7 @@ from ..data.sources import names_of_splits
 from ..data.splits import Split, assign_folds, open_named
 from ..devices import start_accelerator
 from ..evaluation.features import Extractor
-from ..evaluation.linear_probe import LogisticRegression
+from ..evaluation.frozen_features import LogisticRegression
 from ..files.output import refuse_existing, write_text
 from ..files.reading import read_text
 from ..models.image_reading import ImageReadingError, is_npy, read_image, read_size

@@ -6,7 +6,7 @@
 | what do the labels mean, which images are held out? | `splits`, `labels` |
 | which images come in which order, and in which batch? | `samplers` |
 | what happens to an image? | `loaders`, `augmentation`, `randaugment`, `device_augmentation`, `native_resolution` |
-| how are shards read and written? | `shards`, `shard_index`, `shard_writing` |
+| how are shards read and written? | `shards`, `shard_writing` |
 | are these the same images as before? | `fingerprint` |
 
 `shards` reads WebDataset tars and parquet files, on disks and in object stores, as a map-style data set. Its order is a

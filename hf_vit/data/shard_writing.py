@@ -20,7 +20,7 @@ from ..models.image_reading import ImageReadingError, load_image, to_mode
 from ..settings.fields import check_bounds, setting
 from .fingerprint import fingerprint_data
 from .samplers import ShuffledSampler
-from .shard_index import index_shards
+from .shards import index_shards
 from .sources import load_split, names_of_splits
 from .splits import Split, open_split
 

@@ -1,33 +1,357 @@
-"""Random access to rows of shards: WebDataset tars or parquet files on any file system of fsspec.
+"""Shards: WebDataset tars or parquet files on any file system of fsspec, their index, and random access to their rows.
 
 The smallest part that can be read is a unit: an image in a tar, or a row group of a parquet file. The index has the
-position of each unit. Images in a local tar are read one by one. Everything else is read in blocks, which are
-consecutive units and are held until their rows have been used. `samplers.BlockSampler` reads every block once.
+position of each unit. It is made once and stored next to the shards, or in the cache if they are remote or in a
+read-only folder. It is an Arrow file with a row for each unit. Its metadata are a JSON text with the names of the
+shards, stamps to detect changes, and their columns and classes.
+
+Images in a local tar are read one by one. Everything else is read in blocks, which are consecutive units and are held
+until their rows have been used. `samplers.BlockSampler` reads every block once.
 """
 
+import hashlib
+import io
+import json
 import os
+import shutil
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from posixpath import basename, dirname
+from typing import Any, NamedTuple
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock
+from huggingface_hub import cached_assets_path
+from tqdm import tqdm
 
 from ..files.download import filesystem_of
+from ..files.messages import join_names
+from ..files.output import new_file, write_text
+from .folders import EXTENSIONS
 from .samplers import Block, BlockSampler, Draw
-from .shard_index import HEADER, ShardIndex, open_file
-from .sources import check_image_paths
+from .sources import check_image_paths, find_column, find_label_column, is_image
 
+_HEADER = 512  # bytes before the content of a tar's member
+_VERSION = 1
+_THREADS = 8  # for reading shards and fetching blocks
+_SCHEMA = pa.schema({"position": pa.int64(), "size": pa.int64(), "rows": pa.int32(), "label": pa.int32()})
+_STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified")  # keys of fsspec's file systems
+_IMAGES = frozenset(extension[1:] for extension in EXTENSIONS)
 _LANES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 480, 960)  # divisible by 2, 3, 4, 6, 8, ... processes
 _ROWS_TOGETHER = 250_000  # rows that are shuffled together, as in big_vision
 _BYTES_TOGETHER = 2**32  # limit of the bytes held for this, over all processes
 _LARGEST_BLOCK = 64  # images per request from a remote tar
 _LEAST_BLOCKS = 16  # row groups per lane; two lanes may both read a row group at their border
-_THREADS = 8  # for fetching blocks
 _OPEN_FILES = 64
+
+
+@dataclass
+class ShardIndex:
+    """Positions of the rows of shards; the arrays are mapped from a file and shared by all processes."""
+
+    path: str  # of the index file
+    files: list[str]  # paths or addresses
+    stamps: list[list]  # size, and modification time or etag, of each file
+    ends: np.ndarray  # (files,) number of the unit after the last one of each file
+    features: datasets.Features
+    image_column: str
+    label_column: str | None
+    num_labels: int | None
+
+    @cached_property
+    def units(self) -> dict[str, np.ndarray]:
+        """Arrays over units: position (in bytes, or the number of a row group), size (in bytes), rows and label."""
+        table = map_table(self.path)
+        return {name: table[name].chunk(0).to_numpy() for name in table.column_names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "units"}
+
+    @property
+    def is_tar(self) -> bool:
+        """Return whether the shards are tars, whose units are images."""
+        return self.files[0].endswith(".tar")
+
+
+def map_table(path: str) -> pa.Table:
+    """Map the table of an Arrow file without reading it into memory."""
+    return pa.ipc.open_file(pa.memory_map(path)).read_all()
+
+
+class Columns(NamedTuple):
+    """Columns to read from the shards."""
+
+    image: str | None = None  # by default the only image column
+    label: str | None = None  # by default "cls" in tars, the column of class labels in parquet files
+    needs_labels: bool = True
+    counts_labels: bool = True  # count classes without names; False if their number is known
+
+
+def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
+    """Return the index of some shards; a missing or outdated one is made first, by one process per machine.
+
+    It is stored next to the shards, or in the cache.
+
+    Raises:
+        ValueError: a shard is damaged, or has no images or labels.
+        OSError: a shard cannot be read.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        stamps = list(pool.map(_stamp, files))
+    name = _index_name(files, columns)
+    cached, neighbor = str(_cache() / name), f"{dirname(files[0]) or '.'}/{name}"
+    with FileLock(f"{cached}.lock"):
+        index = _load(neighbor, cached, files, stamps) or _load(cached, cached, files, stamps)
+        if index is None:
+            path = neighbor if os.access(dirname(neighbor), os.W_OK) else cached
+            _write_index(Path(path), _build(files, stamps, columns))
+            index = _load(path, cached, files, stamps)
+    assert index is not None
+    if not columns.needs_labels and columns.label is None:
+        return replace(index, label_column=None, num_labels=None)
+    if index.is_tar and (missing := int((index.units["label"] < 0).sum())):
+        raise ValueError(
+            f"{missing} of {len(index.units['label'])} images in {len(files)} shards such as {files[0]} have no "
+            f"{index.label_column}; name the column of labels with --label-column"
+        )
+    return index
+
+
+def index_shards(files: Sequence[str], names: list[str] | None) -> int:
+    """Write the index of tars next to them, and return the number of images; all can be moved together.
+
+    Args:
+        names: class names by number, if any.
+    """
+    path = Path(files[0]).with_name(_index_name(files, Columns()))
+    stamps = [_stamp(file) for file in files]
+    table = _build(files, stamps, Columns())
+    about = json.loads(table.schema.metadata[b"hf_vit"]) | {"stamps": [[size, None] for size, _ in stamps]}
+    if names is not None:
+        label = datasets.Features({about["label_column"]: datasets.ClassLabel(names=names)}).to_dict()
+        about = about | {"features": about["features"] | label, "num_labels": len(names)}
+    _write_index(path, table.replace_schema_metadata({"hf_vit": json.dumps(about)}))
+    return table.num_rows
+
+
+def _write_index(path: Path, table: pa.Table) -> None:
+    """Write an index atomically."""
+    with new_file(path, overwrite=True) as file, pa.ipc.new_file(str(file), table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+
+
+def _index_name(files: Sequence[str], columns: Columns) -> str:
+    """File name of the index of some shards; that of tars always has the labels."""
+    if files[0].endswith(".tar"):
+        columns = Columns(columns.image, columns.label or "cls")
+    return f"hf_vit_index-{_digest([list(map(basename, files)), columns])}.arrow"
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _cache() -> Path:
+    return cached_assets_path("hf_vit", "shards", "indexes")
+
+
+def _stamp(file: str) -> list:
+    """Size of a file, and its modification time or etag if known."""
+    if "://" not in file:
+        status = os.stat(file)
+        return [status.st_size, str(status.st_mtime_ns)]
+    filesystem, path = filesystem_of(file)
+    about = filesystem.info(path)
+    stamp = next((about[name] for name in _STAMPS if about.get(name)), None)
+    return [about["size"], None if stamp is None else str(stamp)]
+
+
+def _load(path: str, cached: str, files: Sequence[str], stamps: list) -> ShardIndex | None:
+    """Read an index if it exists and is valid; a remote one is copied to the cache."""
+    try:
+        if "://" in path:
+            with open_file(path) as source, new_file(cached, overwrite=True) as copy:
+                copy.write_bytes(source.read())
+            path = cached
+        about = json.loads(map_table(path).schema.metadata[b"hf_vit"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    if about["version"] != _VERSION or about["files"] != list(map(basename, files)):
+        return None
+    pairs = zip(about["stamps"], stamps, strict=True)
+    if not all(kept[0] == now[0] and kept[1] in (None, now[1]) for kept, now in pairs):
+        return None
+    features = datasets.Features.from_dict(about["features"])
+    names = (about[name] for name in ("image_column", "label_column", "num_labels"))
+    return ShardIndex(path, list(files), stamps, np.array(about["ends"], np.int64), features, *names)
+
+
+def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
+    """Make the index by reading every shard, with a common numbering of class names; a killed process is continued."""
+    folder = (_cache() / _index_name(files, columns)).with_suffix(".parts")
+    folder.mkdir(exist_ok=True)
+
+    def scan(file: str, stamp: list) -> dict[str, Any]:
+        part = folder / f"{_digest([file, stamp])}.json"
+        if not part.exists():
+            scanned = scan_tar(file, columns) if file.endswith(".tar") else _scan_parquet(file, columns)
+            write_text(part, json.dumps(scanned))
+        scanned = json.loads(part.read_text(encoding="utf-8"))
+        return scanned | {name: np.array(scanned[name], np.int64) for name in _SCHEMA.names}
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        parts = list(tqdm(pool.map(scan, files, stamps), "Indexing", len(files), unit=" shards", delay=1))
+    first = next((part for part in parts if len(part["rows"])), None)
+    if first is None:
+        raise ValueError(f"there are no images in {join_names(list(files))}")
+    for file, part in zip(files, parts, strict=True):
+        if len(part["rows"]) and part["kind"] != first["kind"]:
+            raise ValueError(f"{file} has labels of type {part['kind']} (expected {first['kind']}, as in other shards)")
+    names = sorted({name for part in parts for name in part["names"]})
+    for part in parts if names else ():  # the shard's numbers -> common numbers
+        part["label"] = np.append(np.searchsorted(names, part["names"]), -1)[part["label"]]
+    units = pa.table({name: np.concatenate([part[name] for part in parts]) for name in _SCHEMA.names}).cast(_SCHEMA)
+    features: dict[str, Any] = {first["image_column"]: datasets.Image(decode=False)}
+    if (label := first["label_column"]) is not None:
+        features[label] = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
+        if first["feature"] is not None:
+            features |= datasets.Features.from_dict({label: first["feature"]})
+    about = {
+        "version": _VERSION,
+        "files": list(map(basename, files)),
+        "stamps": stamps,
+        "ends": np.cumsum([len(part["rows"]) for part in parts]).tolist(),
+        "features": datasets.Features(features).to_dict(),
+        "image_column": first["image_column"],
+        "label_column": label,
+        "num_labels": len(names) or max(part["num_labels"] for part in parts) or None,
+    }
+    shutil.rmtree(folder)
+    return units.replace_schema_metadata({"hf_vit": json.dumps(about)})
+
+
+def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
+    """Positions of the images in a tar, and their labels; -1 for no label.
+
+    Raises:
+        ValueError: the file is truncated, or not a tar.
+    """
+    positions, sizes, texts, column, label = [], [], [], columns.image, columns.label or "cls"
+    for sample in read_tar_samples(file, label):
+        found = [name for name in sample if name.rsplit(".", 1)[-1].lower() in _IMAGES]
+        found = [name for name in found if columns.image in (None, name)]
+        if len(found) > 1:
+            raise ValueError(f"{file} has {' and '.join(found)} in one sample; choose one with --image-column")
+        if found:
+            column = column or found[0]
+            position, size, _ = sample[found[0]]
+            positions.append(position)
+            sizes.append(size)
+            texts.append(sample.get(label, (0, 0, None))[2])
+    given = {text for text in texts if text is not None}
+    are_numbers = all(text.isdecimal() for text in given)
+    names = [] if are_numbers else sorted(given)
+    numbers = {text: int(text) for text in given} if are_numbers else {name: n for n, name in enumerate(names)}
+    labels = [numbers.get(text, -1) for text in texts]
+    return {
+        "position": positions,
+        "size": sizes,
+        "rows": [1] * len(sizes),
+        "label": labels,
+        "names": names,
+        "num_labels": max(labels, default=-1) + 1,
+        "kind": "class numbers" if are_numbers else "text",
+        "feature": None,
+        "image_column": column or "image",
+        "label_column": label,
+    }
+
+
+def read_tar_samples(file: str, label: str) -> Iterator[dict[str, tuple]]:
+    """Yield {extension: (position, size, text of the label)} for members with the same name before the first dot."""
+    key, sample, end = None, {}, 0
+    with open_file(file, block_size=2**23) as source:
+        try:
+            with tarfile.open(fileobj=source, mode="r:") as archive:
+                for member in archive:
+                    archive.members = []  # pyright: ignore[reportAttributeAccessIssue] - otherwise it keeps all members
+                    end = member.offset_data + -(-member.size // _HEADER) * _HEADER
+                    folder, _, name = member.name.rpartition("/")
+                    stem, dot, extension = name.partition(".")
+                    if not member.isfile() or not stem or not dot:
+                        continue
+                    if (folder, stem) != key and sample:
+                        yield sample
+                        sample = {}
+                    key, text = (folder, stem), None
+                    if extension == label and (content := archive.extractfile(member)):
+                        text = content.read(4096).decode("utf-8", "replace").strip()
+                    sample[extension] = (member.offset_data, member.size, text)
+            length = source.seek(0, io.SEEK_END)
+            source.seek(end)
+            if length < end or any(source.read(_HEADER)):
+                raise tarfile.ReadError(f"not a tar after byte {end}")
+        except (tarfile.TarError, EOFError) as error:
+            raise ValueError(f"{file} is damaged, or not an uncompressed tar: {error}") from error
+    if sample:
+        yield sample
+
+
+def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
+    """Row groups of a parquet file, and the number of classes of its labels.
+
+    Raises:
+        ValueError: the file is damaged, or lacks the columns.
+    """
+    try:
+        with open_file(file) as source:
+            reader = pq.ParquetFile(source)
+            features = datasets.Features.from_arrow_schema(reader.schema_arrow)
+            for name, feature in features.items():  # bytes, or bytes with a path
+                if feature == datasets.Value("binary") or (
+                    isinstance(feature, dict) and feature.keys() == {"bytes", "path"}
+                ):
+                    features[name] = datasets.Image()
+            image = find_column(features, columns.image, is_image, "image", "--image-column")
+            has_labels = columns.needs_labels or columns.label is not None
+            label = find_label_column(features, columns.label) if has_labels else None
+            feature = None if label is None else features[label]
+            groups = [reader.metadata.row_group(number) for number in range(reader.num_row_groups)]
+            is_plain = isinstance(feature, datasets.Value)
+            is_text = is_plain and "string" in feature.dtype
+            is_read = is_text or (is_plain and columns.counts_labels)
+            values = {*(reader.read([label])[label].to_pylist() if is_read else ())} - {None}
+    except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
+        raise ValueError(f"{file} is damaged, or not a parquet file: {error}") from error
+    return {
+        "position": list(range(len(groups))),
+        "size": [group.total_byte_size for group in groups],
+        "rows": [group.num_rows for group in groups],
+        "label": [-1] * len(groups),
+        "names": sorted(values) if is_text else [],
+        "num_labels": 0 if is_text else max(values, default=-1) + 1,
+        "kind": str(feature),
+        "feature": None if label is None or is_plain else dict(datasets.Features({label: feature}).to_dict())[label],
+        "image_column": image,
+        "label_column": label,
+    }
+
+
+def open_file(name: str, block_size: int | None = None) -> Any:
+    """Open a local or remote binary file; a remote one reads ahead in blocks of `block_size` bytes, if it is given."""
+    if "://" not in name:
+        return open(name, "rb")
+    filesystem, path = filesystem_of(name)
+    options: dict[str, Any] = {"block_size": block_size} if block_size else {"cache_type": "none"}
+    return filesystem.open(path, "rb", **options)
 
 
 class ShardedDataset:
@@ -103,7 +427,7 @@ class ShardedDataset:
         if self.index.is_tar:
             position, size = self._extent(row)
             begin = position - self._extent(block.first)[0]
-            return self._sample(row, content[begin : begin + HEADER + size])
+            return self._sample(row, content[begin : begin + _HEADER + size])
         return self._row_of_table(content, row)
 
     def prefetch(self, drawn: Iterable[Draw]) -> None:
@@ -133,7 +457,7 @@ class ShardedDataset:
         file = self._file_of(block.first)
         if self.index.is_tar:
             (begin, _), (last, size) = self._extent(block.first), self._extent(block.end - 1)
-            return read_range(self.index.files[file], begin - HEADER, last + size)
+            return read_range(self.index.files[file], begin - _HEADER, last + size)
         return self._read_group(file, int(self.index.units["position"][self._unit_of(block.first)]))
 
     def _unit_of(self, row: int) -> int:
@@ -153,21 +477,21 @@ class ShardedDataset:
             if len(self._descriptors) >= _OPEN_FILES:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
             self._descriptors[file] = os.open(self.index.files[file], os.O_RDONLY)
-        return os.pread(self._descriptors[file], HEADER + size, position - HEADER)
+        return os.pread(self._descriptors[file], _HEADER + size, position - _HEADER)
 
     def _sample(self, row: int, member: bytes) -> dict[str, Any]:
         """Return a row of a tar from its member's bytes, with the header, whose size is checked."""
         position, size = self._extent(row)
         try:
-            stated = tarfile.TarInfo.frombuf(member[:HEADER], "utf-8", "surrogateescape").size
+            stated = tarfile.TarInfo.frombuf(member[:_HEADER], "utf-8", "surrogateescape").size
         except tarfile.HeaderError:
             stated = None
-        if stated != size or len(member) != HEADER + size:
+        if stated != size or len(member) != _HEADER + size:
             raise ValueError(
                 f"{self.index.files[self._file_of(row)]} is damaged, or has changed since it was indexed: "
                 f"it has no image of {size} bytes at byte {position}"
             )
-        sample: dict[str, Any] = {self.index.image_column: {"bytes": member[HEADER:], "path": None}}
+        sample: dict[str, Any] = {self.index.image_column: {"bytes": member[_HEADER:], "path": None}}
         if self.index.label_column is not None:
             sample[self.index.label_column] = int(self.index.units["label"][row])
         return sample

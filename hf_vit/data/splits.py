@@ -19,8 +19,7 @@ from ..models.image_reading import ImageReadingError
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 from .issues import clean
 from .labels import match_to_split, require_labels, state_classes
-from .shard_index import Columns, open_index
-from .shards import ShardedDataset
+from .shards import Columns, ShardedDataset, open_index
 from .sources import (
     find_column,
     find_label_column,

@@ -20,7 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 from torch._utils import ExceptionWrapper
 
-from hf_vit.data import shard_index
+from hf_vit.data import shards as module
 from hf_vit.data.labels import state_classes
 from hf_vit.data.loaders import EvalDataset, eval_loader
 from hf_vit.data.samplers import BatchLayout
@@ -264,7 +264,7 @@ def test_an_index_is_made_once_and_again_when_a_shard_changes(tmp_path, monkeypa
     assert len(open_split(files)) == 12
     assert len(list(tmp_path.glob("hf_vit_index-*.arrow"))) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(shard_index, "read_tar_samples", None)
+        patch.setattr(module, "read_tar_samples", None)
         assert len(open_split(files)) == 12
     write_tar(tmp_path / "train-1.tar", range(9))
     assert len(open_split(files)) == 15
@@ -273,7 +273,7 @@ def test_an_index_is_made_once_and_again_when_a_shard_changes(tmp_path, monkeypa
 def test_killed_indexing_continues_with_the_remaining_shards(tmp_path, monkeypatch):
     for number in range(4):
         write_tar(tmp_path / f"train-{number}.tar", range(number + 1))
-    scanned, scan = [], shard_index.scan_tar
+    scanned, scan = [], module.scan_tar
 
     def scan_two(file, columns):
         if len(scanned) == 2:
@@ -282,11 +282,11 @@ def test_killed_indexing_continues_with_the_remaining_shards(tmp_path, monkeypat
         return scan(file, columns)
 
     files = load_split(str(tmp_path), "train", streaming=True)
-    monkeypatch.setattr(shard_index, "_THREADS", 1)
-    monkeypatch.setattr(shard_index, "scan_tar", scan_two)
+    monkeypatch.setattr(module, "_THREADS", 1)
+    monkeypatch.setattr(module, "scan_tar", scan_two)
     with pytest.raises(KeyboardInterrupt):
         open_split(files)
-    monkeypatch.setattr(shard_index, "scan_tar", lambda *arguments: scanned.append(arguments[0]) or scan(*arguments))
+    monkeypatch.setattr(module, "scan_tar", lambda *arguments: scanned.append(arguments[0]) or scan(*arguments))
     assert len(open_split(files)) == 10
     assert sorted(scanned) == files
 
