@@ -32,7 +32,7 @@ from torch import nn
 
 from .backends.int8 import FORMAT, PROGRAM_FILES, Int8Model
 from .backends.program_model import identity_of, read_openvino
-from .catalog.released import imagenet_numbers
+from .catalog import imagenet_numbers
 from .conversion.programs import make_openvino
 from .files.download import sha256_of
 from .files.image_files import images_below

@@ -9,8 +9,7 @@ import numpy as np
 from safetensors import safe_open
 from transformers import PreTrainedConfig
 
-from ..catalog import address_of, layers_missing_in
-from ..catalog.released import BUILT_IN, built_in_class_names
+from ..catalog import BUILT_IN, address_of, built_in_class_names, layers_missing_in
 from ..files.download import public_name, sha256_at
 from ..files.output import new_folder, write_text
 from ..files.reading import read_json, read_json_object, read_text

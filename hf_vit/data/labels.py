@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..catalog.released import imagenet_numbers
+from ..catalog import imagenet_numbers
 from ..files.messages import did_you_mean, join_names, shorten
 from ..files.reading import read_text, read_yaml
 

@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..catalog import Released, parse_augreg, released_facts, with_cards
-from ..catalog.released import evaluation_of
+from ..catalog import Released, evaluation_of, parse_augreg, released_facts, with_cards
 from ..files.output import write_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig

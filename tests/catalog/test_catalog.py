@@ -5,6 +5,9 @@ import itertools
 import pytest
 
 from hf_vit.catalog import (
+    ADAPTED_TO,
+    AUGMENTATION,
+    AUGREG,
     AUGREG_MODELS,
     address_of,
     best_augreg,
@@ -17,7 +20,6 @@ from hf_vit.catalog import (
     released_with,
     search,
 )
-from hf_vit.catalog.released import ADAPTED_TO, AUGMENTATION, AUGREG
 from hf_vit.cli import main
 from hf_vit.conversion import convert
 from hf_vit.models.configuration_hf_bit import VARIANTS as BIT_VARIANTS

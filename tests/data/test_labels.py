@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.catalog.released import built_in_class_names, imagenet_numbers
+from hf_vit.catalog import built_in_class_names, imagenet_numbers
 from hf_vit.data.labels import match_to_model, match_to_split, read_label_map
 from hf_vit.data.splits import Split
 from hf_vit.loading import save_folder

@@ -17,8 +17,7 @@ from typing import Any, cast
 import torch
 from transformers.utils import logging
 
-from ...catalog import find_released, original_of, released_with
-from ...catalog.released import BUILT_IN, built_in_class_names, evaluation_of
+from ...catalog import BUILT_IN, built_in_class_names, evaluation_of, find_released, original_of, released_with
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
 from ...models.configuration_hf_vit import MAX_LAYERS, HfViTConfig, HfViTHybridConfig, Size, as_pair, stem_stride
@@ -55,7 +54,6 @@ logger = logging.get_logger(__name__)
 _PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "")
 _TOWER = "img/"
 _OTHER_TOWERS = {"txt", "t", "llm"}  # other parts of a file with an image tower: text, temperature, language model
-_HEAD, _PROJECTION = "head/", "projection/"  # two names in the rules for the same name in files
 _KERNEL = "embedding/kernel"  # of the patches
 _BLOCK = "Transformer/encoderblock_0"
 _QUERY, _DENSE = f"{_BLOCK}/MultiHeadDotProductAttention_1/query/kernel", f"{_BLOCK}/MlpBlock_3/Dense_0/kernel"
@@ -155,7 +153,7 @@ class Jax(JaxSource):
         root = prefix.removesuffix(_TOWER)
         others = {name.removeprefix(root).split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
         if prefix.endswith(_TOWER) and not _OTHER_TOWERS.isdisjoint(others):
-            arrays = {_renamed(name, _HEAD, _PROJECTION): stored for name, stored in arrays.items()}
+            arrays = {re.sub("^head/", "projection/", name): stored for name, stored in arrays.items()}
         if names == "big_vision":
             arrays = with_class_row(checkpoint, arrays, "cls", POSITIONS, request.position_grid)
         dialect = {"names": names, "prefix": prefix, "stacked": is_stacked, **_flat_norms(checkpoint, arrays)}
@@ -194,7 +192,9 @@ class Jax(JaxSource):
         image_size = image_size_of(num_patches, pixels, grid, "cls" in shapes)
         if has_table:
             positions = Inferred("learned", f"there is a table of positions, {by(shapes[POSITIONS])}")
-            image_size = _as_released(image_size, checkpoint.location)
+            released = find_released(checkpoint.location)
+            if released is not None and image_size.value == released.facts.get("resolution"):
+                image_size = Inferred(image_size.value, "that of the released file of this name")
         else:
             reason = "there is no table of positions; big_vision then computes them"
             positions = Inferred("sincos2d", reason, is_assumed=True)
@@ -284,13 +284,9 @@ def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[str, bool, dict[str
     return "flax" if per_class else "vit_jax", False, arrays
 
 
-def _renamed(name: str, old: str, new: str) -> str:
-    return new + name.removeprefix(old) if name.startswith(old) else name
-
-
 def _name_in(dialect: str, name: str) -> str:
     """Return a dialect's name for an array of the rules."""
-    name = _renamed(name, _PROJECTION, _HEAD)
+    name = re.sub("^projection/", "head/", name)
     if dialect == "vit_jax":
         return name
     if dialect == "big_vision" and name == POSITIONS:
@@ -317,16 +313,6 @@ def _evaluated_as(settings: dict[str, Any], kind: str, location: str) -> Inferre
     if find_released(location) is not None:
         return Inferred(settings, "evaluation of the released file of this name")
     return Inferred(settings, f"no array shows it; evaluation of released {kind}", is_assumed=True)
-
-
-def _as_released(image_size: Inferred, location: str) -> Inferred:
-    """Return the image size; it is no longer an assumption if the catalog has a file of this name and image size."""
-    released = find_released(location)
-    if released is None or not image_size.is_assumed or image_size.value != released.facts.get("resolution"):
-        return image_size
-    reason = image_size.reason.removesuffix(", if the grid is square")
-    reason += f"; the released file of this name has images of {image_size.value} pixels"
-    return Inferred(image_size.value, reason)
 
 
 def _similarity(checkpoint: Checkpoint, root: str) -> dict[str, float]:
