@@ -3,7 +3,8 @@
 Attentions are collected with hooks, for a tensor or any number of batches of images.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -197,30 +198,26 @@ def attention_distance(
     """
     encoder, total, count = encoder_of(model), 0.0, 0
     for images in batches(encoder, pixel_values, batch_size, progress):
-        between = MeanDistance(encoder.config, images, renormalize)
-        total = total + np.stack([sums.cpu().numpy() for sums in collect_attentions(encoder, images, between)[0]])
+        sum_up = partial(summed_distances, config=encoder.config, image_size=images.shape[-2:], renormalize=renormalize)
+        total = total + np.stack([sums.cpu().numpy() for sums in collect_attentions(encoder, images, sum_up)[0]])
         count += len(images)
     return check_finite(model, np.asarray(total / count))
 
 
-class MeanDistance:
+def summed_distances(
+    attentions: torch.Tensor, config: HfViTConfig, image_size: Sequence[int], renormalize: bool
+) -> torch.Tensor:
     """Attention (images, heads, tokens, tokens) -> (heads,): mean distance over patches, summed over images."""
-
-    def __init__(self, config: HfViTConfig, images: torch.Tensor, renormalize: bool):
-        self.first_patch = config.num_prefix_tokens
-        self.renormalize = renormalize
-        sizes = zip(config.grid_of(*images.shape[-2:]), patch_pixels(config), strict=True)
-        axes = [torch.arange(size, dtype=torch.float64) * step for size, step in sizes]
-        row, column = (axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij"))
-        distances = torch.hypot(row[:, None] - row, column[:, None] - column)  # (patches, patches), in pixels
-        self.distances = distances.to(images.device)
-
-    def __call__(self, attentions: torch.Tensor) -> torch.Tensor:
-        attentions = attentions[..., self.first_patch :, self.first_patch :]
-        distances = (attentions * self.distances.to(attentions.dtype)).sum(dim=-1)  # (images, heads, patches)
-        if self.renormalize:
-            distances = distances / attentions.sum(dim=-1)
-        return distances.double().mean(dim=-1).sum(dim=0)
+    sizes = zip(config.grid_of(*image_size), patch_pixels(config), strict=True)
+    axes = [torch.arange(size, dtype=torch.float64, device=attentions.device) * step for size, step in sizes]
+    places = torch.cartesian_prod(*axes)  # (patches, 2), in pixels
+    attentions = attentions[..., config.num_prefix_tokens :, config.num_prefix_tokens :]
+    distances = (attentions * (places[:, None] - places).norm(dim=-1).to(attentions.dtype)).sum(
+        dim=-1
+    )  # (images, heads, patches)
+    if renormalize:
+        distances = distances / attentions.sum(dim=-1)
+    return distances.double().mean(dim=-1).sum(dim=0)
 
 
 def attention_maps(

@@ -317,20 +317,13 @@ def _printed_rows(number: int) -> list[dict[str, Any]]:
 
 
 def _computed(row: Mapping[str, Any]) -> dict[str, float | None]:
-    names = ("computed", "computed_without_padding")
     dataset = published()["datasets"].get(row["dataset"])
     if dataset is None or row["epochs"] is None or row["model"] not in VARIANTS:
-        return dict.fromkeys(names)
-    counts = _count(row["model"], dataset["classes"])
+        return {"computed": None, "computed_without_padding": None}
+    multiply_adds, on_padding = count_with_padding(config_of_variant(row["model"], num_labels=dataset["classes"]))
+    counts = {"computed": multiply_adds, "computed_without_padding": multiply_adds - on_padding}
     images = float(dataset["images"])
-    return {name: training_exaflops(count, row["epochs"], images) for name, count in zip(names, counts, strict=True)}
-
-
-@cache
-def _count(model: str, classes: int) -> tuple[int, int]:
-    """Count the multiply-adds of an image, with and without those on padding."""
-    multiply_adds, on_padding = count_with_padding(config_of_variant(model, num_labels=classes))
-    return multiply_adds, multiply_adds - on_padding
+    return {name: training_exaflops(count, row["epochs"], images) for name, count in counts.items()}
 
 
 def published_runs(metric: str = "ImageNet") -> list[Run]:

@@ -125,8 +125,7 @@ def _draw_weights(report: _Report, model: Any) -> None:
     """Draw the filters and the position embeddings."""
     with report.attempt("filters"):
         figure = figures.plot_embedding_filters(embedding_filters(model))
-        kernels = "the root convolution's kernels" if model.config.stride > 1 else "the patch embeddings' kernels"
-        caption = f"Principal components of {kernels}, in the order of explained variance; gray is zero."
+        caption = "Principal components of the first kernels, in the order of explained variance; gray is zero."
         report.add(_SECTIONS["Filters"], figure, caption)
     with report.attempt("position similarity"):
         figure = figures.plot_position_similarity(position_similarity(model))

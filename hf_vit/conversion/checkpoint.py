@@ -9,7 +9,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -302,7 +302,7 @@ def array_container(path: Path) -> Path | None:
     return path if path.is_file() and is_msgpack(path) else tensorstore_folder(path)
 
 
-def open_arrays(path: Path) -> NpzReader | MsgpackReader | TensorStoreReader:
+def open_arrays(path: Path) -> AbstractContextManager[NpzReader | MsgpackReader | TensorStoreReader]:
     """Open a file or folder of named arrays: a context manager with `arrays` (name -> description) and `read`.
 
     Raises:
@@ -310,5 +310,5 @@ def open_arrays(path: Path) -> NpzReader | MsgpackReader | TensorStoreReader:
         ImportError: a package that its kind needs is not installed.
     """
     if path.is_dir():
-        return TensorStoreReader(path)
-    return MsgpackReader(path) if is_msgpack(path) else NpzReader(path)
+        return nullcontext(TensorStoreReader(path))
+    return nullcontext(MsgpackReader(path)) if is_msgpack(path) else NpzReader(path)

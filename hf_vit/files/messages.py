@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import reprlib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -19,10 +18,6 @@ USER_ERRORS = (ValueError, OSError, ImportError, MemoryError)
 FAILED, INTERRUPTED, UNREAD = 2, 130, 141  # exit statuses; the last two are a shell's for SIGINT and SIGPIPE
 _LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 100
-_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
-_SHORT.maxlevel = 3
 
 
 class _PrintableOutput:
@@ -138,7 +133,8 @@ def join_names(names: list[str], most: int = 5) -> str:
 
 def shorten(value: object) -> str:
     """Return the `repr` of a value, shortened to fit into a sentence."""
-    return _SHORT.repr(value)
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:100]} ... {text[-100:]}"
 
 
 def silence_progress_bars() -> None:

@@ -35,7 +35,7 @@ def is_msgpack(path: Path) -> bool:
 
 
 class MsgpackReader:
-    """Reader of a `.msgpack` file, whose arrays are in memory while it is open; a context manager.
+    """Reader of a `.msgpack` file, whose arrays are all in memory.
 
     Leaves that are not arrays (a step's number) are ignored.
 
@@ -64,12 +64,6 @@ class MsgpackReader:
         if not self._values:
             raise MsgpackError(f"{path} holds no arrays")
         self.arrays = {name: ArrayInfo(name, it.shape, it.dtype, it.nbytes) for name, it in self._values.items()}
-
-    def __enter__(self) -> "MsgpackReader":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._values.clear()
 
     def read(self, name: str) -> torch.Tensor:
         """Read one array into its own memory."""

@@ -8,6 +8,7 @@ import math
 import os
 import zipfile
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def check_archive(archive: zipfile.ZipFile, size: int) -> None:
         raise ValueError("its zip directory is damaged")
 
 
-class NpzReader:
+class NpzReader(AbstractContextManager):
     """Reader of an `.npz` file, one array at a time; a context manager for one thread at a time.
 
     Opening the file reads only the zip directory and the headers.
@@ -93,9 +94,6 @@ class NpzReader:
             raise NpzError(f"cannot read{reading} {self.path} (expected an .npz file): {error}") from error
         if not self.arrays:
             raise NpzError(f"{self.path} holds no arrays")
-
-    def __enter__(self) -> "NpzReader":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._zip.close()

@@ -33,16 +33,12 @@ def most_likely(
     count = logits.shape[-1] if lowest is not None else min(top_k, logits.shape[-1])
     scores, indices = scores_of(logits, config).topk(count)
     rejected = distances_to_classes(logits, config) > 0 if reject else torch.zeros(len(logits), dtype=torch.bool)
-    return [
-        [
-            Prediction(config.id2label[index], score)
-            for index, score in zip(its_indices, its_scores, strict=True)
-            if not is_rejected and (lowest is None or score >= lowest[index])
-        ]
-        for its_indices, its_scores, is_rejected in zip(
-            indices.tolist(), scores.tolist(), rejected.tolist(), strict=True
-        )
-    ]
+    found = []
+    for its_indices, its_scores, is_rejected in zip(indices.tolist(), scores.tolist(), rejected.tolist(), strict=True):
+        pairs = [] if is_rejected else zip(its_indices, its_scores, strict=True)
+        likely = [(index, score) for index, score in pairs if lowest is None or score >= lowest[index]]
+        found.append([Prediction(config.id2label[index], score) for index, score in likely])
+    return found
 
 
 def distances_to_classes(logits: torch.Tensor, config: Any) -> torch.Tensor:

@@ -40,7 +40,7 @@ def tensorstore_folder(path: Path) -> Path | None:
 
 
 class TensorStoreReader:
-    """Reader of a folder of arrays, one array at a time; a context manager.
+    """Reader of a folder of arrays, one array at a time.
 
     Attributes:
         arrays: name -> description of each numeric array. A name is the path of keys from the root, joined by slashes.
@@ -63,12 +63,6 @@ class TensorStoreReader:
             raise TensorStoreError(f"cannot read {path}: {_reason(error)}") from error
         if not self.arrays:
             raise TensorStoreError(f"{path} holds no arrays")
-
-    def __enter__(self) -> "TensorStoreReader":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stores.clear()
 
     def read(self, name: str) -> torch.Tensor:
         """Read one array into its own memory.

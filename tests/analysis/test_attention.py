@@ -8,12 +8,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from hf_vit import analysis
 from hf_vit.analysis.attention import (
     LAYER_BYTES,
-    MeanDistance,
     batches,
     collect_attentions,
     encoder_of,
     layer_mixing,
     patch_pixels,
+    summed_distances,
 )
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.image_processing_hf_vit import patchify
@@ -49,10 +49,9 @@ def test_distance_by_hand_on_a_2_x_2_grid():
     attentions[0, 0] = torch.eye(5)  # the first head looks at itself
     attentions[0, 1, :, 4] = 0.5  # the second: half at the patch in the last corner, half at the class token
     attentions[0, 1, :, 0] = 0.5
-    image = torch.zeros(1, 3, 6, 8)
     by_hand = (5 + 3 + 4 + 0) / 4
-    assert MeanDistance(config, image, renormalize=False)(attentions).tolist() == [0, 0.5 * by_hand]
-    assert MeanDistance(config, image, renormalize=True)(attentions).tolist() == [0, by_hand]
+    assert summed_distances(attentions, config, (6, 8), renormalize=False).tolist() == [0, 0.5 * by_hand]
+    assert summed_distances(attentions, config, (6, 8), renormalize=True).tolist() == [0, by_hand]
 
 
 def test_uniform_attention_by_hand():
