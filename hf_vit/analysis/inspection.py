@@ -14,8 +14,7 @@ from tqdm import tqdm
 from ..files.output import check_no_model, new_folder
 from ..files.pages import data_uri, render_page
 from ..files.predictions import Prediction, most_likely
-from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import as_pair, score_function
+from ..models.configuration_hf_vit import score_function
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from . import figures
 from .attention import (
@@ -34,6 +33,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TOP_K = 5
+# Fields of the configuration in the report.
+_FIELDS = ("image_size", "patch_size", "num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size")
+_FIELDS += ("stem_depths", "depths", "embedding_size", "pooling", "representation_size", "attention_axes")
+_FIELDS += ("position_embedding_type", "position_embedding_placement")
 # Figures of the whole model, by the heading of their section.
 _SECTIONS = {
     "Attention distance": "attention_distance.png",
@@ -199,27 +202,8 @@ def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:
 
 def _about(model, processor, compute: Compute) -> dict[str, str]:
     config, record = model.config, model.conversion_record or {}
-    size = " x ".join(map(str, as_pair(config.image_size)))
-    if isinstance(config, HfBiTConfig):
-        about_encoder = {
-            "image size": f"{size} pixels",
-            "units": " + ".join(map(str, config.depths)),
-            "channels": f"{config.embedding_size} after the root, {config.hidden_size} at the head",
-        }
-    else:
-        rows, columns = config.grid_size
-        about_encoder = {
-            "image size": f"{size} pixels, {rows} x {columns} patches",
-            "encoder": f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads, hidden size "
-            f"{config.hidden_size}, MLP size {config.intermediate_size}",
-            "units of the stem": " + ".join(map(str, getattr(config, "stem_depths", ()))) or None,
-            "pooling": config.pooling,
-            "positions": f"{config.position_embedding_type}, {config.position_embedding_placement.replace('_', ' ')}",
-            "attention": "along rows, then along columns" if config.attention_axes == "axial" else None,
-            "pre-logits layer": config.representation_size,
-        }
-    about = {
-        **about_encoder,
+    about = {name.replace("_", " "): getattr(config, name, None) for name in _FIELDS}
+    about |= {
         "classes": config.num_labels if hasattr(model, "classifier") else None,
         "preprocessing": processor.preset,
         "converted from": Path(record["source"]).name if "source" in record else None,

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
-from ..files.messages import did_you_mean, user_errors
+from ..files.messages import user_errors
 from ..settings.options import OptionParser
 from . import (
     analysis,
@@ -49,9 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 training.run_script(name, given[1:])
                 return 0
             commands = commands_of(parser)
-            if name not in commands and not name.startswith("-"):
-                wrong = f"there is no command {name}{did_you_mean(name, commands)}" if name else "no command given"
-                raise ValueError(f"{wrong} (hf-vit --help lists all commands)")
             arguments = vars(commands[name].parse_args(given[1:]) if name in commands else parser.parse_args(given))
             arguments.pop("run")(**arguments)
     except SystemExit as end:

@@ -22,17 +22,13 @@ def env() -> None:
     for extra, packages in EXTRAS.items():
         found = versions_of(packages)
         print(f"[{extra}]".ljust(18) + ", ".join(f"{name} {version}" for name, version in found.items()))
-    print(f"{'devices':18}{_devices()}")
-
-
-def _devices() -> str:
     import torch
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         names.append("MPS")
-    cpu = f"CPU {torch.backends.cpu.get_cpu_capability()} (threads: {torch.get_num_threads()})"
-    return ", ".join([*names, cpu])
+    names.append(f"CPU {torch.backends.cpu.get_cpu_capability()} (threads: {torch.get_num_threads()})")
+    print(f"{'devices':18}{', '.join(names)}")
 
 
 def completion(

@@ -257,8 +257,7 @@ def check_overwritable(folder: str | os.PathLike, known: tuple[str, ...] = (), l
     """
     folder = Path(folder)
     if folder.is_symlink() or not folder.is_dir():
-        kind = "a symbolic link" if folder.is_symlink() else "a file"
-        raise FileExistsError(f"cannot replace {folder}: it is {kind} (expected a folder); nothing was changed")
+        raise FileExistsError(f"cannot replace {folder}: it is a file or a symbolic link; nothing was changed")
     names = {name for name in _names(folder) if name != linked}
     if (folder / linked).is_symlink() and (folder / linked).is_dir():
         names |= {f"{linked}/{name}" for name in _names(folder / linked)}
@@ -278,10 +277,7 @@ def check_no_model(folder: str | os.PathLike) -> None:
         FileExistsError: it holds weights; nothing was changed.
     """
     if weights := sorted(Path(folder).rglob("*.safetensors")):
-        raise FileExistsError(
-            f"cannot replace {folder}: it holds a model ({weights[0].relative_to(folder)}); nothing was changed. "
-            "Choose another folder"
-        )
+        raise FileExistsError(f"cannot replace {folder}: it holds a model ({weights[0].name}); nothing was changed")
 
 
 def _names(folder: Path) -> Iterator[str]:
