@@ -127,7 +127,7 @@ def local_model(name: str | os.PathLike) -> str | os.PathLike:
         model_type = _stored_settings(location, {}).get("model_type")
     except OSError:  # an adapter, or not found
         return name
-    from .conversion.transformers.names import THEIR_MODELS  # slow to import
+    from .conversion.transformers import THEIR_MODELS  # slow to import
 
     if model_type not in (None, "timm_wrapper", *THEIR_MODELS):  # transformers' name of any folder of timm
         return name
@@ -269,8 +269,7 @@ def rewrite_for_transformers(folder: str | os.PathLike, images: Sequence[Any] = 
     Returns:
         What the nearest preprocessing of transformers costs, in words.
     """
-    from .conversion.transformers.names import describe_cost
-    from .conversion.transformers.source import save_for_transformers
+    from .conversion.transformers import describe_cost, save_for_transformers
 
     model, processor = load(folder, backend="eager")
     shutil.rmtree(Path(folder, "1_Pooling"), ignore_errors=True)  # of an earlier end of the run; a file is replaced

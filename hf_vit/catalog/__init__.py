@@ -92,7 +92,6 @@ _EVALUATIONS: dict[str, dict[str, Any]] = {
     # AugReg: only address or name identify its files.
     r"vit_models/augreg/[^/]*|-aug_[a-z]+\d?-wd_[^/]*": {"processor": {"preset": "augreg"}},
 }
-BUILT_IN = ("imagenet1k",)
 _MAX_REWORDED = 50  # names of 1000 that may have another wording
 
 
@@ -309,7 +308,7 @@ def _first_word(name: str) -> str:
 
 
 def built_in_class_names(name: str) -> list[str]:
-    """Return the class names of a list, such as one of `BUILT_IN`, in the order of the head's outputs."""
+    """Return the class names of a list, such as "imagenet1k", in the order of the head's outputs."""
     return (files("hf_vit.catalog") / "labels" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
 
 

@@ -96,7 +96,7 @@ def convert(
     from .. import conversion
     from ..catalog import address_of
     from ..conversion.converting import describe_skipped
-    from ..conversion.transformers.names import describe_cost
+    from ..conversion.transformers import describe_cost
     from ..files.reading import read_json_object
 
     source = address_of(source, index)

@@ -31,7 +31,6 @@ from ..files.reading import read_json_object
 from ..files.tensorstore_arrays import TensorStoreReader, tensorstore_folder
 from ..models.utils import HUB_NAME
 from .tables import ConversionError
-from .transformers.names import THEIR_MODELS
 
 _TORCH_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _SUFFIXES = (".npz", *_TORCH_SUFFIXES, ".msgpack")
@@ -283,9 +282,6 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
 
 
 def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
-    if (model_type := settings.get("model_type")) and model_type not in list(THEIR_MODELS):
-        known = ", ".join(THEIR_MODELS)
-        raise ConversionError(f"{folder} holds a model of type {model_type} (expected {known} of transformers)")
     if settings and (weights := [folder / name for name in _WEIGHTS if (folder / name).is_file()]):
         return weights[0]
     containers = {path: array_container(path) for path in folder.iterdir()}

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import safe_open
 from transformers import PreTrainedConfig
 
-from ..catalog import BUILT_IN, address_of, built_in_class_names, layers_missing_in
+from ..catalog import address_of, built_in_class_names, layers_missing_in
 from ..files.download import public_name, sha256_at
 from ..files.output import new_folder, write_text
 from ..files.reading import read_json, read_json_object, read_text
@@ -214,7 +214,7 @@ def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -
         if not all(name.strip() for name in names) or len(names) != model.config.num_labels:
             raise ValueError(f"they are {len(names)} names, for {model.config.num_labels} classes")
     except Exception as error:  # no such file, no text, a number without a name
-        kinds = f"{', '.join(BUILT_IN)}, a file with one name per line, or a .json with a list"
+        kinds = "imagenet1k, a file with one name per line, or a .json with a list"
         raise ConversionError(
             f"cannot name the classes by {labels!r:.99} (expected {kinds}): {error!s:.300}"
         ) from error
@@ -224,8 +224,8 @@ def set_labels(model: HfVisionPreTrainedModel, labels: str | Path | list[str]) -
 
 def _read_labels(source: str | Path) -> list[str]:
     """Read class names, in the order of the head's outputs."""
-    if str(source) in BUILT_IN:
-        return built_in_class_names(str(source))
+    if str(source) == "imagenet1k":
+        return built_in_class_names("imagenet1k")
     if Path(source).suffix != ".json":
         return [line.strip() for line in read_text(source).splitlines() if line.strip()]
     content = read_json(source)
@@ -347,12 +347,10 @@ def check(source: str | Path, **options: Any) -> str:
     """
     model, _, found = convert_with_reasons(source, without_weights=True, **options)
     record: dict[str, Any] = model.conversion_record or {}
-    dialect = [f"{record['file']}: names of {record['dialect']['names']}"]
-    for name, value in record["dialect"].items():
-        if value and name != "names":
-            dialect.append(name.replace("_", " ") + ("" if value is True else f" {value}"))
+    dialect = [f"{name} {value}" for name, value in record["dialect"].items() if value]
+    file = f"{record['file']}: {', '.join([*dialect, *record['dtypes']])}"
     kind = f"{type(model).__name__}, {model.num_parameters():,} parameters"
-    return "\n".join([", ".join([*dialect, *record["dtypes"]]), kind, *_table(found), *describe_skipped(record)])
+    return "\n".join([file, kind, *_table(found), *describe_skipped(record)])
 
 
 def describe_skipped(record: dict[str, Any]) -> list[str]:

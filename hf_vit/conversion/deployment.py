@@ -92,23 +92,17 @@ def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None)
     if size is not None:
         processor = copy.deepcopy(processor)
         set_processor_size(processor, size)
-    if problem := _unsupported(processor.settings()):
+    settings = processor.settings()
+    problem, output, is_area = unsupported_sizes(settings), settings["resize_output"], settings["resample"] == AREA
+    if settings["num_channels"] != 3 or not settings["do_convert_rgb"]:
+        problem = f"num_channels={settings['num_channels']}, do_convert_rgb={settings['do_convert_rgb']}"
+    elif settings["reduced_decoding"]:
+        problem = "reduced_decoding decodes JPEGs at a fraction of their size"
+    elif settings["antialias"] and not (is_area or output == "rounded"):
+        problem = f'resize_output={output!r} with antialias (expected "rounded")'
+    if problem:
         raise ConversionError(f"predict.py does not support the preprocessing: {problem}")
     return processor
-
-
-def _unsupported(settings: dict[str, Any]) -> str | None:
-    """Return a setting of the image processor that the script does not support; None if it supports all."""
-    output, is_area = settings["resize_output"], settings["resample"] == AREA
-    if settings["num_channels"] != 3 or not settings["do_convert_rgb"]:
-        return (
-            f"num_channels={settings['num_channels']}, do_convert_rgb={settings['do_convert_rgb']} (expected 3, True)"
-        )
-    if settings["reduced_decoding"]:
-        return "reduced_decoding decodes JPEGs at a fraction of their size"
-    if settings["antialias"] and not (is_area or output == "rounded"):
-        return f'resize_output={output!r} with antialias (expected "rounded")'
-    return unsupported_sizes(settings)
 
 
 def _script(settings: dict[str, Any], runtime: str, config: Any, any_size: bool) -> str:

@@ -9,7 +9,7 @@ from .source import Naming, Request, Source
 from .tables import ConversionError
 from .timm import Timm, TimmBit
 from .torchvision import Torchvision
-from .transformers.source import Transformers
+from .transformers import Transformers
 
 SOURCES: tuple[Source, ...] = (
     Jax(),
@@ -53,6 +53,8 @@ def recognize(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]
             return source, naming
     if what is None and any(re.search("embeddings[./]patch_embeddings", name) for name in checkpoint.shapes):
         what = "transformers' parameter names (pass the folder that also contains config.json)"
+    if model_type := checkpoint.settings.get("model_type"):
+        what = f"a model of type {model_type} of transformers"
     what = what or _find(_TEXTS, checkpoint.shapes)
     what = what or f"an unknown architecture (arrays such as {', '.join(sorted(checkpoint.shapes)[:3])})"
     raise ConversionError(f"it holds {what}; hf_vit converts ViT, its hybrids and BiT")

@@ -117,19 +117,13 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> list[int]:
         names: names of arrays.
         pattern: regular expression of the beginning of their names; its groups are the numbers of stage and unit.
         first: their first number.
-
-    Raises:
-        ConversionError: there are too many stages.
     """
     depths: dict[int, int] = {}
     for match in filter(None, (re.match(pattern, name) for name in names)):
         stage, unit = int(match[1]) - first, int(match[2]) - first
         depths[stage] = max(depths.get(stage, 0), unit + 1)
-    if max(depths, default=0) >= MAX_STAGES:
-        raise ConversionError(
-            f"an array belongs to ResNet stage {max(depths) + first} (expected at most {MAX_STAGES} stages)"
-        )
-    return [depths.get(stage, 1) for stage in range(max(depths, default=-1) + 1)]
+    stages = min(max(depths, default=-1), MAX_STAGES) + 1  # the configuration refuses more
+    return [depths.get(stage, 1) for stage in range(stages)]
 
 
 def check_arrays(

@@ -18,7 +18,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, constant
 
 from ..catalog import Released, find_released, released_facts
 from ..conversion.source import MODELS, build_config
-from ..conversion.transformers.names import (
+from ..conversion.transformers import (
     THEIR_MODELS,
     describe_cost,
     is_classifier,

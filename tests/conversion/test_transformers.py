@@ -312,6 +312,7 @@ def test_wrong_folders(tmp_path):
     os.remove(tmp_path / "vit" / "model.safetensors")
     with pytest.raises(ConversionError, match="safetensors"):
         convert(tmp_path / "vit")
+    (tmp_path / "vit" / "model.safetensors").touch()
     for text, message in (
         ('{"model_type": "bert"}', "bert"),
         ('{"model_type": "hf_vit"}', "hf_vit"),

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from transformers.utils import logging
 
-from ...catalog import BUILT_IN, built_in_class_names, evaluation_of, find_released, original_of, released_with
+from ...catalog import built_in_class_names, evaluation_of, find_released, original_of, released_with
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
 from ...models.configuration_hf_vit import MAX_LAYERS, HfViTConfig, HfViTHybridConfig, Size, as_pair, stem_stride
@@ -132,9 +132,8 @@ class JaxSource(RuleSource):
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
         """Return the class names of a released file, by its address; None for any other file."""
         entry = find_released(checkpoint.location) if "://" in checkpoint.location else None
-        known = entry.facts.get("labels") if entry is not None else None
-        names = built_in_class_names(known) if known in BUILT_IN else None
-        return names if names is not None and len(names) == num_labels else None
+        names = built_in_class_names("imagenet1k") if entry and entry.facts.get("labels") == "imagenet1k" else []
+        return names if len(names) == num_labels else None
 
 
 class Jax(JaxSource):
@@ -211,12 +210,10 @@ class Jax(JaxSource):
         if dialect["prefix"].endswith(_TOWER):
             return _evaluated_as({"preset": "lit"}, "image towers", location)
         known = evaluation_of(location)
-        if "patch_size" in known:
-            return Inferred(known["processor"], "the name of the file is FlexiViT's")
+        if "patch_size" in known or known["processor"].get("preset") == "augreg":
+            return Inferred(known["processor"], "the name or address of the file is FlexiViT's or AugReg's")
         if dialect["names"] == "big_vision":
             return _evaluated_as({"preset": "big_vision"}, "files of big_vision", location)
-        if known["processor"].get("preset") == "augreg":
-            return Inferred(known["processor"], "the name or address of the file is AugReg's")
         return _evaluated_as({"preset": "vit_jax"}, "files of vit_jax", location)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
