@@ -45,40 +45,28 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
 
 __version__ = "0.1.0"
 
-# Public names and their modules; each is imported at its first use.
-_CONFIGURATION, _MODELING = ".models.configuration_hf_vit", ".models.modeling_hf_vit"
-_BIT_MODELING, _MASKED = ".models.modeling_hf_bit", ".models.modeling_masked_patch_prediction"
-_HOME = {
-    "HfViTConfig": _CONFIGURATION,
-    "HfViTHybridConfig": _CONFIGURATION,
-    "HfViTModel": _MODELING,
-    "HfViTForImageClassification": _MODELING,
-    "HfViTBackbone": _MODELING,
-    "HfViTForMaskedPatchPrediction": _MASKED,
-    "HfViTHybridModel": _MODELING,
-    "HfViTHybridForImageClassification": _MODELING,
-    "HfViTHybridBackbone": _MODELING,
-    "HfViTHybridForMaskedPatchPrediction": _MASKED,
-    "HfBiTConfig": ".models.configuration_hf_bit",
-    "HfBiTModel": _BIT_MODELING,
-    "HfBiTForImageClassification": _BIT_MODELING,
-    "HfBiTBackbone": _BIT_MODELING,
-    "HfViTImageProcessor": ".models.image_processing_hf_vit",
-    "load": ".loading",
-    "push": ".hub.pushing",
-    "push_saved": ".hub.pushing",
-    "add_code": ".hub.remote_code",
-    "use_backend": ".backends.choosing",
-    "quantize": ".quantization",
-    "predict": ".prediction",
-    "embed": ".prediction",
-    "calibrate": ".evaluation.calibration",
-    "finetune": ".training.api",
-    "pretrain": ".training.api",
-    "plan": ".training.planning",
-    "evaluate": ".protocols",
-    "audit": ".auditing.audit",
+# Public names by module; each is imported at its first use.
+_PUBLIC = {
+    ".models.configuration_hf_vit": "HfViTConfig HfViTHybridConfig",
+    ".models.configuration_hf_bit": "HfBiTConfig",
+    ".models.modeling_hf_vit": "HfViTModel HfViTForImageClassification HfViTBackbone HfViTHybridModel "
+    "HfViTHybridForImageClassification HfViTHybridBackbone",
+    ".models.modeling_masked_patch_prediction": "HfViTForMaskedPatchPrediction HfViTHybridForMaskedPatchPrediction",
+    ".models.modeling_hf_bit": "HfBiTModel HfBiTForImageClassification HfBiTBackbone",
+    ".models.image_processing_hf_vit": "HfViTImageProcessor",
+    ".loading": "load",
+    ".hub.pushing": "push push_saved",
+    ".hub.remote_code": "add_code",
+    ".backends.choosing": "use_backend",
+    ".quantization": "quantize",
+    ".prediction": "predict embed",
+    ".evaluation.calibration": "calibrate",
+    ".training.api": "finetune pretrain",
+    ".training.planning": "plan",
+    ".protocols": "evaluate",
+    ".auditing.audit": "audit",
 }
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 _MODULES = ("conversion", "analysis", "backends")
 
 __all__ = ["__version__", *_HOME, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -95,16 +95,16 @@ def load(
         if backend is None and find_file(name, QUANTIZATION_RECORD, where) is not None:
             backend = "int8"
     if patch_size is not None:
-        model.set_patch_size(patch_size, image_size, processor_follows=True)
+        model.set_patch_size(patch_size, image_size)
         model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
         if getattr(processor, "preset", None) == "native":
             processor.update(patch_size=[size * model.config.stride for size in as_pair(patch_size)])
     elif image_size is not None:
-        model.set_image_size(image_size, processor_follows=True)
+        model.set_image_size(image_size)
     if num_channels is not None:
         processor = with_channels(model, processor, num_channels)
     if preset is not None:
-        processor = with_preset(_as_ours(processor, model.config), preset, model.config, keeps_normalization=True)
+        processor = with_preset(processor, preset, model.config, keeps_normalization=True)
     sync_processor_size(model, processor, name, is_requested=image_size is not None or preset is not None)
     if backend is not None:
         from .backends.choosing import use_backend  # imports torch's exporters
@@ -171,7 +171,7 @@ def _load_or_convert(name: str | os.PathLike, settings: Mapping[str, Any], model
     saved = saved_class(stored)
     if saved not in MODEL_CLASSES:
         raise ValueError(f"cannot load {name}: its config.json names {saved or 'no class'} (expected an hf_vit class)")
-    return (model_class or MODEL_CLASSES[saved]).from_pretrained(name, _warns_about_int8=False, **settings), None
+    return (model_class or MODEL_CLASSES[saved]).from_pretrained(name, **settings), None
 
 
 def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVisionPreTrainedModel, Any]:
@@ -228,10 +228,7 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
 
     settings = {key: value for key, value in settings.items() if key not in ("revision", "subfolder")}
     model_class = MODEL_CLASSES.get(str(made_for.get("base_model_class"))) if isinstance(made_for, dict) else None
-    try:
-        model, base_processor = _load_or_convert(base, settings, model_class)
-    except OSError as error:
-        raise OSError(f"cannot load the base model of the PEFT adapter {name}: {error}") from error
+    model, base_processor = _load_or_convert(base, settings, model_class)
     try:
         weights = peft.load_peft_weights(str(name), device="cpu", **where)
         head = next((weight for key, weight in weights.items() if key.endswith(".classifier.weight")), None)
@@ -360,24 +357,23 @@ def _as_ours(processor: Any, config: Any) -> HfViTImageProcessor:
         return processor
     found = {name: getattr(processor, name, None) for name in _NORMALIZATION}
     size = output_size(processor) or as_pair(config.image_size)
-    return HfViTImageProcessor.for_model(config, **found, size=dict(zip(("height", "width"), size, strict=True)))
+    return HfViTImageProcessor.for_model(config, **found, size=size)
 
 
 def with_preset(processor: Any, preset: str | None, config: Any, keeps_normalization: bool = False) -> Any:
-    """Set another preset of `HfViTImageProcessor`, at the same size; None changes nothing.
+    """Return the processor with another preset, at the same size; None changes nothing.
 
     Args:
         keeps_normalization: keep mean and standard deviation, which the weights depend on.
 
     Raises:
-        ValueError: the processor is of another class, or the model cannot take the preset's output.
+        ValueError: the model cannot take the preset's output.
     """
     if preset is None:
         return processor
-    if not isinstance(processor, HfViTImageProcessor):
-        raise ValueError(f"cannot set preset {preset}: {type(processor).__name__} has no presets")
     if preset == "native" and getattr(config, "stride", 1) != 1:
         raise ValueError("cannot set preset native: it cuts images into patches, and a ResNet needs whole images")
+    processor = _as_ours(processor, config)
     kept = {name: getattr(processor, name) for name in _NORMALIZATION} if keeps_normalization else {}
     patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
     processor.update(preset=preset, **patches)
@@ -391,8 +387,6 @@ def with_channels(model: Any, processor: Any, num_channels: int) -> HfViTImagePr
     Mean and standard deviation repeat in their order, like the kernels of the model.
     """
     processor, repeated = _as_ours(processor, model.config), {}
-    if not isinstance(model, HfVisionPreTrainedModel):
-        raise ValueError(f"cannot set num_channels {num_channels} of {type(model).__name__} (expected an hf_vit model)")
     model.set_num_channels(num_channels)
     for name in ("image_mean", "image_std"):
         values = getattr(processor, name)

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from .files.predictions import Prediction, lowest_scores, most_likely
 from .loading import load
@@ -100,9 +100,16 @@ def classify_batches(
         ValueError: the model is not an image classifier, or a logit is NaN or infinite.
         ImageReadingError: an image cannot be read, without `skip_unreadable`.
     """
-    _check_classifier(model)
+    if not (hasattr(model, "classifier") or getattr(model, "is_classifier", False)):
+        raise ValueError(f"cannot classify: {type(model).__name__} has no classification head; load a classifier")
     for batch in _compute(model, model, processor, images, batch_size, None, skip_unreadable):
-        classes = _classes_of(model, batch.outputs, top_k, lowest, reject) if batch.numbers else []
+        classes: list[list[Prediction]] = []
+        if batch.numbers:
+            logits = batch.outputs.logits
+            if logits.ndim != 2 or not logits.isfinite().all():
+                problem = "NaN or infinite logits" if logits.ndim == 2 else "logits of every token (pooling 'none')"
+                raise ValueError(f"cannot classify images: the model computes {problem}")
+            classes = most_likely(logits, model.config, top_k, lowest, reject)
         yield batch._replace(outputs=classes)
 
 
@@ -136,10 +143,8 @@ def embed(
         [[0]]
     """
     loaded, processor = model if isinstance(model, tuple) else load(model)
-    found = [batch.outputs for batch in embed_batches(loaded, processor, images, batch_size, workers, normalize)]
-    if not found:
-        raise ValueError("there are no images to embed")
-    return np.concatenate(found)
+    batches = embed_batches(loaded, processor, images, batch_size, workers, normalize)
+    return np.concatenate([batch.outputs for batch in batches])
 
 
 def embed_batches(
@@ -201,8 +206,6 @@ def search(
         chunks = (features[start : start + ROWS_AT_ONCE] for start in range(0, len(features), ROWS_AT_ONCE))
     rows, cosines, seen = np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0)), 0
     for chunk in chunks:
-        if chunk.shape[1] != queries.shape[1]:
-            raise ValueError(f"the images have {chunk.shape[1]} features and the queries {queries.shape[1]}")
         found = queries @ _unit(chunk.astype(np.float64)).T  # (queries, rows of the chunk)
         numbers = np.broadcast_to(np.arange(seen, seen + len(chunk)), found.shape)
         rows, cosines = np.hstack([rows, numbers]), np.hstack([cosines, found])
@@ -260,13 +263,10 @@ def _compute(
     if workers is None:
         are_few = isinstance(images, Sized) and len(images) <= _FEW_IMAGES
         workers = 0 if are_few else min(_WORKERS, os.cpu_count() or 1)
-    if batch_size < 1 or workers < 0:
-        raise ValueError(f"batch_size is {batch_size} and workers is {workers}; expected at least 1 and at least 0")
-    left = enumerate(images)
     # The sampler yields the images themselves, so that a generator is read once, in this process.
     loader = DataLoader(
         _Identity(),
-        batch_sampler=cast("Any", iter(lambda: list(islice(left, batch_size)), [])),
+        batch_sampler=cast("Any", BatchSampler(cast("Any", enumerate(images)), batch_size, drop_last=False)),
         collate_fn=partial(_read, processor),
         num_workers=workers,
     )
@@ -298,43 +298,6 @@ def _read(processor: Any, batch: list[tuple[int, Any]]) -> list[Batch]:
     return _read(processor, batch[:half]) + _read(processor, batch[half:])
 
 
-@torch.inference_mode()
 def classify(model: Any, processor: Any, images: Any, top_k: int = 5) -> list[list[Prediction]]:
-    """Classify a batch of images.
-
-    Args:
-        model: a classifier, in evaluation mode.
-        processor: its image processor.
-        images: any inputs of the processor.
-        top_k: number of classes to return.
-
-    Returns:
-        For each image its `top_k` classes, most likely first.
-
-    Raises:
-        ValueError: the model has no head, a logit is NaN or infinite, or the processor cannot read an image.
-
-    Example:
-        >>> import hf_vit
-        >>> from hf_vit.prediction import classify
-        >>> model, processor = hf_vit.load("folder")
-        >>> len(classify(model, processor, ["photo.png", "photo.png"], top_k=3))
-        2
-    """
-    _check_classifier(model)
-    return _classes_of(model, model(**processor(images, return_tensors="pt").to(model.device)), top_k)
-
-
-def _check_classifier(model: Any) -> None:
-    if not (hasattr(model, "classifier") or getattr(model, "is_classifier", False)):
-        raise ValueError(f"cannot classify: {type(model).__name__} has no classification head; load a classifier")
-
-
-def _classes_of(
-    model: Any, outputs: Any, top_k: int, lowest: list[float] | None = None, reject: bool = False
-) -> list[list[Prediction]]:
-    if outputs.logits.ndim != 2:
-        raise ValueError(f"cannot classify images: the model classifies tokens (pooling {model.config.pooling!r})")
-    if not outputs.logits.isfinite().all():
-        raise ValueError("cannot classify images: the model computes NaN or infinite logits")
-    return most_likely(outputs.logits, model.config, top_k, lowest, reject)
+    """Return the `top_k` most likely classes of each of some images, as `predict` does."""
+    return list(predict((model, processor), images, top_k))

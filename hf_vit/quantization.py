@@ -22,7 +22,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from .files.download import sha256_of
 from .files.image_files import images_below
 from .files.output import new_folder, refuse_existing, write_json
 from .files.versions import require
-from .loading import load, load_processor, local_model
+from .loading import load, local_model
 from .models.modeling_hf_vit import HfViTForImageClassification
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
 from .models.utils import as_pair, find_file
@@ -85,7 +86,9 @@ def quantize(
     files = _choose_images(images)
     folder = local_model(folder)
     model, processor = _load(folder)
-    pixel_values = _read(processor, files, model)
+    batches = (files[start : start + _BATCH_SIZE] for start in range(0, len(files), _BATCH_SIZE))
+    read = (processor([str(file) for file in batch], return_tensors="pt")["pixel_values"] for batch in batches)
+    pixel_values = torch.cat(list(read)).float()  # (images, channels, height, width)
     held_out = torch.arange(len(files)) % _HELD_OUT == _HELD_OUT - 1
     expected, outliers = _observe(model, pixel_values)
     with new_folder(output, overwrite) as draft:
@@ -153,29 +156,11 @@ def _choose_images(paths: Sequence[str | os.PathLike]) -> list[Path]:
 
 
 def _load(folder: str | os.PathLike) -> tuple[Any, Any]:
-    if load_processor(folder) is None:
-        raise ValueError(
-            f"cannot quantize {folder}: it has no image processor, and calibration needs the one that the model was "
-            "trained with; save it next to the model"
-        )
     model: Any
     model, processor = load(folder, backend="eager")  # the folder may be quantized already
     if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
         raise ValueError(f"cannot quantize {folder}: it holds a {type(model).__name__} (expected a ViT classifier)")
     return model.float(), processor
-
-
-def _read(processor: Any, files: list[Path], model: Any) -> torch.Tensor:
-    """Read images as (images, channels, height, width) float32; an error names the image that cannot be read."""
-    shape = (model.config.num_channels, *as_pair(model.config.image_size))
-    batches = []
-    for start in range(0, len(files), _BATCH_SIZE):
-        batch = processor([str(file) for file in files[start : start + _BATCH_SIZE]], return_tensors="pt")
-        pixel_values = batch["pixel_values"]
-        if tuple(pixel_values.shape[1:]) != shape:
-            raise ValueError(f"the processor makes images of shape {tuple(pixel_values.shape[1:])} (expected {shape})")
-        batches.append(pixel_values.float())
-    return torch.cat(batches)
 
 
 @torch.inference_mode()
@@ -188,13 +173,10 @@ def _observe(model: Any, pixel_values: torch.Tensor) -> tuple[torch.Tensor, list
     seen: dict[str, list[tuple[float, float]]] = {}  # name -> (largest, mean square) of each batch
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
-    def watch(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            seen.setdefault(name, []).append((inputs[0].abs().max().item(), inputs[0].square().mean().item()))
+    def note(name: str, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen.setdefault(name, []).append((inputs[0].abs().max().item(), inputs[0].square().mean().item()))
 
-        return note
-
-    hooks = [module.register_forward_pre_hook(watch(name)) for name, module in layers.items()]
+    hooks = [module.register_forward_pre_hook(partial(note, name)) for name, module in layers.items()]
     logits = _logits(model, pixel_values)
     for hook in hooks:
         hook.remove()

@@ -93,9 +93,6 @@ def save_tiny(folder: Path, seed: int = 0, **fields) -> Path:
 # Fields that no configuration has: of any type, called as a method or as what transformers reads of language models
 UNKNOWN_FIELDS = {
     "added_by_a_tool": {"dtype": "float32", "nested": {"deep": None}},
-    "text_config": {"hidden_size": 3},
-    "max_length": 30,
-    "layer_types": ["full"],
     "_private": 1.5,
 }
 

@@ -45,15 +45,14 @@ class Int8Model(ProgramModel):
     def __init__(self, model: Any, folder: str | os.PathLike, **where: Any):
         require("openvino")
         local, record = _read(folder, where)
-        if (found := as_pair(model.config.image_size)) != (expected := tuple(record["image_size"])):
-            raise ValueError(f"image_size is {found}, but the int8 program of {folder} is for {expected}; {_OTHERWISE}")
-        if model.dtype != torch.float32 or model.device.type != "cpu":
-            raise ValueError(f"the model is {model.dtype} on {model.device} (expected float32 on cpu); {_OTHERWISE}")
-        if (found := identity_of(model)) != record["model"]:
+        found = (as_pair(model.config.image_size), model.dtype, model.device.type)
+        if found != (expected := (tuple(record["image_size"]), torch.float32, "cpu")):
+            asked = f"image_size, dtype and device of the model are {found}"
+            raise ValueError(f"{asked}, but the int8 program of {folder} has {expected}; {_OTHERWISE}")
+        if identity_of(model) != record["model"]:
             raise ValueError(
-                f"{folder} holds an int8 program of other weights or settings (sha256 {found[:16]}..., expected "
-                f"{record['model'][:16]}...): the weights or config.json were changed; quantize the model again, or "
-                f"{_OTHERWISE}"
+                f"the weights or config.json of {folder} are not those of its int8 program; quantize the model again, "
+                f"or {_OTHERWISE}"
             )
         try:
             program = OpenVINOProgram(read_openvino(local / PROGRAM_FILES[0]), torch.float32)
@@ -102,19 +101,15 @@ _OTHERWISE = 'load it with backend="torch" for float32'
 
 def _read(folder: str | os.PathLike, where: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Return the local folder and the record of an int8 program whose files are whole."""
-    files = {name: find_file(folder, name, where) for name in (QUANTIZATION_RECORD, *PROGRAM_FILES)}
-    if missing := [name for name, file in files.items() if file is None]:
-        raise ValueError(f"{folder} holds no {missing[0]}; write an int8 folder with hf-vit quantize, or {_OTHERWISE}")
-    local = Path(str(files[QUANTIZATION_RECORD])).parent
-    record = read_json_object(local / QUANTIZATION_RECORD)
+    file = find_file(folder, QUANTIZATION_RECORD, where)
+    record = {} if file is None else read_json_object(file)
     if record.get("format") != FORMAT:
-        raise ValueError(f"{QUANTIZATION_RECORD} of {folder} has another format (expected {FORMAT!r}); quantize again")
+        raise ValueError(f"{folder} has no {QUANTIZATION_RECORD} of {FORMAT!r}; use hf-vit quantize, or {_OTHERWISE}")
     for name in PROGRAM_FILES:
-        if sha256_of(local / name) != record["files"][name]:
-            raise ValueError(
-                f"{name} of {folder} is damaged: its sha256 differs from {QUANTIZATION_RECORD}; quantize again"
-            )
-    return local, record
+        file = find_file(folder, name, where)
+        if file is None or sha256_of(file) != record["files"][name]:
+            raise ValueError(f"{name} of {folder} is missing or damaged; quantize the model again, or {_OTHERWISE}")
+    return Path(str(file)).parent, record
 
 
 class _Int8Weight(nn.Module):

@@ -31,6 +31,7 @@ from ..conversion import programs
 from ..conversion.programs import PROGRAM_MODELS, make_onnx, make_openvino
 from ..files.output import new_folder
 from ..files.versions import require
+from ..models.packed_linear import forbid_changes
 from ..models.utils import MANIFEST, as_pair, check_files
 
 _Loaded = TypeVar("_Loaded")
@@ -57,10 +58,7 @@ def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[P
         make: function that writes the files of the program into an empty folder.
         load: function that reads them from a folder, which may be deleted afterward.
     """
-    try:
-        limit = float(os.environ.get("HF_VIT_PROGRAM_CACHE", "8")) * 2**30
-    except ValueError as error:
-        raise ValueError(f"HF_VIT_PROGRAM_CACHE must be in GiB, such as 8, or 0 for no cache: {error}") from None
+    limit = float(os.environ.get("HF_VIT_PROGRAM_CACHE", "8")) * 2**30
     entry = cache_folder() / identity if identity is not None and limit > 0 else None
     if entry is not None:
         with suppress(Exception):  # it is missing or damaged, or another version of the runtime wrote it
@@ -128,6 +126,7 @@ class ProgramModel(nn.Module):
         self._output_class, self._names, self._program = output_class, tuple(names), program
         self.is_classifier = "logits" in names
         self._loss_function = model.loss_function if self.is_classifier else None
+        forbid_changes(self)
         self.eval()
 
     def forward(
@@ -159,15 +158,14 @@ class ProgramModel(nn.Module):
         for name, value in asked.items():
             if name not in _WITHOUT_EFFECT and value is not None and value is not False:
                 raise ValueError(f"{type(self).__name__} does not support {name}; use the PyTorch model for this call")
-        height, width = as_pair(self.config.image_size)
-        shape, expected = tuple(pixel_values.shape), (self.config.num_channels, height, width)
-        if shape[1:] != expected or not len(pixel_values):
+        expected = (self.config.num_channels, *as_pair(self.config.image_size))
+        is_float = pixel_values.is_floating_point() and pixel_values.device.type == "cpu"
+        if tuple(pixel_values.shape[1:]) != expected or not len(pixel_values) or not is_float:
             raise ValueError(
-                f"pixel_values has the shape {shape} (expected (batch, {', '.join(map(str, expected))})); the program "
-                "has one image size; load the model with image_size=..."
+                f"pixel_values is {pixel_values.dtype} of shape {tuple(pixel_values.shape)} on {pixel_values.device} "
+                f"(expected float, (batch, {', '.join(map(str, expected))}), on cpu); the program has one image size; "
+                "load the model with image_size=..."
             )
-        if pixel_values.device.type != "cpu" or not pixel_values.is_floating_point():
-            raise ValueError(f"pixel_values is {pixel_values.dtype} on {pixel_values.device} (expected float on cpu)")
 
     @property
     def base_model(self) -> "ProgramModel":
@@ -186,27 +184,6 @@ class ProgramModel(nn.Module):
     def can_generate(self) -> bool:
         """Tell pipelines that this is not a language model."""
         return False
-
-    def train(self, mode: bool = True) -> "ProgramModel":
-        """Set the evaluation mode.
-
-        Raises:
-            ValueError: `mode` is True.
-        """
-        if mode:
-            raise ValueError(f"{type(self).__name__} cannot be trained; train the PyTorch model")
-        return super().train(False)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProgramModel":
-        """Refuse `to`, `half`, `cuda` and so on, except to the dtype and device that it has."""
-        example = torch.empty(0, dtype=self.dtype)
-        found = fn(example)
-        if (found.dtype, found.device) != (example.dtype, example.device):
-            raise ValueError(
-                f"{type(self).__name__} cannot be moved to {found.dtype} on {found.device}: its program is "
-                f"{self.dtype} on cpu; use the PyTorch model instead"
-            )
-        return self
 
 
 class OpenVINOModel(ProgramModel):
@@ -268,11 +245,11 @@ class ONNXRuntimeModel(ProgramModel):
 
 def _outputs_of(model: Any, dtypes: Sequence[torch.dtype]) -> tuple[type[ModelOutput], list[str]]:
     """Return the class and the names of a model's outputs, by computing one image."""
-    if not isinstance(model, PROGRAM_MODELS):
-        raise ValueError(f"cannot compile {type(model).__name__} (expected an hf_vit encoder or classifier)")
-    if model.dtype not in dtypes or model.device.type != "cpu":
-        expected = " or ".join(map(str, dtypes))
-        raise ValueError(f"the model is {model.dtype} on {model.device} (expected {expected} on cpu)")
+    if not isinstance(model, PROGRAM_MODELS) or model.dtype not in dtypes or model.device.type != "cpu":
+        raise ValueError(
+            f"cannot compile {type(model).__name__}, {model.dtype} on {model.device} (expected an hf_vit encoder or "
+            f"classifier, {' or '.join(map(str, dtypes))} on cpu)"
+        )
     images = torch.zeros(1, model.config.num_channels, *as_pair(model.config.image_size), dtype=model.dtype)
     was_training = model.training
     with torch.no_grad():

@@ -149,7 +149,7 @@ def convert_with_reasons(
     processor = HfViTImageProcessor.for_model(model.config, **preprocessing.value)
     shows_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
     if follows := not shows_size and "size" in preprocessing.value:
-        model.set_image_size(output_size(processor) or model.config.image_size, processor_follows=True)
+        model.set_image_size(output_size(processor) or model.config.image_size)
         fields["image_size"] = preprocessing
     sync_processor_size(model, processor, source, is_requested="image_size" in sizes or follows)
     used = preprocessing.value["preset"]
@@ -185,7 +185,7 @@ def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[st
     if image_size is not None:
         if patch_size is not None:
             config.grid_of(*as_pair(image_size))  # raises if the patches do not divide the size
-        model.set_image_size(image_size, processor_follows=True)
+        model.set_image_size(image_size)
     stated = {"patch_size": patch_size, "image_size": image_size}
     return {name: size for name, size in stated.items() if size is not None}
 

@@ -91,7 +91,7 @@ def export(
     if to != "jax" and getattr(model.config, "is_flexible", False) and not hasattr(model, "write_program"):
         model = copy.deepcopy(model)  # no other format supports flexible models
         if size is not None and not isinstance(size, str):
-            model.set_image_size(size, processor_follows=True)
+            model.set_image_size(size)
         cast(Any, model).make_fixed()
     if to == "web":
         name = Path(model.config.name_or_path or "").name or "the model"

@@ -210,7 +210,7 @@ def _prepare(
         shapes |= _free_sizes(model.config)
     elif size is not None:
         # raises for a size that the patches do not divide, and for any text other than "dynamic"
-        model.set_image_size(size, processor_follows=True)  # pyright: ignore[reportArgumentType]
+        model.set_image_size(size)  # pyright: ignore[reportArgumentType]
     # a batch of two, because torch.export treats the sizes 0 and 1 as constants
     height, width = as_pair(model.config.image_size)
     pixel_values = torch.zeros(2, model.config.num_channels, height, width, dtype=model.dtype)

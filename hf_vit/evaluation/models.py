@@ -9,7 +9,7 @@ from ..backends.choosing import use_backend
 from ..loading import find_adapter, load, local_model, with_preset
 from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, Size, as_pair, check_attention
 from ..models.image_processing_hf_vit import sync_processor_size
-from ..models.utils import check_model_path, explain_missing_folder
+from ..models.utils import check_model_path
 from ..settings.fields import EvaluateSettings
 
 
@@ -73,7 +73,7 @@ def load_pretrained(
     pair: Any = auto_class.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **size, **settings)
     model, info = pair
     if image_size is not None and is_ours:
-        model.set_image_size(image_size, processor_follows=True)
+        model.set_image_size(image_size)
     processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     sync_processor_size(model, processor, name, is_requested=image_size is not None)
     return model, processor, info
@@ -81,8 +81,7 @@ def load_pretrained(
 
 def read_config(name: str) -> Any:
     check_model_path(name)
-    with explain_missing_folder(name):
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     check_attention(config._attn_implementation)
     return config
 

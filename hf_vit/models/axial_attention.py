@@ -11,8 +11,8 @@ from torch import nn
 from transformers import initialization as init
 
 from .configuration_hf_bit import HfBiTConfig
-from .configuration_hf_vit import as_pair
 from .resnet_stem import NUM_GROUPS, ResNetStem
+from .utils import as_pair
 
 NUM_HEADS = 8  # called "groups" in axial-deeplab
 

@@ -2,33 +2,15 @@
 
 from typing import Any, Literal
 
-from .configuration_hf_vit import (
-    MAX_WIDTH,
-    HfVisionConfig,
-    Size,
-    check_choice,
-    float_field,
-    int_field,
-    size_field,
-    stages_field,
-    strict,
-)
+from .configuration_hf_vit import MAX_WIDTH, HfVisionConfig, float_field, int_field, size_field, stages_field, strict
+from .utils import Size, check_choice
 
 NUM_GROUPS = 32
 # Number of layers -> residual units per stage (get_block_desc in big_vision's models/bit.py).
 DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 # The models of the ViT paper (Tables 3 and 6) and the BiT paper: number of layers, and width factor.
-VARIANTS = {
-    "R50x1": (50, 1),
-    "R50x2": (50, 2),
-    "R50x3": (50, 3),
-    "R101x1": (101, 1),
-    "R101x3": (101, 3),
-    "R152x1": (152, 1),
-    "R152x2": (152, 2),
-    "R152x4": (152, 4),
-    "R200x3": (200, 3),
-}
+_LAYERS_AND_FACTORS = ((50, 1), (50, 2), (50, 3), (101, 1), (101, 3), (152, 1), (152, 2), (152, 4), (200, 3))
+VARIANTS = {f"R{layers}x{factor}": (layers, factor) for layers, factor in _LAYERS_AND_FACTORS}
 # Options of the original implementations. big_vision's bit_paper.py reads big_transfer's files, but its max-pool
 # ignores the border, where big_transfer pads with zeros.
 BIG_TRANSFER: dict[str, Any] = {
@@ -100,10 +82,6 @@ class HfBiTConfig(HfVisionConfig):
     padding: Literal["fixed", "same"] = "fixed"
     pool_padding: Literal["zero", "lowest"] = "zero"
     spatial_mixing: Literal["convolution", "axial_attention"] = "convolution"
-    label_thresholds: list[float] | None = None
-    temperature: float | None = None
-    coverage_thresholds: dict[str, float] | None = None
-    rejection_thresholds: list[float] | None = None
 
     def __post_init__(self, **kwargs):
         self.depths = list(self.depths)

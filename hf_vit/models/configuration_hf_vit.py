@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from huggingface_hub.dataclasses import strict as hub_strict
 from huggingface_hub.dataclasses import validated_field
-from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from huggingface_hub.errors import StrictDataclassError
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
@@ -28,17 +28,11 @@ from .utils import (
     LOCATION_ARGUMENTS,
     ManifestCleanupMixin,
     Size,
+    as_pair,
     check_arguments,
+    check_choice,
     check_model_path,
-    describe_unknown,
-    explain_missing_folder,
     read_json_object,
-)
-from .utils import (
-    as_pair as as_pair,
-)
-from .utils import (
-    check_choice as check_choice,
 )
 
 logger = logging.get_logger(__name__)
@@ -81,20 +75,13 @@ _SIZES = {
     "L": (24, 1024, 4096, 16),
     "H": (32, 1280, 5120, 16),
 }
+_PATCH_SIZES = {"Ti": (16,), "S": (32, 16), "B": (32, 16, 8), "L": (32, 16), "H": (14,)}
 # The two ResNet-50 stems of the hybrids (section 3.1): all four stages, with stride 32; or the units of stage 4 moved
 # to stage 3, with stride 16 and four times as many tokens.
 STAGE_4, EXTENDED_STAGE_3 = (3, 4, 6, 3), (3, 4, 9)
 # name: (key of _SIZES, patch size on the stem's feature map, stem depths or None for no stem)
-VARIANTS = {
-    "Ti/16": ("Ti", 16, None),
-    "S/32": ("S", 32, None),
-    "S/16": ("S", 16, None),
-    "B/32": ("B", 32, None),
-    "B/16": ("B", 16, None),
-    "B/8": ("B", 8, None),
-    "L/32": ("L", 32, None),
-    "L/16": ("L", 16, None),
-    "H/14": ("H", 14, None),
+VARIANTS: dict[str, tuple[str, int, tuple[int, ...] | None]] = {
+    **{f"{size}/{patch}": (size, patch, None) for size, patches in _PATCH_SIZES.items() for patch in patches},
     "R+Ti/16": ("Ti", 8, ()),
     "R26+S/32": ("S", 1, (2, 2, 2, 2)),
     "R26+B/32": ("B", 1, (2, 2, 2, 2)),
@@ -139,6 +126,10 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
 
     num_channels: int = 3
     image_size: Size = 224
+    label_thresholds: list[float] | None = None
+    temperature: float | None = None
+    coverage_thresholds: dict[str, float] | None = None
+    rejection_thresholds: list[float] | None = None
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
     if TYPE_CHECKING:
@@ -147,17 +138,15 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
     def __post_init__(self, **kwargs: Any):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         check_arguments(type(self).__name__, kwargs, self.argument_names())
-        for name in ("id2label", "label2id"):
-            if not isinstance(getattr(self, name), dict | None):
-                raise ValueError(f"{name} is {reprlib.repr(getattr(self, name))} (expected a dictionary)")
-        num_labels, names, numbers = kwargs.get("num_labels"), self.id2label or {}, self.label2id or {}
-        if num_labels is not None and (type(num_labels) is not int or not 0 <= num_labels <= MAX_LABELS):
-            raise ValueError(f"num_labels is {reprlib.repr(num_labels)} (expected an int from 0 to {MAX_LABELS:,})")
-        is_counted = {str(number) for number in names} == {str(number) for number in range(min(len(names), MAX_LABELS))}
-        if not is_counted or not all(isinstance(name, str) for name in names.values()):
-            raise ValueError(f"id2label is {reprlib.repr(names)} (expected class numbers 0, 1, 2, ... and their names)")
-        if not all(str(number).isdecimal() for number in numbers.values()):
-            raise ValueError(f"label2id is {reprlib.repr(numbers)} (expected class names and their numbers)")
+        with convert_type_errors("num_labels, id2label or label2id"):
+            count, names, numbers = kwargs.get("num_labels") or 0, self.id2label or {}, self.label2id or {}
+            if not 0 <= count <= MAX_LABELS:
+                raise ValueError(f"num_labels is {count} (expected 0 to {MAX_LABELS:,})")
+            is_counted = {str(name) for name in names} == {str(name) for name in range(min(len(names), MAX_LABELS))}
+            are_names = all(isinstance(name, str) for name in names.values())
+            if not (is_counted and are_names and all(str(number).isdecimal() for number in numbers.values())):
+                found = f"id2label is {reprlib.repr(names)} and label2id is {reprlib.repr(numbers)}"
+                raise ValueError(f"{found} (expected class numbers 0, 1, 2, ... and their names)")
         super().__post_init__(**kwargs)
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
 
@@ -200,31 +189,11 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
             result: Any = super().from_dict(settings, **kwargs)
         unknown = {name: value for name, value in config_dict.items() if name not in known}
         if unknown:
-            logger.warning_once(f"config.json has fields that {cls.__name__} does not use: {describe_unknown(unknown)}")
+            logger.warning_once(f"config.json has fields that {cls.__name__} does not use: {reprlib.repr([*unknown])}")
             config = result[0] if isinstance(result, tuple) else result
             # Never set transformers' own attributes: `_attn_implementation_internal` could name a kernel repository.
             vars(config).update({name: value for name, value in unknown.items() if not hasattr(config, name)})
         return result
-
-    @classmethod
-    def from_json_file(cls, json_file: str | os.PathLike) -> Any:
-        """Read a configuration from a file, with `from_dict`."""
-        return cls.from_dict(read_json_object(json_file))
-
-    # transformers' versions of the following methods read fields of language models.
-
-    def get_text_config(self, decoder: Any = None, encoder: Any = None) -> Any:
-        """Return the configuration itself."""
-        return self
-
-    def validate_layer_type(self) -> None:
-        """Check nothing."""
-
-    def validate_rope(self) -> None:
-        """Check nothing."""
-
-    def _get_generation_parameters(self) -> dict[str, Any]:
-        return {}
 
     @classmethod
     def get_config_dict(
@@ -236,20 +205,13 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
             ValueError: the `model_type` is that of another class; the message says how to load the model.
         """
         where = {name: kwargs.pop(name) for name in _LOCATION_ARGUMENTS if name in kwargs}
-        settings = read_settings(pretrained_model_name_or_path, **where)
-        cls.check_model_type(settings, str(pretrained_model_name_or_path))
+        name, settings = pretrained_model_name_or_path, read_settings(pretrained_model_name_or_path, **where)
+        if (stored := settings.get("model_type")) != cls.model_type:
+            call = f"hf_vit.load({str(name)!r}), or `hf-vit convert {name} OUTPUT`"
+            if str(stored).startswith("hf_"):
+                call = f"{saved_class(settings) or 'AutoModel'} or hf_vit.load"
+            raise ValueError(f"{name} has a model of type {stored} (expected {cls.model_type}); use {call}")
         return settings, kwargs
-
-    @classmethod
-    def check_model_type(cls, settings: dict[str, Any], folder: str) -> None:
-        """Raise ValueError if the `model_type` is that of another class; the message says how to load the model."""
-        stored = settings.get("model_type")
-        if stored == cls.model_type:
-            return
-        call = f"hf_vit.load({folder!r}), or `hf-vit convert {folder} OUTPUT`"
-        if str(stored).startswith("hf_"):
-            call = f"{saved_class(settings) or 'AutoModel'} or hf_vit.load"
-        raise ValueError(f"{folder} has a model of type {stored} (expected {cls.model_type}); use {call}")
 
     def validate_architecture(self) -> None:
         """Check combinations of fields; called after construction, and again when a model is built."""
@@ -264,20 +226,18 @@ def saved_class(settings: dict[str, Any]) -> str | None:
 
 
 @contextmanager
-def _value_errors() -> Iterator[None]:
-    """Convert the errors of huggingface_hub's `@strict` to ValueErrors of one line."""
+def value_errors() -> Iterator[None]:
+    """Convert the errors of huggingface_hub's validation of dataclasses and dictionaries to ValueErrors of one line."""
     try:
         yield
-    except StrictDataclassClassValidationError as error:
-        raise ValueError(str(error.__cause__)) from error
-    except StrictDataclassFieldValidationError as error:
-        raise ValueError(" ".join(str(error)[:500].split())) from error
+    except StrictDataclassError as error:
+        raise ValueError(" ".join(str(error)[:1000].split())) from error
 
 
 def strict(config_class: Config) -> Config:
     """Apply huggingface_hub's `@strict`; its errors become ValueErrors."""
     checked: Any = hub_strict(config_class)
-    checked.__init__, checked.__setattr__ = _value_errors()(checked.__init__), _value_errors()(checked.__setattr__)
+    checked.__init__, checked.__setattr__ = value_errors()(checked.__init__), value_errors()(checked.__setattr__)
     return checked
 
 
@@ -353,15 +313,11 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
         OSError: the file does not exist or cannot be read.
     """
     check_model_path(name, where.get("subfolder"))
-    with convert_type_errors(f"the config.json of {name}"), explain_missing_folder(name):
+    with convert_type_errors(f"the config.json of {name}"):
         settings, _ = _ConfigReader.get_config_dict(name, **where)
-        model_type, architectures = settings.get("model_type"), settings.get("architectures")
-    if not isinstance(model_type, str | None):
-        raise ValueError(f"the config.json of {name} has the model_type {reprlib.repr(model_type)}; expected a string")
-    if not isinstance(architectures or [], list) or not all(isinstance(entry, str) for entry in architectures or []):
-        raise ValueError(
-            f"the config.json of {name} has architectures {reprlib.repr(architectures)}; expected a list of class names"
-        )
+        names = [settings.get("model_type") or "", *(settings.get("architectures") or ())]
+    if not all(isinstance(one, str) for one in names):
+        raise ValueError(f"the config.json of {name} has {reprlib.repr(names)} as model_type and architectures")
     return settings
 
 
@@ -484,10 +440,6 @@ class HfViTConfig(HfVisionConfig):
     pool_patches_only: bool = False
     norm_after_pooling: bool = False
     image_size_history: list[Size] | None = None
-    label_thresholds: list[float] | None = None
-    temperature: float | None = None
-    coverage_thresholds: dict[str, float] | None = None
-    rejection_thresholds: list[float] | None = None
     patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
     stored_patch_size: Size | None = size_field(None)
     position_grid: Size | None = size_field(None)
@@ -646,21 +598,15 @@ class HfViTConfig(HfVisionConfig):
         Raises:
             ValueError: fields contradict each other.
         """
-        heads, kind, placement = (
-            self.num_attention_heads,
-            self.position_embedding_type,
-            self.position_embedding_placement,
-        )
-        if self.hidden_size % heads:
+        kind, placement = self.position_embedding_type, self.position_embedding_placement
+        if self.hidden_size % (heads := self.num_attention_heads):
             raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads ({heads})")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act is {self.hidden_act[:50]!r}; known: {', '.join(sorted(ACT2FN))}")
         if self.position_grid is not None and not self.is_flexible:
             raise ValueError(f"position_grid is {self.position_grid}, which needs stored_patch_size; set both")
-        if kind == "sincos2d" and self.hidden_size % 4:
-            raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of 4, as sincos2d requires")
-        if kind == "learned2d" and self.hidden_size % 2:
-            raise ValueError(f"hidden_size ({self.hidden_size}) is odd; learned2d halves it between rows and columns")
+        if self.hidden_size % (divisor := {"sincos2d": 4, "learned2d": 2}.get(kind, 1)):
+            raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of {divisor}, as {kind} requires")
         if placement != "input" and kind not in ("learned", "learned2d"):
             raise ValueError(
                 f"position_embedding_placement {placement} needs learned or learned2d positions, not {kind}"

@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.utils.generic import maybe_autocast
 
-from .configuration_hf_vit import HfViTConfig, Size, as_pair
+from .configuration_hf_vit import HfViTConfig
 from .position_embeddings import Grid, PositionTables, cached_on_device
 from .pretrained import HfVisionPreTrainedModel
+from .utils import Size, as_pair
 
 
 @cached_on_device
@@ -63,7 +64,7 @@ def resize_patch_kernel(kernel: torch.Tensor, patch_size: tuple[int, int]) -> to
 class FlexibleSizes(HfVisionPreTrainedModel):
     """Methods that change a Vision Transformer's image size and patch size."""
 
-    def set_patch_size(self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False) -> None:
+    def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
         """Set another patch size.
 
         In a flexible model (see `make_flexible`), only the configuration changes, so nothing is lost. In any other
@@ -72,15 +73,23 @@ class FlexibleSizes(HfVisionPreTrainedModel):
         Args:
             patch_size: an int or (height, width) in pixels; for a hybrid, in pixels of the stem's feature map.
             image_size: new image size, an int or (height, width) in pixels; None: not changed.
-            processor_follows: as in `set_image_size`.
 
         Raises:
             ValueError: the model is not flexible, and the image size is not a multiple of the patch size; the message
                 names the nearest valid sizes.
         """
-        before = self.config.image_size
-        self._set_sizes(patch_size, before if image_size is None else image_size)
-        self._warn_about_new_size(before, processor_follows)
+        config, after = self.config, copy(self.config)
+        after.patch_size, after.image_size = patch_size, config.image_size if image_size is None else image_size
+        if config.is_flexible:
+            config.position_grid = config.stored_grid  # its default depends on the sizes, which change below
+        else:
+            self._resize_weights(as_pair(patch_size), after.grid_size)
+            if as_pair(after.image_size) != as_pair(config.image_size):
+                config.image_size_history = [*(config.image_size_history or []), config.image_size]
+        config.patch_size, config.image_size = patch_size, after.image_size
+
+    def set_image_size(self, image_size: Size) -> None:
+        self.set_patch_size(self.config.patch_size, image_size)
 
     def make_flexible(self) -> None:
         """Make the model flexible: from now on, each forward pass resizes the stored kernel and position embeddings.
@@ -101,20 +110,6 @@ class FlexibleSizes(HfVisionPreTrainedModel):
             grid = config.grid_of(*as_pair(config.image_size))  # raises ValueError for invalid sizes
             self._resize_weights(as_pair(config.patch_size), grid)
             config.stored_patch_size = config.position_grid = None
-
-    def _apply_image_size(self, image_size: Size) -> None:
-        self._set_sizes(self.config.patch_size, image_size)
-
-    def _set_sizes(self, patch_size: Size, image_size: Size) -> None:
-        config, after = self.config, copy(self.config)
-        after.patch_size, after.image_size = patch_size, image_size
-        if config.is_flexible:
-            config.position_grid = config.stored_grid  # its default depends on the sizes, which change below
-        else:
-            self._resize_weights(as_pair(patch_size), after.grid_size)
-            if as_pair(image_size) != as_pair(config.image_size):
-                config.image_size_history = [*(config.image_size_history or []), config.image_size]
-        config.patch_size, config.image_size = patch_size, image_size
 
     @torch.no_grad()
     def _resize_weights(self, patch_size: tuple[int, int], grid: Grid) -> None:
@@ -142,10 +137,8 @@ def check_mixed_sizes(config: HfViTConfig) -> None:
     """Raise ValueError if the layers of the model need the same grid for all images of a batch."""
     if config.needs_one_grid:
         raise ValueError(
-            "cannot mix image sizes in a batch, or drop patches, with position_embedding_type "
-            f"{config.position_embedding_type!r}, position_embedding_placement "
-            f"{config.position_embedding_placement!r} and attention_axes {config.attention_axes!r}; expected position "
-            "embeddings at the input and attention over all tokens"
+            "cannot mix image sizes in a batch, or drop patches, with relative positions, positions in every layer or "
+            "axial attention"
         )
 
 
@@ -182,16 +175,12 @@ def embed_mixed_sizes(
     config, (_, length, values) = embeddings.config, pixel_values.shape
     check_mixed_sizes(config)
     height, width = (size * config.stride for size in patch_size)
-    if values != height * width * config.num_channels:
-        raise ValueError(
-            f"pixel_values has {values} values per patch; patches of {height} x {width} pixels with "
-            f"{config.num_channels} channels have {height * width * config.num_channels}"
-        )
     grids = [(rows, columns) for rows, columns in torch.as_tensor(spatial_shapes).tolist()]
     largest = max(rows * columns for rows, columns in grids)
-    if largest > length:
+    if values != height * width * config.num_channels or largest > length:
         raise ValueError(
-            f"an image in spatial_shapes has {largest} patches, but pixel_values has {length} per image: {grids}"
+            f"pixel_values has {length} patches of {values} values per image (expected {largest} or more, of "
+            f"{height} x {width} pixels x {config.num_channels} channels)"
         )
     dtype = embeddings.patch_embeddings.projection.weight.dtype
     pixel_values = pixel_values.to(dtype)

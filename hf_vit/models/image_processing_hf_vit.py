@@ -1,9 +1,8 @@
 """Image processor with the preprocessing of the original evaluations, as presets."""
 
+import math
 import os
 import reprlib
-from collections.abc import Iterator
-from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -11,14 +10,14 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub.dataclasses import validate_typed_dict
-from huggingface_hub.errors import StrictDataclassError
 from torch.nn.functional import pad
 from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
-from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
+from transformers.utils import logging
 
-from .image_reading import ImageReadingError, count_images, list_images, name_image, read_image
+from .configuration_hf_vit import check_size, value_errors
+from .image_reading import ImageReadingError, list_images, name_image, read_image
 from .image_resizing import (
     AREA,
     BICUBIC,
@@ -32,19 +31,7 @@ from .image_resizing import (
     resize,
     shortest_edge_size,
 )
-from .utils import (
-    LOCATION_ARGUMENTS,
-    ManifestCleanupMixin,
-    Size,
-    allowed,
-    as_pair,
-    check_arguments,
-    check_limit,
-    describe_unknown,
-    did_you_mean,
-    find_file,
-    read_json_object,
-)
+from .utils import ManifestCleanupMixin, Size, as_pair, check_arguments, check_limit, did_you_mean
 
 # Upper limits. For comparison, an image of 8,000 x 6,000 pixels has 2**25.5 pixels.
 MAX_OUTPUT_PIXELS = 2**26  # pixels per image, after the resize and after the crop
@@ -173,41 +160,27 @@ def _match_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[s
 
 def _complete_size(name: str, size: Any) -> dict[str, int]:
     """Convert a size such as 224, (224, 320) or a dict to {"height", "width"} or {"shortest_edge"}."""
-    sides: Any = size
-    if isinstance(size, int) or (isinstance(size, list | tuple) and len(size) == 2):
-        sides = zip(("height", "width"), as_pair(size), strict=True)
-    with suppress(TypeError, ValueError):
-        sides = dict[str, Any](sides)
-        height, width = (sides.get(side, sides.get("shortest_edge")) for side in ("height", "width"))
-        has_names = set(sides) == {"height", "width"} or (name == "size" and set(sides) == {"shortest_edge"})
-        is_allowed = 0 < height * width <= MAX_OUTPUT_PIXELS or allowed("large")
-        if has_names and type(height) is type(width) is int and min(height, width) > 0 and is_allowed:
-            return sides
-    edge = ' or {"shortest_edge"}' if name == "size" else ""
-    raise ValueError(
-        f'{name} is {reprlib.repr(size)}; expected pixels as an int, (height, width), {{"height", "width"}}{edge}, at '
-        f"most {MAX_OUTPUT_PIXELS:,} in area (HF_VIT_ALLOW=large lifts this limit)"
-    )
+    if not isinstance(size, dict):
+        check_size(name, size)
+        return dict(zip(("height", "width"), as_pair(size), strict=True))
+    if set(size) == {"height", "width"}:
+        check_size(name, (size["height"], size["width"]))
+    elif set(size) == {"shortest_edge"} and name == "size":
+        check_size(name, size["shortest_edge"])
+    else:
+        raise ValueError(f"{name} has {', '.join(size)} (expected height and width; or for size, shortest_edge)")
+    return size
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
     """Raise ValueError if settings are out of range or contradict each other."""
     scale_and_offset(settings["rescale_factor"], settings["image_mean"], settings["image_std"], "cpu")
-    channels, patches = settings["num_channels"], settings["max_num_patches"]
-    for name in ("image_mean", "image_std"):
-        values = settings[name]
-        if isinstance(values, list | tuple) and channels is not None and len(values) != channels:
-            raise ValueError(f"{name} has {len(values)} entries for {channels} channels: {reprlib.repr(values)}")
-    background, patch_size = settings["background"], settings["patch_size"]
-    if len(background) != 3 or not all(0 <= level <= 255 for level in background):
-        raise ValueError(f"background is {reprlib.repr(background)}; it must be red, green and blue from 0 to 255")
-    if not isinstance(patch_size, int) and len(patch_size) != 2:
-        raise ValueError(f"patch_size is {reprlib.repr(patch_size)}; it must be an int or (height, width)")
-    (patch_height, patch_width), size = as_pair(patch_size), _output_size(settings)
-    values = max(size["height"] * size["width"], patch_height * patch_width * (patches or 1))
+    check_size("patch_size", settings["patch_size"])
+    if len(settings["background"]) != 3 or not all(0 <= level <= 255 for level in settings["background"]):
+        raise ValueError(f"background is {settings['background']}; it must be red, green and blue from 0 to 255")
+    channels, patches, size = settings["num_channels"], settings["max_num_patches"], _output_size(settings)
+    values = max(size["height"] * size["width"], math.prod(as_pair(settings["patch_size"])) * (patches or 1))
     for name, value, highest in (
-        ("patch height", patch_height, MAX_OUTPUT_PIXELS),
-        ("patch width", patch_width, MAX_OUTPUT_PIXELS),
         ("max_num_patches", patches, MAX_PATCHES),
         ("num_channels", channels, MAX_CHANNELS),
         ("the number of values of an image", values * (channels or 1), MAX_OUTPUT_VALUES),
@@ -222,8 +195,8 @@ def _check_settings(settings: dict[str, Any]) -> None:
     if not exists:
         raise ValueError(
             f"cannot resize with resample={resample}, antialias={antialias}, resize_output={output!r} (expected "
-            f'Pillow\'s "rounded" with antialias and resample 0 to 5, or TensorFlow\'s "float" or "truncated" with '
-            f'resample "{AREA}", {BILINEAR} with or without antialias, or {BICUBIC} with antialias)'
+            f'"rounded" with antialias and resample 0 to 5, or "float" or "truncated" with resample "{AREA}", '
+            f"{BILINEAR}, or {BICUBIC} with antialias)"
         )
 
 
@@ -239,7 +212,7 @@ def scale_and_offset(
         Two float32 tensors (channels, 1, 1).
 
     Raises:
-        ValueError: pixel values would exceed the range of float32.
+        ValueError: mean and std differ in length, or pixel values would exceed the range of float32.
     """
     mean, std = (tuple(value) if isinstance(value, list | tuple) else (value,) for value in (mean, std))
     return _scale_and_offset(factor, mean, std, device)
@@ -252,13 +225,11 @@ def _scale_and_offset(
     try:
         means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
         scale, offset = (factor / stds).float(), (-means / stds).float()
-    except (OverflowError, RuntimeError):  # an int above the range of float
+    except (OverflowError, RuntimeError):  # an int above the range of float; different lengths
         scale = offset = torch.tensor(torch.inf)
     if not (255 * scale + offset).isfinite().all():
-        numbers = (
-            f"rescale_factor {reprlib.repr(factor)}, image_mean {reprlib.repr(mean)}, image_std {reprlib.repr(std)}"
-        )
-        raise ValueError(f"{numbers} lead to pixel values outside the range of float32")
+        numbers = f"rescale_factor {factor!r}, image_mean {mean}, image_std {std}"[:500]
+        raise ValueError(f"{numbers}: the pixel values must be finite, and image_mean and image_std equally long")
     return scale.to(device), offset.to(device)
 
 
@@ -366,10 +337,8 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
 
     def _check_types(self, changes: dict[str, Any]) -> None:
         """Raise ValueError if a setting has the wrong type."""
-        try:
+        with value_errors():
             validate_typed_dict(self.valid_kwargs, changes)  # pyright: ignore[reportArgumentType]
-        except StrictDataclassError as error:
-            raise ValueError(" ".join(str(error)[:500].split())) from error
 
     def settings(self) -> dict[str, Any]:
         """Return all settings, name -> value."""
@@ -380,10 +349,8 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         self._check_types(kwargs)
         call = {name: kwargs.pop(name, None) for name in _CALL_KEYS}
         settings = SimpleNamespace(**override_settings(self.settings(), kwargs), **call)
-        if settings.backend == "pillow" and settings.device is not None and torch.device(settings.device).type != "cpu":
-            raise ValueError(
-                f'cannot compute on {settings.device} with backend="pillow", which runs on the CPU; use backend="torch"'
-            )
+        if settings.backend == "pillow" and torch.device(settings.device or "cpu").type != "cpu":
+            raise ValueError(f'cannot compute on {settings.device} with backend="pillow"; use backend="torch"')
         return settings
 
     @classmethod
@@ -403,7 +370,7 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         unknown = {name: value for name, value in image_processor_dict.items() if name not in stored}
         if unknown:
             logger.warning_once(
-                f"preprocessor_config.json has fields that {cls.__name__} does not use: {describe_unknown(unknown)}"
+                f"preprocessor_config.json has fields that {cls.__name__} does not use: {reprlib.repr([*unknown])}"
             )
         processor = cls(**stored)
         vars(processor).update({name: value for name, value in unknown.items() if not hasattr(cls, name)})
@@ -412,36 +379,6 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
             return processor, kwargs
         check_arguments(cls.__name__, (name for name in kwargs if did_you_mean(name, _SETTINGS)), _SETTINGS)
         return processor
-
-    @classmethod
-    def from_json_file(cls, json_file: str | os.PathLike) -> Any:
-        """Build a processor from a JSON file, with `from_dict`."""
-        return cls.from_dict(read_json_object(json_file))
-
-    @classmethod
-    def get_image_processor_dict(
-        cls, pretrained_model_name_or_path: Any, **kwargs: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the settings in a file, a folder or a Hub repository.
-
-        Returns:
-            The settings, and the arguments that were not used to locate them.
-
-        Raises:
-            OSError: no settings were found.
-            ValueError: a file is too large, nested too deeply or not JSON.
-        """
-        name = os.fspath(pretrained_model_name_or_path)
-        where = {option: kwargs.pop(option) for option in LOCATION_ARGUMENTS if option in kwargs}
-        if os.path.isfile(name):
-            return read_json_object(name), kwargs
-        for file in (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME):
-            if (path := find_file(name, file, where)) is not None:
-                settings = read_json_object(path)
-                settings = settings.get("image_processor") if file == PROCESSOR_NAME else settings
-                if isinstance(settings, dict):
-                    return settings, kwargs
-        raise OSError(f"{name} has no {IMAGE_PROCESSOR_NAME}")
 
     @property
     def model_input_names(self) -> list[str]:
@@ -456,8 +393,7 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
             config: `HfViTConfig`, `HfViTHybridConfig` or `HfBiTConfig`.
             settings: arguments of the constructor, such as `preset`; they take precedence.
         """
-        height, width = as_pair(config.image_size)
-        own: dict[str, Any] = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
+        own: dict[str, Any] = {"size": as_pair(config.image_size), "num_channels": config.num_channels}
         if hasattr(config, "patch_size"):
             own["patch_size"] = [size * config.stride for size in as_pair(config.patch_size)]
         return cls(**{**own, **settings})
@@ -484,17 +420,32 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
             ValueError: there are no images, or a setting is invalid.
         """
         settings = self.resolve_settings(**kwargs)
-        images, errors = list_images(images, settings.device), {}
-        if not images:
-            raise ValueError("there are no images to process")
-        collate = _collate_patches if settings.preset == "native" else _collate_images
-        features = BatchFeature(collate(_process_images(images, settings, errors), count_images(images), settings))
-        if len(errors) == len(images):
-            raise ImageReadingError(f"cannot read any of {len(errors)} images: {next(iter(errors.values()))}")
+        images, results, errors = list_images(images, settings.device), [], {}
+        for index, image in enumerate(images):
+            try:
+                result = _process_image(image, settings, name_image(image, index))
+            except ImageReadingError as error:
+                if settings.on_error == "raise":
+                    raise
+                errors[index] = str(error)
+            else:
+                results += result if result.ndim == 4 else [result]  # (channels, height, width) each
+        if not results:
+            raise ImageReadingError(f"cannot read any of {len(images)} images: {'; '.join(errors.values())[:1000]}")
         if errors:
             logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
-        vars(features)["skipped"] = list(errors)
-        return features
+        features = {"pixel_values": results}
+        if settings.preset == "native":
+            features = _to_patches(results, settings)
+        elif settings.data_format == "channels_last":
+            features = {"pixel_values": [image.movedim(-3, -1) for image in results]}
+        if settings.return_tensors == "np":
+            features = {name: [value.cpu().numpy() for value in values] for name, values in features.items()}
+        if settings.return_tensors is not None and len(results) == 1:  # without a copy
+            features = {name: values[0][None] for name, values in features.items()}
+        batch = BatchFeature(features, tensor_type=settings.return_tensors)
+        vars(batch)["skipped"] = list(errors)
+        return batch
 
 
 # Keep the image sizes of a model and its image processor equal. The processor can be from another library.
@@ -543,61 +494,32 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
     """
     if output_size(processor) == as_pair(image_size):
         return
-    height, width = as_pair(image_size)
-    wanted = {"height": height, "width": width}
-    if isinstance(processor, HfViTImageProcessor) and (processor.preset == "native" or _crop_follows_preset(processor)):
-        processor.update(size=wanted)
-        return
-    sizes: dict[str, Any] = {"size": wanted}
-    if getattr(processor, "do_center_crop", False):
+    wanted = dict(zip(("height", "width"), as_pair(image_size), strict=True))
+    sizes, crops = {"size": wanted}, getattr(processor, "do_center_crop", False)
+    if crops and not _crop_follows_preset(processor):
         size, crop = dict(processor.size), dict(processor.crop_size)
         longest = max(crop.values())
         if "shortest_edge" in size:
-            size = {"shortest_edge": round(size["shortest_edge"] * max(height, width) / longest)}
+            size = {"shortest_edge": round(size["shortest_edge"] * max(wanted.values()) / longest)}
         else:
-            size = {side: round(size[side] * wanted[side] / crop.get(side, longest)) for side in ("height", "width")}
+            size = {side: round(size[side] * wanted[side] / crop.get(side, longest)) for side in wanted}
         sizes = {"size": size, "crop_size": wanted}
     if isinstance(processor, HfViTImageProcessor):
-        processor.update(**sizes, do_center_crop=processor.do_center_crop)
+        processor.update(**sizes, do_center_crop=crops)
     else:
         vars(processor).update(sizes)
 
 
-def _crop_follows_preset(processor: HfViTImageProcessor) -> bool:
-    """Return whether the preset's rule determines the size of the resize from the size of the crop."""
-    settings = processor.settings()
-    if not settings["do_center_crop"] or "crop_pct" not in PRESETS[processor.preset]:
+def _crop_follows_preset(processor: Any) -> bool:
+    """Return whether a preset's rule determines the size of the resize from the size of the crop."""
+    if not isinstance(processor, HfViTImageProcessor) or "crop_pct" not in PRESETS[processor.preset]:
         return False
-    return override_settings(settings, {"size": settings["crop_size"]})["size"] == settings["size"]
-
-
-def _process_images(images: list[Any], settings: SimpleNamespace, errors: dict[int, str]) -> Iterator[torch.Tensor]:
-    """Yield the pixel values of each image, (channels, height, width).
-
-    Args:
-        errors: index of each skipped image -> error message; filled in here.
-    """
-    for index, image in enumerate(images):
-        try:
-            result = _process_image(image, settings, name_image(image, index))
-        except ImageReadingError as error:
-            if settings.on_error == "raise":
-                raise
-            errors[index] = str(error)
-        else:
-            yield from result if result.ndim == 4 else [result]
+    return override_settings(processor.settings(), {"size": processor.crop_size})["size"] == processor.size
 
 
 def _process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
     """Compute the pixel values of one image, or of a batch of images of one size."""
-    levels = read(image, settings, name)  # (..., channels, old height, old width), uint8 or float32 from 0 to 255
-    levels = _resize_and_crop(levels, settings)  # (..., channels, height, width)
-    return normalize(levels, settings, name)  # float32
-
-
-def read(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
-    """Read an image of any type; return its levels (..., channels, height, width) on the device of the resize."""
-    return read_image(
+    levels = read_image(  # (..., channels, old height, old width), uint8 or float32 from 0 to 255
         image,
         num_channels=settings.num_channels if settings.do_convert_rgb else None,
         background=settings.background,
@@ -605,7 +527,10 @@ def read(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
         keep_float=not settings.do_rescale,
         reduce_to=partial(_resized_size, settings=settings) if settings.reduced_decoding else None,
         name=name,
-    ).to(device="cpu" if settings.backend == "pillow" else settings.device)
+    )
+    levels = levels.to(device="cpu" if settings.backend == "pillow" else settings.device)
+    levels = _resize_and_crop(levels, settings)  # (..., channels, height, width)
+    return normalize(levels, settings, name)  # float32
 
 
 def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.Tensor:
@@ -670,67 +595,27 @@ def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> tor
     return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
 
 
-# Collation of processed images into batches. The names and the order of the values in a patch are those of
-# transformers' `Siglip2ImageProcessor`.
+# Images as patches, with the names and the order of the values in a patch of transformers' `Siglip2ImageProcessor`.
 
 
-def _collate_images(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
-    if settings.data_format == "channels_last":
-        images = (image.movedim(-3, -1) for image in images)
-    return {"pixel_values": stack(images, length, settings.return_tensors)}
-
-
-def _collate_patches(images: Iterator[torch.Tensor], length: int, settings: SimpleNamespace) -> dict[str, Any]:
-    """Collate images of different sizes, as patches; for the result, see `HfViTImageProcessor.preprocess`."""
-    patch_size, patches, grids = as_pair(settings.patch_size), [], []
+def _to_patches(images: list[torch.Tensor], settings: SimpleNamespace) -> dict[str, list[torch.Tensor]]:
+    """Cut images of different sizes into patches; for the result, see `HfViTImageProcessor.preprocess`."""
+    (height, width), grids = as_pair(settings.patch_size), []
     for image in images:
-        if image.shape[-2] % patch_size[0] or image.shape[-1] % patch_size[1]:
-            size = tuple(image.shape[-2:])
-            raise ValueError(f"image size {size} is not a multiple of patch_size {patch_size}")
-        patches.append(patchify(image, patch_size))
-        grids.append(torch.tensor([image.shape[-2] // patch_size[0], image.shape[-1] // patch_size[1]]))
-    longest = max(map(len, patches), default=0)
-    if longest > settings.max_num_patches:
-        raise ValueError(
-            f"an image has {longest} patches, but max_num_patches is {settings.max_num_patches}; increase it, or set "
-            "do_resize=True"
-        )
-    padded_length = longest if settings.padding == "longest" else settings.max_num_patches
-    features = {
-        "pixel_values": [pad(image, (0, 0, 0, padded_length - len(image))) for image in patches],
-        "pixel_attention_mask": [(torch.arange(padded_length, device=one.device) < len(one)).int() for one in patches],
+        rows, columns = image.shape[-2] // height, image.shape[-1] // width
+        if image.shape[-2:] != (rows * height, columns * width) or rows * columns > settings.max_num_patches:
+            raise ValueError(
+                f"an image of {image.shape[-2]} x {image.shape[-1]} pixels cannot be cut into at most "
+                f"{settings.max_num_patches} patches of {height} x {width}; set do_resize=True"
+            )
+        grids.append(torch.tensor([rows, columns]))
+    patches = [patchify(image, (height, width)) for image in images]
+    length = max(map(len, patches)) if settings.padding == "longest" else settings.max_num_patches
+    return {
+        "pixel_values": [pad(image, (0, 0, 0, length - len(image))) for image in patches],
+        "pixel_attention_mask": [(torch.arange(length, device=one.device) < len(one)).int() for one in patches],
         "spatial_shapes": grids,
     }
-    return {name: stack(iter(value), length, settings.return_tensors) for name, value in features.items()}
-
-
-def stack(results: Iterator[torch.Tensor], length: int, return_tensors: str | None) -> Any:
-    """Stack tensors of equal shape.
-
-    They are copied one by one, so that each can reuse the memory of the previous one.
-
-    Args:
-        results: iterator over the tensors.
-        length: maximum number of tensors.
-        return_tensors: "pt" for a tensor, "np" for an array, None for a list without stacking.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
-    if return_tensors is None:
-        return list(results)
-    batch, number = torch.empty(0), 0
-    for number, result in enumerate(results, start=1):
-        if number == 1:
-            batch = result[None] if length == 1 else result.new_empty(length, *result.shape)
-        if result.shape != batch.shape[1:]:
-            raise ValueError(
-                f"cannot stack images of shapes {tuple(batch.shape[1:])} and {tuple(result.shape)}: "
-                "resize or crop them to one size, or omit return_tensors to get a list"
-            )
-        if length > 1:
-            batch[number - 1] = result
-    return batch[:number].cpu().numpy() if return_tensors == "np" else batch[:number]
 
 
 def patchify(images: torch.Tensor, patch_size: tuple[int, int]) -> torch.Tensor:

@@ -22,7 +22,7 @@ import stat
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,7 @@ from .utils import check_limit, open_url
 logger = logging.get_logger(__name__)
 
 # Formats of photographs. Other formats are not opened, because Pillow starts a program for some of them (EPS).
-_FORMATS = ["JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000"]
-with suppress(ImportError):
-    from PIL import AvifImagePlugin  # noqa: F401 - since Pillow 11.3
-
-    _FORMATS.append("AVIF")
+_FORMATS = ["JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF"]
 try:  # not `suppress`: for code on the Hub, transformers requires every import that is not in a `try`
     from pillow_heif import register_heif_opener  # pyright: ignore[reportMissingImports] - optional
 
@@ -53,7 +49,6 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 _ORIENTATION = 0x0112  # EXIF tag
 _NPY = b"\x93NUMPY"  # first bytes of an .npy file
 _MAX_PIXELS = 2**27  # limit on the size in the header; the largest photographs have about 100 million pixels
-_MAX_NESTING = 16  # depth of nested lists of images
 _MAX_DOWNLOAD_BYTES = 2**26  # per image
 _DOWNLOAD_TIMEOUT = 60.0  # of the whole download, in seconds
 _READ_TIMEOUT = 15.0  # connect and read timeout, in seconds
@@ -66,7 +61,7 @@ class ImageReadingError(ValueError):
     """Raised for an image that cannot be read; the message names the file or the index in the batch."""
 
 
-def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
+def list_images(images: Any, device: Any = None) -> list[Any]:
     """Return a flat list of images.
 
     Batches are split on the CPU, where single images are faster because they fit into its cache. On an accelerator,
@@ -75,40 +70,16 @@ def list_images(images: Any, device: Any = None, depth: int = 0) -> list[Any]:
     Args:
         images: as in `HfViTImageProcessor.preprocess`.
         device: device of the resize; None: that of the images.
-        depth: current depth of nesting.
-
-    Raises:
-        ValueError: the lists are nested too deeply.
     """
     if isinstance(images, list | tuple):
-        if depth > _MAX_NESTING:
-            raise ValueError(f"the lists of images are nested more than {_MAX_NESTING} levels deep")
-        images = [image for item in images for image in list_images(item, device, depth + 1)]
-        return [torch.stack(images)] if _can_stack(images) else images
-    if _is_batch(images):
-        on_cpu = torch.device(device or getattr(images, "device", "cpu")).type == "cpu"
-        return list(images) if on_cpu else [images]
-    return [images]
-
-
-def count_images(images: list[Any]) -> int:
-    """Return the number of images in a list from `list_images`, including those in batches."""
-    return sum(len(image) if _is_batch(image) else 1 for image in images)
-
-
-def _is_batch(image: Any) -> bool:
-    """Return whether an image is an array or tensor of several images."""
-    is_array = isinstance(image, np.ndarray) or (isinstance(image, torch.Tensor) and _is_dense(image))
-    return is_array and image.ndim == 4
-
-
-def _can_stack(images: list[Any]) -> bool:
-    """Return whether the images are tensors of equal shape and dtype on one accelerator."""
-    tensors = (isinstance(image, torch.Tensor) and image.ndim == 3 and _is_dense(image) for image in images)
-    if len(images) < 2 or not all(tensors):
-        return False
-    kinds = {(image.shape, image.dtype, image.device) for image in images}
-    return len(kinds) == 1 and images[0].device.type != "cpu"
+        images = [image for item in images for image in list_images(item, device)]
+        if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
+            return images
+        kinds = {(image.shape, image.dtype, image.device) for image in images}
+        return [torch.stack(images)] if len(kinds) == 1 and images[0].device.type != "cpu" else images
+    is_batch = isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4
+    on_cpu = torch.device(device or getattr(images, "device", "cpu")).type == "cpu"
+    return list(images) if is_batch and on_cpu else [images]
 
 
 def name_image(image: Any, index: int) -> str:
@@ -327,8 +298,7 @@ def _pillow_to_array(image: Image.Image) -> np.ndarray:
         if image.mode == "F":
             return pixels
         if pixels.min(initial=0) < 0 or pixels.max(initial=0) > 65535:
-            values = f"integers from {pixels.min()} to {pixels.max()}"
-            raise ValueError(f"it has {values} (expected 16 bits: 0 to 65535)")
+            raise ValueError(f"it has integers from {pixels.min()} to {pixels.max()} (expected 0 to 65535)")
         return pixels.astype(np.uint16)
     mode = "RGBA" if "transparency" in image.info else _EIGHT_BIT_MODES.get(image.mode, "RGB")
     return np.array(image if image.mode == mode else image.convert(mode))
@@ -355,7 +325,7 @@ def _read_tiff_pages(image: Any, num_channels: int, name: str) -> list[np.ndarra
     """Return the pixels of each page, (height, width), of a TIFF with several pages; an empty list for other images.
 
     Raises:
-        ImageReadingError: the number of pages is not `num_channels`, or a page has several channels.
+        ImageReadingError: the number of pages is not `num_channels`.
     """
     with _open(image, name) as file:
         if file.format != "TIFF" or (count := getattr(file, "n_frames", 1)) == 1:
@@ -363,10 +333,7 @@ def _read_tiff_pages(image: Any, num_channels: int, name: str) -> list[np.ndarra
         if count != num_channels:
             raise ValueError(f"it has {count} pages (expected one per channel, {num_channels})")
         _check_pixels(file.width, file.height * num_channels)
-        pages = [_pillow_to_array(page) for page in ImageSequence.Iterator(file)]
-        if any(page.ndim != 2 for page in pages):
-            raise ValueError("its pages have several channels each (expected one)")
-        return pages
+        return [_pillow_to_array(page) for page in ImageSequence.Iterator(file)]
 
 
 def _stack(channels: list[torch.Tensor]) -> torch.Tensor:
@@ -389,25 +356,17 @@ def _array_to_levels(
     keep_float: bool = False,
 ) -> torch.Tensor:
     """Convert an array or tensor to levels (..., channels, height, width); the arguments are those of `read_image`."""
-    if isinstance(array, torch.Tensor) and not _is_dense(array):
-        raise ValueError("it is not a dense tensor with values")
-    if array.dtype.is_complex if isinstance(array, torch.Tensor) else array.dtype.kind not in "biuf":
-        raise ValueError(f"it has dtype {array.dtype} (expected bool, integer or floating point)")
-    if array.ndim not in (2, 3, 4):
-        raise ValueError(f"it has shape {tuple(array.shape)} (expected 2, 3 or 4 dimensions)")
     values = math.prod(array.shape[-3:])  # a view can be larger than its memory
     check_limit(f"it has shape {tuple(array.shape)}, {values:,} values", values, 4 * _MAX_PIXELS)
     tensor = array if isinstance(array, torch.Tensor) else _to_tensor(array)
+    if tensor.ndim not in (2, 3, 4) or tensor.is_complex():
+        found = f"it has shape {tuple(array.shape)} and dtype {array.dtype}"
+        raise ValueError(f"{found} (expected 2, 3 or 4 dimensions, and bool, integer or floating point)")
     if tensor.ndim == 2:
         return _to_levels(tensor[None], keep_float)
     if (data_format or _infer_data_format(array, num_channels)) == "channels_last":
         tensor = tensor.movedim(-1, -3)
     return _to_levels(tensor, keep_float)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has ordinary dense values: it is not sparse, nested, quantized or meta."""
-    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 
 def _to_tensor(array: np.ndarray) -> torch.Tensor:

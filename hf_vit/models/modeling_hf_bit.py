@@ -19,9 +19,9 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .axial_attention import replace_convolutions
 from .configuration_hf_bit import HfBiTConfig
-from .configuration_hf_vit import Size, as_pair
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
 from .resnet_stem import GroupNorm, ResNetStage, ResNetStem
+from .utils import Size, as_pair
 
 
 def _build_resnet(config: HfBiTConfig) -> ResNetStem:
@@ -53,7 +53,7 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
     def _resnet(self) -> Any:
         return self.base_model.resnet
 
-    def _apply_image_size(self, image_size: Size) -> None:
+    def set_image_size(self, image_size: Size) -> None:
         """Set another image size, an int or (height, width) in pixels.
 
         Raises:
@@ -64,7 +64,7 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
                 f"cannot set image_size {image_size}: the axial attention was built for {self.config.image_size}; "
                 "build a new model for another size"
             )
-        super()._apply_image_size(image_size)
+        super().set_image_size(image_size)
 
     def _prepare_images(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Check the images and convert them to the weights' dtype."""

@@ -126,7 +126,9 @@ class HfViTEmbeddings(nn.Module):
             patch_size = self.config.resolve_patch_size(patch_size)
             patches, positions = embed_mixed_sizes(self, pixel_values, spatial_shapes, patch_size)
         if bool_masked_pos is not None:
-            patches = self.mask(patches, bool_masked_pos)
+            if self.mask_token is None:
+                raise ValueError("bool_masked_pos needs a mask token: load the model with use_mask_token=True")
+            patches = torch.where(bool_masked_pos.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
         return self.add_positions(patches, positions)
 
     def embed_patches(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> torch.Tensor:
@@ -135,18 +137,6 @@ class HfViTEmbeddings(nn.Module):
         if self.stem is not None:
             feature_map = self.stem(feature_map)
         return self.patch_embeddings(feature_map, self.config.resolve_patch_size(patch_size))
-
-    def mask(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor) -> torch.Tensor:
-        """Replace masked patch embeddings with the mask token.
-
-        Args:
-            patches: (batch, patches, hidden_size)
-            bool_masked_pos: (batch, patches)
-        """
-        check_mask(bool_masked_pos, patches)
-        if self.mask_token is None:
-            raise ValueError("bool_masked_pos needs a mask token: build or load the model with use_mask_token=True")
-        return torch.where(bool_masked_pos.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
 
     def add_positions(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
         """Prepend the class token and add position embeddings.
@@ -186,13 +176,6 @@ class HfViTEmbeddings(nn.Module):
         return resize_position_embeddings(
             self.position_embeddings, config.stored_grid, grid, config.num_prefix_tokens, method
         )
-
-
-def check_mask(bool_masked_pos: Any, patches: torch.Tensor) -> None:
-    """Raise ValueError unless `bool_masked_pos` is (batch, patches); `patches` is (batch, patches, hidden_size)."""
-    shape = tuple(getattr(bool_masked_pos, "shape", ()))
-    if shape != tuple(patches.shape[:2]):
-        raise ValueError(f"bool_masked_pos has shape {shape}; expected (batch, patches), {tuple(patches.shape[:2])}")
 
 
 def eager_attention_forward(
@@ -334,9 +317,6 @@ class DropPath(nn.Module):
             return branch
         keep = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
         return branch * (keep / (1 - self.rate)).to(branch.dtype)
-
-    def extra_repr(self) -> str:
-        return f"rate={self.rate:.3f}"
 
 
 class HfViTLayer(GradientCheckpointingLayer):

@@ -14,9 +14,10 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput, TransformersKwargs, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
-from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel, check_mask
+from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
+from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel
 from .pretrained import HEAD_KEYS, HfViTHead
+from .utils import as_pair
 
 LEVELS = 8  # 3 bits per channel
 _CELLS = 4  # the downsized patch has 4 x 4 cells
@@ -137,20 +138,19 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
             pixel_values: (batch, num_channels, height, width) in [-1, 1].
             bool_masked_pos: (batch, patches), True for patches to mask and predict.
             interpolate_pos_encoding, attention_mask: as in `HfViTModel.forward`.
-            corruption: the corruption of each patch, instead of `bool_masked_pos`. If both are None, it is sampled by
+            corruption: the corruption of each patch, without `bool_masked_pos`. If both are None, it is sampled by
                 `sample_corruption`.
-
-        Raises:
-            ValueError: both `bool_masked_pos` and `corruption` are given, or `bool_masked_pos` has the wrong shape.
         """
         grid = self.grid_of(pixel_values)
         self.vit.warn_about_image_size(pixel_values, interpolate_pos_encoding)
         embeddings = self.vit.embeddings
         patches = embeddings.embed_patches(pixel_values)
+        if bool_masked_pos is not None and corruption is not None:
+            raise ValueError("cannot use both bool_masked_pos and corruption; pass one of them")
         if bool_masked_pos is not None:
-            if corruption is not None:
-                raise ValueError("cannot use both bool_masked_pos and corruption; pass one of them")
-            corruption = _corruption_from_mask(bool_masked_pos, patches)
+            masked = bool_masked_pos.bool()
+            own = torch.arange(masked.shape[1], device=masked.device).expand_as(masked)
+            corruption = Corruption(masked, masked, own)
         elif corruption is None:
             corruption = sample_corruption(*patches.shape[:2], device=pixel_values.device)
         patches = self.corrupt(patches, corruption)
@@ -178,18 +178,6 @@ class HfViTHybridForMaskedPatchPrediction(HfViTForMaskedPatchPrediction):
     """Hybrid (ResNet stem and Vision Transformer) for masked patches; see `HfViTForMaskedPatchPrediction`."""
 
     config: HfViTHybridConfig
-
-
-def _corruption_from_mask(bool_masked_pos: torch.Tensor, patches: torch.Tensor) -> Corruption:
-    """Return the corruption that masks and predicts exactly the patches in `bool_masked_pos`.
-
-    Args:
-        bool_masked_pos: (batch, patches)
-        patches: (batch, patches, hidden_size)
-    """
-    check_mask(bool_masked_pos, patches)
-    masked = bool_masked_pos.bool()
-    return Corruption(masked, masked, torch.arange(masked.shape[1], device=masked.device).expand_as(masked))
 
 
 def _num_outputs(config: HfViTConfig) -> int:

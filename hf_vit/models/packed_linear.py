@@ -30,12 +30,12 @@ _FORBIDDEN = (
 
 
 class FrozenModelError(RuntimeError):
-    """Raised when a frozen copy of a model is used for anything but inference."""
+    """Raised when a frozen copy of a model, or a model of another library, is used for anything but inference."""
 
     def __init__(self) -> None:
         super().__init__(
-            "a model from optimize_for_inference is for inference only: train, change, move, copy, trace, export or "
-            "save the original model instead, and call optimize_for_inference again"
+            "a model from optimize_for_inference or of another backend is for inference only: train, change, move, "
+            "copy, trace, export or save the original model, and make a new one from it"
         )
 
 
@@ -143,7 +143,7 @@ def _frozen_layer(module: nn.Module, rows: int) -> nn.Module | None:
     return FrozenLinear(module, rows) if isinstance(module, nn.Linear) and is_plain else None
 
 
-def _forbid_changes(model: PreTrainedModel) -> None:
+def forbid_changes(model: Any) -> None:
     """Make every method that changes or saves the model raise FrozenModelError.
 
     Moves to the current device and dtype are allowed, because they change nothing.
@@ -177,5 +177,5 @@ def freeze(model: _Module, rows: int) -> _Module:
         if approximate is not None and isinstance(fc1, FrozenLinear) and fc1.is_packed:
             fc1.activation, module.activation = ("gelu", approximate), nn.Identity()
         if isinstance(module, PreTrainedModel):
-            _forbid_changes(module)
+            forbid_changes(module)
     return frozen

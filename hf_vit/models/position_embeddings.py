@@ -182,6 +182,8 @@ def _linear_weights(old_grid: Grid, new_grid: Grid, method: str) -> list[torch.T
 class PositionTables(nn.Module):
     """Base class of learned tables for `config.stored_grid`; `forward` resamples them for other grids."""
 
+    resampled: Callable[[Grid], dict[str, torch.Tensor]]  # (rows, columns) -> the parameters for this grid, by name
+
     def __init__(self, config: HfViTConfig):
         super().__init__()
         self.config = config
@@ -190,14 +192,6 @@ class PositionTables(nn.Module):
         """Initialize the tables from a normal distribution."""
         for table in self.parameters():
             init.normal_(table, std=self.config.initializer_range)
-
-    def forward(self, grid: Grid) -> torch.Tensor:
-        """Return the position embeddings for a grid (rows, columns)."""
-        raise NotImplementedError
-
-    def resampled(self, grid: Grid) -> dict[str, torch.Tensor]:
-        """Return the parameters for a grid (rows, columns), by name."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def resample(self, grid: Grid) -> None:

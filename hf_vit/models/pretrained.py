@@ -13,7 +13,7 @@ from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from .configuration_hf_vit import HfVisionConfig, read_settings
+from .configuration_hf_vit import HfVisionConfig
 from .packed_linear import freeze
 from .utils import (
     LOCATION_ARGUMENTS,
@@ -22,7 +22,6 @@ from .utils import (
     as_pair,
     check_limit,
     check_manifest,
-    find_file,
     read_json_object,
 )
 
@@ -108,25 +107,18 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
                 library.
         """
         name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config
-        verify, warns_of_int8 = kwargs.pop("verify", False), kwargs.pop("_warns_about_int8", True)
-        wants_info = kwargs.pop("output_loading_info", False)
+        verify, wants_info = kwargs.pop("verify", False), kwargs.pop("output_loading_info", False)
         asked = {field: kwargs.pop(field) for field in _ADAPTED if field in kwargs}
         if isinstance(config, str | os.PathLike):
             config = config_class.from_pretrained(config)
         if name is not None:  # else the weights come as `state_dict=`
             where = {key: kwargs[key] for key in LOCATION_ARGUMENTS if key in kwargs}
-            settings = read_settings(name, **where)
-            config_class.check_model_type(settings, str(name))
-            if not kwargs.get("force_download"):
-                check_manifest(name, where, thorough=verify)
             for index in Path(name).glob("*.index.json"):
                 read_json_object(index)  # checks the size limits, which transformers does not
             of_loading = {key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs}
+            settings, _ = config_class.get_config_dict(name, **where)
             fields = kwargs if config is None else {}
-            try:
-                stored, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
-            except ValueError as error:
-                raise ValueError(f"cannot load {name}: {error}") from error
+            stored, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
             config, kwargs = (stored, unused) if config is None else (config, kwargs)
             kwargs |= of_loading
         wanted = {**{field: getattr(config, field) for field in _ADAPTED if hasattr(config, field)}, **asked}
@@ -136,12 +128,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         kwargs.setdefault("ignore_mismatched_sizes", True)
         model, info = loaded = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
         if name is not None:
-            check_manifest(name, where)  # again, for files that were just downloaded
-            if warns_of_int8 and find_file(name, QUANTIZATION_RECORD, where, needs_hub=False) is not None:
-                logger.warning(
-                    f"{name} has an int8 program, but from_pretrained loads the float32 weights. "
-                    f"hf_vit.load({str(name)!r}) loads the int8 program; pass its model and processor to pipelines."
-                )
+            check_manifest(name, where, thorough=verify)
         model._check_loading(info, name or "the state_dict")
         model._adapt(wanted)
         return loaded if wants_info else model
@@ -154,8 +141,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         except (OSError, ImportError, MemoryError, NotImplementedError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            caused_by_caller = not kwargs["ignore_mismatched_sizes"] or torch.get_default_device().type == "meta"
-            if isinstance(error, RuntimeError) and caused_by_caller:
+            if torch.get_default_device().type == "meta":  # a mistake of the caller, for which transformers has a text
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0][:1000]
             raise ValueError(f"cannot load {name or 'the state_dict'}: {reason}") from error
@@ -170,7 +156,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         if "patch_size" in changed:
             self.set_patch_size(changed["patch_size"], wanted["image_size"])
         elif "image_size" in changed:
-            self.set_image_size(changed["image_size"])  # warns that the image processor keeps its size
+            self.set_image_size(changed["image_size"])
 
     @staticmethod
     def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +165,6 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         Raises:
             ValueError: a weight file is outside the folder, or the config.json describes a model with many more
                 parameters than the weight files can contain.
-            OSError: a weight file cannot be read.
         """
         folder, files = model.config.name_or_path, [Path(file) for file in checkpoint_files or []]
         for file in files if os.path.isdir(folder) else []:
@@ -191,10 +176,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         if files:
             what = f"the config.json of {files[0].parent} describes {described:,} parameters for {stored:,} bytes"
             check_limit(what, described, 2 * stored + _MAX_NEW_PARAMETERS)  # at least 4 bits per parameter
-        try:
-            return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
-        except OSError as error:  # the error for a damaged .bin does not name the file
-            raise OSError(f"cannot read the weights of {folder}: {error}") from error
+        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
 
     def post_init(self) -> None:
         """Finish the construction; a classifier must not ignore a head in the checkpoint."""
@@ -246,37 +228,19 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         """True if gradient checkpointing is on. PEFT 0.21 reads this property, for which transformers would warn."""
         return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
 
-    def set_image_size(self, image_size: Size, processor_follows: bool = False) -> None:
+    def set_image_size(self, image_size: Size) -> None:
         """Set another image size; learned position embeddings are resampled permanently.
 
         Args:
             image_size: an int or (height, width) in pixels.
-            processor_follows: the caller also changes the image processor, so there is no warning about it.
 
         Raises:
             ValueError: the size is not valid for this model.
         """
-        before = self.config.image_size
-        self._apply_image_size(image_size)
-        self._warn_about_new_size(before, processor_follows)
-
-    def _warn_about_new_size(self, before: Size, processor_follows: bool) -> None:
-        """Warn that the model's image size has changed from `before`, but not the image processor's."""
-        cast(Any, self.base_model)._has_warned_about_image_size = False
-        (old_height, old_width), (height, width) = as_pair(before), as_pair(self.config.image_size)
-        if not processor_follows and (height, width) != (old_height, old_width):
-            logger.warning_once(
-                f"{self.name_or_path or 'The model'} now takes images of {height} x {width} pixels, not {old_height} x "
-                f"{old_width}. Its image processor was not changed. Load both with hf_vit.load(..., image_size=...), "
-                "or change the processor and call set_image_size(..., processor_follows=True)."
-            )
-
-    def _apply_image_size(self, image_size: Size) -> None:
-        """Set another image size and adapt the parameters that depend on it."""
         self.config.image_size = image_size
         self.config.validate_architecture()
 
-    def set_patch_size(self, patch_size: Size, image_size: Size | None = None, processor_follows: bool = False) -> None:
+    def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
         """Set another patch size.
 
         Raises:

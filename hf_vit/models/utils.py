@@ -84,12 +84,6 @@ def check_arguments(what: str, names: Iterable[str], known: Collection[str]) -> 
             raise ValueError(f"{what} has no argument {name}{did_you_mean(name, known)}")
 
 
-def describe_unknown(names: Iterable[str]) -> str:
-    """Return at most 10 names of unknown fields, separated by commas, for a warning."""
-    names = list(names)
-    return ", ".join(repr(name[:50])[1:-1] for name in names[:10]) + ", ..." * (len(names) > 10)
-
-
 def sha256_of(path: str | os.PathLike) -> str:
     """Return the hexadecimal SHA-256 of a file."""
     with open(path, "rb") as file:
@@ -173,33 +167,15 @@ def check_model_path(name: str | os.PathLike, subfolder: str | None = None) -> N
     Raises:
         OSError: the name is a file, a folder without a config.json, or a path that does not exist.
     """
-    path, expected = Path(name, subfolder or ""), "a model folder, or owner/name on the Hub"
-    if path.is_file() and path.suffix != ".json":
-        raise NotADirectoryError(f"{name} is a file (expected {expected}); convert it with `hf-vit convert`")
-    if path.is_dir() and (path / "adapter_config.json").exists() and not (path / "config.json").exists():
-        raise FileNotFoundError(f"{name} is a PEFT adapter: load it with hf_vit.load and save the result")
+    path = Path(name, subfolder or "")
     if path.is_dir() and not (path / "config.json").exists():
-        raise FileNotFoundError(f"{name} has no config.json (expected {expected})")
-    if not Path(name).exists() and not HUB_NAME.fullmatch(os.fspath(name)):
+        hint = " (it is a PEFT adapter: load it with hf_vit.load)" if (path / "adapter_config.json").exists() else ""
+        raise FileNotFoundError(f"{name} has no config.json{hint}")
+    if (path.is_file() and path.suffix != ".json") or not (path.exists() or HUB_NAME.fullmatch(os.fspath(name))):
         raise FileNotFoundError(
-            f"there is no folder {name} (expected {expected}; `hf-vit catalog` lists released models)"
+            f"{name} is neither a model folder nor owner/name on the Hub; `hf-vit convert` converts checkpoints, and "
+            "`hf-vit catalog` lists released models"
         )
-
-
-@contextmanager
-def explain_missing_folder(name: str | os.PathLike) -> Iterator[None]:
-    """If a download fails, raise an error that also says that there is no local folder of this name.
-
-    Raises:
-        OSError: the download failed.
-    """
-    try:
-        yield
-    except OSError as error:
-        if Path(name).exists():
-            raise
-        reason = " ".join(str(error).split())
-        raise OSError(f"there is no folder {name}, and it cannot be loaded from the Hub: {reason}") from error
 
 
 def find_file(name: str | os.PathLike, file: str, where: Mapping[str, Any], needs_hub: bool = True) -> str | None:
@@ -268,7 +244,6 @@ def check_manifest(name: str | os.PathLike, where: Mapping[str, Any], thorough: 
     Raises:
         ValueError: a file does not match the manifest.
     """
-    where = {option: value for option, value in where.items() if option != "force_download"}
     if (file := find_file(name, MANIFEST, where, needs_hub=False)) is not None:
         check_files(Path(file), thorough)
 
@@ -328,18 +303,13 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
     Raises:
         ValueError: a file does not match the manifest, or the manifest is too large.
     """
-    from huggingface_hub import cached_assets_path  # not at the top: the import is slow
+    from huggingface_hub import constants  # not at the top: the import is slow
 
     try:
         listed = read_manifest(read_text(manifest)) or {}
     except ValueError as error:
         raise ValueError(f"cannot check the files next to {manifest}: {error}; download them again") from None
-    record, hashed = None, {}
-    with suppress(OSError, ValueError, TypeError):
-        folder_hash = hashlib.sha256(os.fsencode(manifest.absolute())).hexdigest()[:32]
-        record = cached_assets_path("hf_vit", "verified") / f"{folder_hash}.json"
-        hashed = dict(read_json(record))
-    checked, before = [], dict(hashed)
+    checked = []
     for name, expected in listed.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise ValueError(f"{manifest} lists {name!r}, which is outside its folder")
@@ -347,22 +317,20 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         if not file.is_file():
             continue
         checked.append(name)
-        status = file.stat()
-        state = [status.st_size, status.st_mtime_ns, status.st_ino, expected["sha256"]]
-        is_hashed = hashed.get(name) == state and not thorough
-        if status.st_size != expected["size"] or not (is_hashed or sha256_of(file) == expected["sha256"]):
+        status, size, sha256 = file.stat(), expected["size"], expected["sha256"]
+        state = f"{file.absolute()} {status.st_size} {status.st_mtime_ns} {status.st_ino} {sha256}"
+        record = Path(constants.HF_ASSETS_CACHE, "hf_vit", "verified", hashlib.sha256(os.fsencode(state)).hexdigest())
+        is_hashed = not thorough and os.path.exists(record)
+        if status.st_size != size or not (is_hashed or sha256_of(file) == sha256):
             raise ValueError(
                 f"{file} does not match {MANIFEST}: its size ({status.st_size} bytes) or its sha256 differs (expected "
-                f"{expected['size']} bytes with sha256 {expected['sha256'][:16]}...); download it again with "
-                f"force_download=True, or delete {MANIFEST} if you changed the file yourself"
+                f"{size} bytes with sha256 {sha256[:16]}...); download it again with force_download=True, or delete "
+                f"{MANIFEST} if you changed the file yourself"
             )
-        if status.st_size > _SMALL:
-            hashed[name] = state
-    if hashed != before and record is not None:
-        draft = record.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):  # without a cache, the weights are hashed at every load
-            draft.write_text(json.dumps(hashed), encoding="utf-8")
-            os.replace(draft, record)
+        if status.st_size > _SMALL and not is_hashed:
+            with suppress(OSError):  # without a cache, the weights are hashed at every load
+                record.parent.mkdir(parents=True, exist_ok=True)
+                record.touch()
     return checked
 
 

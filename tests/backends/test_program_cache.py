@@ -92,9 +92,6 @@ def test_the_cache_can_be_disabled(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_VIT_PROGRAM_CACHE", "0")
     assert maker.get() == "x" * 200
     assert not cache_folder().exists()
-    monkeypatch.setenv("HF_VIT_PROGRAM_CACHE", "much")
-    with pytest.raises(ValueError, match="HF_VIT_PROGRAM_CACHE"):
-        maker.get()
     monkeypatch.delenv("HF_VIT_PROGRAM_CACHE")
     monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path))
     (tmp_path / "hf_vit").write_text("a file where the folder should be")

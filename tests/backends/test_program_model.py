@@ -15,6 +15,7 @@ import hf_vit
 from hf_vit import HfViTImageProcessor
 from hf_vit.backends import ONNXRuntimeModel, OpenVINOModel, program_model
 from hf_vit.conversion import convert
+from hf_vit.models.packed_linear import FrozenModelError
 
 from ..paths import ROOT, golden_runs
 from ..tiny_models import BIT_PIXELS, VARIANTS, images, tiny, tiny_bit
@@ -160,9 +161,11 @@ def test_training_and_moves_are_refused(pair):
     _, theirs = pair
     assert (theirs.dtype, theirs.device.type, theirs.training) == (torch.float32, "cpu", False)
     assert theirs.eval().to("cpu").float() is theirs
-    for move in (theirs.train, theirs.half, lambda: theirs.to("meta"), lambda: theirs.base_model):
-        with pytest.raises(ValueError, match=type(theirs).__name__):
-            move()
+    for change in (theirs.train, theirs.half, lambda: theirs.to("meta"), theirs.state_dict):
+        with pytest.raises(FrozenModelError):
+            change()
+    with pytest.raises(ValueError, match=type(theirs).__name__):
+        _ = theirs.base_model
 
 
 @torch.no_grad()

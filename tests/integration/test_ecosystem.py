@@ -157,7 +157,7 @@ def test_load_merges_an_adapter_with_its_base(folder, pixel_values, tmp_path, nu
     assert type(model) is hf_vit.HfViTForImageClassification
     assert len(model.config.id2label) == num_labels
     torch.testing.assert_close(logits_of(model, pixel_values), expected, rtol=0, atol=1e-5)
-    theirs.get_base_model().set_image_size((40, 36), processor_follows=True)
+    theirs.get_base_model().set_image_size((40, 36))
     model, processor = hf_vit.load(tmp_path / "adapter", image_size=(40, 36))
     larger = processor(np.zeros((40, 36, 3), np.uint8), return_tensors="pt").pixel_values
     torch.testing.assert_close(logits_of(model, larger), logits_of(theirs, larger), rtol=0, atol=1e-5)

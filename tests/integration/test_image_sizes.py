@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+from transformers import AutoImageProcessor, pipeline
 
 import hf_vit
 from hf_vit.loading import save_folder
@@ -171,19 +171,6 @@ def test_a_pipeline_with_different_sizes_warns_once(tmp_path, warned):
 
 
 @pytest.mark.parametrize("kind", ["vit", "hybrid", "bit"])
-def test_a_new_size_of_the_model_alone_gives_a_warning(kind, tmp_path, warned):
-    model_of(kind).save_pretrained(tmp_path)
-    model = AutoModelForImageClassification.from_pretrained(tmp_path, image_size=ASKED)
-    (message,) = warned()
-    assert "40 x 64" in message
-    model.set_image_size(ASKED)  # which it has
-    model.set_image_size((56, 80), processor_follows=True)
-    assert len(warned()) == 1
-    model.set_image_size(ASKED)
-    assert "40 x 64" in warned()[1]
-
-
-@pytest.mark.parametrize("kind", ["vit", "hybrid", "bit"])
 def test_images_of_another_size_give_one_warning_unless_requested(kind, warned):
     images = torch.zeros(1, 3, *ASKED)
     meant, model = model_of(kind), model_of(kind)
@@ -208,7 +195,7 @@ def test_native_resolution_and_analysis_give_no_warning(warned):
 def test_saved_model_and_processor_have_the_same_size(theirs, tmp_path, warned):
     model = model_of("vit")
     processor = transformers.ViTImageProcessorPil(size={"height": 24, "width": 24}) if theirs else processor_for(model)
-    model.set_image_size((40, 56), processor_follows=True)
+    model.set_image_size((40, 56))
     save_folder(tmp_path / "out", model, processor)
     assert output_size(processor) == (24, 24)
     assert output_size(AutoImageProcessor.from_pretrained(tmp_path / "out")) == (40, 56)
@@ -233,7 +220,7 @@ def test_model_and_processor_on_the_hub_have_the_same_size(hub, client, tmp_path
         model = HfViTForImageClassification(HfViTConfig(**sizes, image_size=24))
         hf_vit.push_saved(model, "alice/vit", private=True)
         hf_vit.push_saved(HfViTImageProcessor(size=24), "alice/vit")
-        model.set_image_size((40, 56), processor_follows=True)
+        model.set_image_size((40, 56))
         hf_vit.push_saved(model, "alice/vit", revision="wide")
         assert output_size(load("alice/vit")[1]) == (24, 24)
         model, processor = load("alice/vit", revision="wide", cache_dir={str(tmp_path)!r})

@@ -78,7 +78,7 @@ def test_a_batch_equals_its_single_images():
 def test_without_a_resize_the_patches_must_divide_the_image():
     processor = HfViTImageProcessor("native", do_resize=False, patch_size=16, max_num_patches=6)
     assert processor(np.zeros((32, 48, 3)), return_tensors="pt").spatial_shapes.tolist() == [[2, 3]]
-    with pytest.raises(ValueError, match=r"\(32, 50\)"):
+    with pytest.raises(ValueError, match="32 x 50"):
         processor(np.zeros((32, 50, 3)))
-    with pytest.raises(ValueError, match="max_num_patches"):
+    with pytest.raises(ValueError, match="48 x 48"):
         processor(np.zeros((48, 48, 3)))
