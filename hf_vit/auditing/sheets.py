@@ -63,24 +63,23 @@ def write_pages(output: Path, issues: Sequence[Issue], files: Mapping[str, dict[
 
 def draw_sheet(issues: Sequence[Issue], files: Mapping[str, dict[str, Any]]) -> Image.Image:
     """Draw the images of issues with their names and labels; the image that one repeats is next to it."""
-    pairs = any(issue.other for issue in issues)
-    width = (2 if pairs else 1) * (_TILE + 2) + _GAP
-    height = _TILE + 3 * _LINE + _GAP
-    columns = min(_COLUMNS // (2 if pairs else 1), len(issues))
-    rows = -(-len(issues) // columns)
-    sheet = Image.new("RGB", (columns * width + _GAP, rows * height + _GAP), page_color("paper"))
+    tiles = 2 if any(issue.other for issue in issues) else 1
+    columns = min(_COLUMNS // tiles, len(issues))
+    width, height = tiles * (_TILE + 2) + _GAP, _TILE + 3 * _LINE + _GAP
+    size = columns * width + _GAP, -(-len(issues) // columns) * height + _GAP
+    sheet = Image.new("RGB", size, page_color("paper"))
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
     for number, issue in enumerate(issues):
         left, top = number % columns * width + _GAP, number // columns * height + _GAP
-        for column, name in enumerate((issue.image, issue.other) if pairs else (issue.image,)):
+        for column, name in enumerate((issue.image, issue.other)[:tiles]):
             x = left + column * (_TILE + 2)
             if name in files:
                 with suppress(ImageReadingError):
                     sheet.paste(_thumbnail(files[name]), (x, top))
-            draw.text((x, top + _TILE + 2), _shorten(name, keep_end=True), page_color("ink"), font)
-        draw.text((left, top + _TILE + 2 + _LINE), _shorten(issue.label), page_color("ink"), font)
-        last = f"→ {issue.suggested}" if issue.suggested else f"{issue.score:.3f}"
-        draw.text((left, top + _TILE + 2 + 2 * _LINE), _shorten(last), page_color("bar"), font)
+            draw.text((x, top + _TILE + 2), name[-_MAX_LENGTH:], page_color("ink"), font)
+        lines = issue.label, f"→ {issue.suggested}" if issue.suggested else f"{issue.score:.3f}"
+        text = "\n".join(line[:_MAX_LENGTH] for line in lines)
+        draw.multiline_text((left, top + _TILE + 2 + _LINE), text, page_color("ink"), font)
     return sheet
 
 
@@ -90,9 +89,3 @@ def _thumbnail(file: dict[str, Any]) -> Image.Image:
     scale = _TILE / max(image.size)
     size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
     return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BOX)
-
-
-def _shorten(text: str, keep_end: bool = False) -> str:
-    if len(text) <= _MAX_LENGTH:
-        return text
-    return "…" + text[1 - _MAX_LENGTH :] if keep_end else text[: _MAX_LENGTH - 1] + "…"

@@ -136,16 +136,16 @@ class DeviceAugmentation:
         tables = [TABLES[name](level, height * width) if name in TABLES else same for name in NAMES]
         self.tables = torch.from_numpy(np.stack(tables).astype(np.uint8)).to(device)  # (operations, 256)
         self.moves = torch.from_numpy(
-            np.stack([[self._move(name, negative, level) for negative in (False, True)] for name in NAMES])
+            np.stack(
+                [
+                    [move(Operation(number, sign), level, self.size) for sign in (False, True)]
+                    for number in range(len(NAMES))
+                ]
+            )
         ).to(device)  # (operations, directions, 2, 3)
         # Number of levels of a channel, less one -> factor of AutoContrast
         factors = [np.float32(255 / steps) for steps in range(1, 256)]
         self.factors = torch.tensor([1.0, *factors]).to(device)
-
-    def _move(self, name: str, is_negative: bool, level: float) -> np.ndarray:
-        if name not in MOVES:
-            return np.eye(2, 3, dtype=np.float32)
-        return move(Operation(NAMES.index(name), is_negative), level, self.size)
 
     def __call__(self, batch: Batch) -> Batch:
         """Return a batch of the CPU with "image" (batch, height, width, channels) uint8, which is on the device."""

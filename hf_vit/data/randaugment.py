@@ -173,7 +173,9 @@ def cutout_padding(level: float) -> int:
 
 
 def move(operation: Operation, level: float, size: tuple[int, int]) -> np.ndarray:
-    """Return the coefficients (2, 3) of one of MOVES, float32: a pixel at x, y comes from a x + b y + c, d x + e y + f.
+    """Return coefficients (2, 3), float32: a pixel at x, y comes from a x + b y + c, d x + e y + f.
+
+    Operations other than MOVES have the identity.
 
     Args:
         size: (height, width) of the image.
@@ -191,7 +193,7 @@ def move(operation: Operation, level: float, size: tuple[int, int]) -> np.ndarra
         coefficients[0, 1] = 0.3 * amount
     elif name == "ShearY":
         coefficients[1, 0] = 0.3 * amount
-    else:
+    elif name in MOVES:
         coefficients[int(name == "TranslateY"), 2] = math.floor(_TRANSLATE_PIXELS * amount + 0.5)
     return coefficients
 

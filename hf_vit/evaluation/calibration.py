@@ -24,7 +24,7 @@ from ..models.pretrained import HfVisionPreTrainedModel
 from ..settings.fields import EvaluateSettings
 from ..settings.recipes import build_settings
 from .classification import open_default_split
-from .models import load_classifier
+from .models import load_evaluated
 from .predictions import EvaluationBatches, collect, model_inputs
 from .result_page import reliability
 
@@ -71,7 +71,7 @@ def calibrate(
     own = {"model": str(model), "dataset": str(dataset), "split": split}
     resolved = build_settings(EvaluateSettings, {**settings, **own})
     accelerator = start_accelerator(resolved)
-    classifier, processor = load_classifier(resolved, accelerator)
+    classifier, processor = load_evaluated(resolved, accelerator, needs_head=True)
     plain: Any = accelerator.unwrap_model(classifier)
     if not isinstance(plain, HfVisionPreTrainedModel) or score_function(plain.config) != "softmax":
         raise ValueError(f"cannot calibrate {model}: expected an hf_vit classifier with one label per image")
@@ -107,17 +107,13 @@ def measure(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     temperature = fit_temperature(logits, labels)
     fitted, rest = fit_temperature(logits[half], labels[half]), ~half
     before, after = softmax(logits[rest]), softmax(logits[rest] / fitted)
-    own, all_own = (
-        softmax(logits[rows] / divisor)[np.arange(len(labels[rows])), labels[rows]]
-        for rows, divisor in ((half, fitted), (slice(None), temperature))
-    )
     coverage = {}
     for share in COVERAGES:
-        chosen = after >= coverage_threshold(own, share)
+        threshold = coverage_threshold(own_probability(logits[half] / fitted, labels[half]), share)
         coverage[str(share)] = {
-            "threshold": coverage_threshold(all_own, share),
-            "measured": float(chosen[np.arange(rest.sum()), labels[rest]].mean()),
-            "classes": float(chosen.sum(axis=1).mean()),
+            "threshold": coverage_threshold(own_probability(logits / temperature, labels), share),
+            "measured": float((own_probability(logits[rest] / fitted, labels[rest]) >= threshold).mean()),
+            "classes": float((after >= threshold).sum(axis=1).mean()),
         }
     errors = {"before": calibration_error(before, labels[rest]), "after": calibration_error(after, labels[rest])}
     limits, scaled = rejection_limits(logits[half] / fitted, labels[half]), logits[rest] / fitted
@@ -167,6 +163,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """(images, classes) -> (images, classes)"""
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def own_probability(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the probability of each image's own label, (images,)."""
+    return softmax(logits)[np.arange(len(labels)), labels]
 
 
 def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:

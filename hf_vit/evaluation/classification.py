@@ -22,7 +22,7 @@ from ..loading import find_file, local_model
 from ..models.configuration_hf_vit import MAX_LABELS, score_function, thresholds_of
 from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.recipes import dump
-from .models import load_classifier
+from .models import load_evaluated
 from .predictions import EvaluationBatches, predict, score
 from .result_page import HeldOut, title_of, write_results
 
@@ -33,7 +33,7 @@ _RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors'
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """Measure loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy."""
-    model, processor = load_classifier(settings, accelerator)
+    model, processor = load_evaluated(settings, accelerator, needs_head=True)
     split, name = open_default_split(settings)
     if accelerator.is_main_process:
         print(f"evaluating {settings.model} on {settings.dataset}, {name}: {len(split):,} images", file=sys.stderr)
@@ -106,7 +106,7 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     """
     from .metrics import set_accuracy  # importing evaluate takes seconds
 
-    model, processor = load_classifier(settings, accelerator)
+    model, processor = load_evaluated(settings, accelerator, needs_head=True)
     if model.config.num_labels != 1000:
         raise ValueError(
             f"--protocol objectnet needs a model with ImageNet's 1,000 classes, but {settings.model} has "

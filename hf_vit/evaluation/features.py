@@ -21,7 +21,7 @@ from ..data.splits import Split, open_named
 from ..files.output import new_file, write_text
 from ..loading import local_model
 from ..settings.fields import EvaluateSettings
-from .models import load_encoder
+from .models import load_evaluated
 from .predictions import EvaluationBatches, collect, model_inputs
 
 _PIECE = 8192  # images per stored piece
@@ -51,7 +51,7 @@ class Extractor:
     def __init__(self, settings: EvaluateSettings, accelerator: Accelerator):
         assert settings.model
         self.settings, self.accelerator = settings, accelerator
-        self.model, self.processor = load_encoder(settings, accelerator)
+        self.model, self.processor = load_evaluated(settings, accelerator, needs_head=False)
         self.config = self.model.config
         self.model_fingerprint = fingerprint_model(str(local_model(settings.model))) if settings.output_dir else {}
         has_tokens = hasattr(self.config, "num_hidden_layers")

@@ -13,39 +13,16 @@ from ..models.utils import check_model_path
 from ..settings.fields import EvaluateSettings
 
 
-def load_classifier(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, Any]:
-    """Load the trained classifier of the settings onto its device, and its image processor.
+def load_evaluated(settings: EvaluateSettings, accelerator: Accelerator, needs_head: bool) -> tuple[Any, Any]:
+    """Load the model of the settings onto its device, with its head or without, and its image processor.
 
     Raises:
-        ValueError: weights are missing, e.g. those of the head.
+        ValueError: weights are missing, or the model has no patches, or they do not divide its image size.
     """
     name = str(local_model(str(settings.model)))
-    model, processor, info = load_pretrained(AutoModelForImageClassification, name, settings.image_size)
-    if info["missing_keys"]:
-        raise ValueError(
-            f"{name} is not a trained classifier: it has no weights for {', '.join(map(str, info['missing_keys']))}"
-        )
-    return _prepare(settings, accelerator, model, processor)
-
-
-def load_encoder(settings: EvaluateSettings, accelerator: Accelerator) -> tuple[Any, Any]:
-    """Load the model of the settings without its head onto its device, and its image processor.
-
-    Raises:
-        ValueError: weights are missing.
-    """
-    name = str(local_model(str(settings.model)))
-    model, processor, info = load_pretrained(AutoModel, name, settings.image_size)
-    check_no_random_weights(info, name)
-    return _prepare(settings, accelerator, model, processor)
-
-
-def _prepare(settings: EvaluateSettings, accelerator: Accelerator, model: Any, processor: Any) -> tuple[Any, Any]:
-    """Set patch size, preset and backend.
-
-    Raises:
-        ValueError: the model has no patches, or they do not divide its image size.
-    """
+    auto_class = AutoModelForImageClassification if needs_head else AutoModel
+    model, processor, info = load_pretrained(auto_class, name, settings.image_size)
+    check_no_random_weights(info, name, needs_head)
     if settings.patch_size is not None:
         check_supports_patch_sizes(model, settings.patch_size)
         model.set_patch_size(settings.patch_size, settings.image_size)
@@ -86,10 +63,10 @@ def read_config(name: str) -> Any:
     return config
 
 
-def check_no_random_weights(info: dict[str, Any], name: str) -> None:
-    """Raise ValueError if weights other than the head's are missing or have another shape."""
-    wrong = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]) if "classifier" not in str(key)]
-    if wrong:
+def check_no_random_weights(info: dict[str, Any], name: str, needs_head: bool = False) -> None:
+    """Raise ValueError if weights are missing or have another shape; those of the head only if it is needed."""
+    keys = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"])]
+    if wrong := [key for key in keys if needs_head or "classifier" not in key]:
         raise ValueError(f"{name} has weights that are missing or have another shape: {', '.join(wrong)}")
 
 

@@ -21,7 +21,7 @@ from .metrics import average_precision, score_labels
 _PICTURES = 24  # number of images on each of the two contact sheets
 _PICTURE_SIZE = 128  # pixels of the longer side; shown at 96 or more
 _MATRIX_CLASSES = 12  # the largest matrix that fits on a phone; with more classes, the mistakes are listed
-_LISTED_PAIRS, _LISTED_CLASSES = 25, 200
+_LISTED_PAIRS = 25
 _CARD_CLASSES, _CARD_WORST = 20, 10  # the card lists up to 20 classes; if there are more, the 10 worst
 MAX_MATRIX_CLASSES = 30  # in a picture; with more classes, names and numbers would be too small
 _MAX_NAME_LENGTH = 24  # characters of a class name on an axis
@@ -206,8 +206,7 @@ def _single_label(held_out: HeldOut) -> dict[str, Any]:
         "numbers": numbers,
         "matrix": confusion_matrix(labels, predicted, numbers).tolist() if has_matrix else None,
         "pairs": [] if has_matrix else mistaken_pairs(labels, predicted, _LISTED_PAIRS),
-        "classes": classes[:_LISTED_CLASSES],
-        "num_classes": len(classes),
+        "classes": classes,
         "bins": bins,
         "calibration_error": error,
         "confidence": float(probability.mean()),

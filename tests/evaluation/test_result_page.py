@@ -13,7 +13,6 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_split
-from hf_vit.evaluation import result_page
 from hf_vit.evaluation.result_page import HeldOut, write_card_results, write_results
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
@@ -132,8 +131,7 @@ def test_evaluation_writes_the_same_page(run, colors, tmp_path):
     assert mine == theirs
 
 
-def test_many_classes_and_two_of_one_name(colors, tmp_path, monkeypatch):
-    monkeypatch.setattr(result_page, "_LISTED_CLASSES", 2)
+def test_many_classes_and_two_of_one_name(colors, tmp_path):
     split = open_split(load_split(str(colors), "test"))
     names = ["crane", "crane", *map(str, range(2, 16))]
     ranked = np.arange(16)[:, None].repeat(2, 1)
@@ -144,7 +142,7 @@ def test_many_classes_and_two_of_one_name(colors, tmp_path, monkeypatch):
     write_results(tmp_path, HeldOut(found, split, names, colors), "many", {}, "")
     page = Page((tmp_path / "report.html").read_text())
     assert page.table("label", "predicted as") == [["crane (0)", "5", "1"]]
-    assert [row[0] for row in page.table("class")] == ["crane (0)", "3"]
+    assert [row[0] for row in page.table("class")][:2] == ["crane (0)", "3"]
     assert [row["label"] for row in read_predictions(tmp_path)][:4] == ["", "", "", "3"]
 
 
