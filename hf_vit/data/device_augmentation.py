@@ -135,14 +135,9 @@ class DeviceAugmentation:
         same = np.arange(256)
         tables = [TABLES[name](level, height * width) if name in TABLES else same for name in NAMES]
         self.tables = torch.from_numpy(np.stack(tables).astype(np.uint8)).to(device)  # (operations, 256)
-        self.moves = torch.from_numpy(
-            np.stack(
-                [
-                    [move(Operation(number, sign), level, self.size) for sign in (False, True)]
-                    for number in range(len(NAMES))
-                ]
-            )
-        ).to(device)  # (operations, directions, 2, 3)
+        signs = [[Operation(number, is_negative) for is_negative in (False, True)] for number in range(len(NAMES))]
+        moves = np.stack([[move(operation, level, self.size) for operation in pair] for pair in signs])
+        self.moves = torch.from_numpy(moves).to(device)  # (operations, directions, 2, 3)
         # Number of levels of a channel, less one -> factor of AutoContrast
         factors = [np.float32(255 / steps) for steps in range(1, 256)]
         self.factors = torch.tensor([1.0, *factors]).to(device)

@@ -94,16 +94,13 @@ def evaluate_few_shot(settings: EvaluateSettings, accelerator: Accelerator) -> d
     unknown = extractor.extract(test, settings.split or "test")
     rows = []
     for shots in settings.shots:
-        accuracies: dict[float, list[float]] = {l2: [] for l2 in settings.l2_reg}
-        for one_draw in draws:
-            values, classes = known.at(np.concatenate([numbers[:shots] for numbers in one_draw]))
-            solver = LeastSquares(values, classes, train.num_labels)
-            for l2, its_accuracies in accuracies.items():
-                its_accuracies.append(solver.accuracy(unknown.values, unknown.labels, l2))
-        for l2, its_accuracies in accuracies.items():
-            mean, spread = statistics.mean(its_accuracies), [min(its_accuracies), max(its_accuracies)]
+        chosen = (known.at(np.concatenate([numbers[:shots] for numbers in one_draw])) for one_draw in draws)
+        solvers = [LeastSquares(values, classes, train.num_labels) for values, classes in chosen]
+        for l2 in settings.l2_reg:
+            accuracies = [solver.accuracy(unknown.values, unknown.labels, l2) for solver in solvers]
+            mean, spread = statistics.mean(accuracies), [min(accuracies), max(accuracies)]
             row = {"shots": shots, "l2_reg": l2, "accuracy": mean, "spread": spread}
-            rows.append({**row, "accuracy_of_seeds": its_accuracies})
+            rows.append({**row, "accuracy_of_seeds": accuracies})
     return {"few_shot": rows, "samples": len(unknown), "skipped": known.skipped + unknown.skipped}
 
 
@@ -209,18 +206,15 @@ def evaluate_nearest_neighbors(settings: EvaluateSettings, accelerator: Accelera
     known = extractor.extract(train, settings.train_split)
     unknown = extractor.extract(test, settings.split or "test")
     keys, labels = F.normalize(known.values).to(accelerator.device), known.labels.to(accelerator.device)
-    hits = {count: torch.zeros(2, dtype=torch.long) for count in settings.neighbors}
-    batches = zip(F.normalize(unknown.values).split(_QUERIES), unknown.labels.split(_QUERIES), strict=True)
-    for queries, answers in batches:
-        queries, answers = queries.to(accelerator.device), answers.to(accelerator.device)
-        for count in settings.neighbors:
-            votes = vote(queries, keys, labels, train.num_labels, count, settings.temperature)
-            right = votes.topk(min(5, votes.shape[1])).indices == answers[:, None]
-            hits[count] += torch.stack([right[:, 0].sum(), right.sum()]).cpu()
     rows = []
-    for count, found in hits.items():
-        top1, top5 = found.tolist()
-        rows.append({"neighbors": count, "accuracy": top1 / len(unknown), "top5_accuracy": top5 / len(unknown)})
+    for count in settings.neighbors:
+        ranked = []
+        for queries in F.normalize(unknown.values).to(accelerator.device).split(_QUERIES):
+            votes = vote(queries, keys, labels, train.num_labels, count, settings.temperature)
+            ranked.append(votes.topk(min(5, votes.shape[1])).indices.cpu())
+        hits = torch.cat(ranked) == unknown.labels[:, None]
+        top1, top5 = (found.double().mean().item() for found in (hits[:, 0], hits.any(dim=1)))
+        rows.append({"neighbors": count, "accuracy": top1, "top5_accuracy": top5})
     return {"knn": rows, "samples": len(unknown), "skipped": known.skipped + unknown.skipped}
 
 
