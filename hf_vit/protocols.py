@@ -8,7 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from .devices import start_accelerator
-from .evaluation import classification, frozen_features
+from .evaluation import classification, features
 from .files.output import write_json
 from .settings.fields import EvaluateSettings, Protocol
 from .settings.recipes import build_settings
@@ -18,9 +18,9 @@ PROTOCOLS: dict[str, Callable[[EvaluateSettings, Accelerator], dict[str, Any]]] 
     "accuracy": classification.evaluate,
     "real": classification.evaluate_real,
     "objectnet": classification.evaluate_objectnet,
-    "few_shot": frozen_features.evaluate_few_shot,
-    "linear_probe": frozen_features.evaluate_linear_probe,
-    "knn": frozen_features.evaluate_nearest_neighbors,
+    "few_shot": features.evaluate_few_shot,
+    "linear_probe": features.evaluate_linear_probe,
+    "knn": features.evaluate_nearest_neighbors,
     "vtab": vtab.evaluate,
 }
 

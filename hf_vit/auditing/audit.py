@@ -8,9 +8,11 @@ cleanlab's.
 """
 
 import hashlib
+import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch.nn import functional as F
 
 from ..data.issues import Issue, clean, name_images, write_issues
@@ -27,16 +29,34 @@ from ..data.loaders import count_workers
 from ..data.sources import names_of_splits
 from ..data.splits import Split, assign_folds, open_named
 from ..devices import start_accelerator
-from ..evaluation.features import Extractor
-from ..evaluation.frozen_features import LogisticRegression
-from ..files.output import refuse_existing, write_text
+from ..evaluation.features import Extractor, LogisticRegression
+from ..files.output import new_file, refuse_existing, write_text
+from ..files.pages import data_uri, page_color, render_page
 from ..files.reading import read_text
-from ..models.image_reading import ImageReadingError, is_npy, read_image, read_size
+from ..models.image_reading import ImageReadingError, is_npy, read_for_display, read_image, read_size
 from ..settings.fields import AuditSettings, EvaluateSettings
 from ..settings.recipes import build_settings
 from .duplicates import SIDE, find_near_duplicates
-from .sheets import KINDS, write_pages
 
+_KINDS = {
+    "label_error": ("Probable label errors", "Each image with its label and the suggested class."),
+    "leak": ("Leaks", "Training images that are also in an evaluation split (the image on the right)."),
+    "exact_duplicate": ("Exact duplicates", "The same file twice; the image on the right is kept."),
+    "near_duplicate": (
+        "Near duplicates",
+        "The same picture, re-encoded, resized, mirrored or cropped; the image on the right is kept.",
+    ),
+    "outlier": ("Outliers", "Images that resemble no other image."),
+    "dark": ("Dark images", "Images whose lightest parts are dark."),
+    "blurred": ("Blurred images", "Images with far less fine detail than the others."),
+    "tiny": ("Tiny images", "Images with far fewer pixels than the others."),
+    "odd_shape": ("Odd shapes", "Images that are far longer or wider than the others."),
+    "unreadable": ("Unreadable images", "Images that training and evaluation skip."),
+}
+_SHOWN = 24  # issues on a contact sheet
+_TILE, _GAP, _LINE = 144, 12, 16  # pixels of an image, between two, and of a line of text
+_COLUMNS = 6  # images in a row
+_MAX_LENGTH = 24  # characters of a line
 _ORDER = ("train", "validation", "test")  # order of the splits: an image that is also in a later split is a leak
 _FOLDS, _PARTITIONS = 5, 3
 _L2 = (1.0, 0.1, 0.01, 0.001)  # regularizations to choose from, by the held-out log-likelihood
@@ -212,7 +232,7 @@ def find_issues(images: Sequence[AuditedImage], classes: Sequence[str]) -> list[
     poor = find_poor_images([image.measures for image in own]) | {"outlier": find_outliers(features)}
     for kind, scores in poor.items():
         issues += [Issue(own[row].name, kind, score, own[row].label) for row, score in scores.items()]
-    return sorted(issues, key=lambda issue: (list(KINDS).index(issue.issue), -issue.score))
+    return sorted(issues, key=lambda issue: (list(_KINDS).index(issue.issue), -issue.score))
 
 
 def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
@@ -341,3 +361,60 @@ def find_outliers(features: torch.Tensor) -> dict[int, float]:
     low, high = np.percentile(distances, [25, 75])
     far = np.flatnonzero(distances > high + _FAR * (high - low))
     return {int(row): float(distances[row]) for row in far}
+
+
+def write_pages(output: Path, issues: Sequence[Issue], files: Mapping[str, dict[str, Any]], dataset: str) -> str:
+    """Write a contact sheet for each kind, KIND.png, and audit.html; return the sections of the page as HTML.
+
+    Args:
+        files: the images that can be read, {"bytes", "path"} by name.
+        dataset: name of the data set.
+    """
+    sections = []
+    for kind, (title, about) in _KINDS.items():
+        found = [issue for issue in issues if issue.issue == kind]
+        if not found:
+            continue
+        picture = ""
+        if kind != "unreadable":
+            content = io.BytesIO()
+            draw_sheet(found[:_SHOWN], files).save(content, "PNG")
+            with new_file(output / f"{kind}.png", overwrite=True) as file:
+                file.write_bytes(content.getvalue())
+            picture = data_uri("png", content.getvalue())
+        sections.append({"title": title, "about": about, "picture": picture, "issues": found, "shown": found[:_SHOWN]})
+    content = render_page("hf_vit.auditing", "sections.html.jinja", sections=sections, images=len(files))
+    write_text(
+        output / "audit.html", render_page("hf_vit.auditing", "page.html.jinja", dataset=dataset, sections=content)
+    )
+    return content
+
+
+def draw_sheet(issues: Sequence[Issue], files: Mapping[str, dict[str, Any]]) -> Image.Image:
+    """Draw the images of issues with their names and labels; the image that one repeats is next to it."""
+    tiles = 2 if any(issue.other for issue in issues) else 1
+    columns = min(_COLUMNS // tiles, len(issues))
+    width, height = tiles * (_TILE + 2) + _GAP, _TILE + 3 * _LINE + _GAP
+    size = columns * width + _GAP, -(-len(issues) // columns) * height + _GAP
+    sheet = Image.new("RGB", size, page_color("paper"))
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    for number, issue in enumerate(issues):
+        left, top = number % columns * width + _GAP, number // columns * height + _GAP
+        for column, name in enumerate((issue.image, issue.other)[:tiles]):
+            x = left + column * (_TILE + 2)
+            if name in files:
+                with suppress(ImageReadingError):
+                    sheet.paste(_thumbnail(files[name]), (x, top))
+            draw.text((x, top + _TILE + 2), name[-_MAX_LENGTH:], page_color("ink"), font)
+        lines = issue.label, f"→ {issue.suggested}" if issue.suggested else f"{issue.score:.3f}"
+        text = "\n".join(line[:_MAX_LENGTH] for line in lines)
+        draw.multiline_text((left, top + _TILE + 2 + _LINE), text, page_color("ink"), font)
+    return sheet
+
+
+def _thumbnail(file: dict[str, Any]) -> Image.Image:
+    """Read an image as a tile, with its aspect ratio; small images are enlarged without smoothing."""
+    image = read_for_display(file, _TILE)
+    scale = _TILE / max(image.size)
+    size = max(round(image.width * scale), 1), max(round(image.height * scale), 1)
+    return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BOX)

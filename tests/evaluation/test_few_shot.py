@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.evaluation.frozen_features import BIAS, EPSILON, LeastSquares, draw
+from hf_vit.evaluation.features import BIAS, EPSILON, LeastSquares, draw
 from hf_vit.scripts.evaluate import evaluate
 
 from ..processes import arguments

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.evaluation.frozen_features import LogisticRegression, choose, hold_out
+from hf_vit.evaluation.features import LogisticRegression, choose, hold_out
 from hf_vit.scripts.evaluate import evaluate
 
 from ..processes import arguments

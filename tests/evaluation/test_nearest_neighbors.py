@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from hf_vit.evaluation import frozen_features
-from hf_vit.evaluation.frozen_features import vote
+from hf_vit.evaluation import features
+from hf_vit.evaluation.features import vote
 from hf_vit.scripts.evaluate import evaluate
 
 from ..processes import arguments
@@ -24,7 +24,7 @@ def test_votes_by_hand():
 
 
 def test_nearest_neighbors_protocol(tiny, colors, monkeypatch):
-    monkeypatch.setattr(frozen_features, "_QUERIES", 4)
+    monkeypatch.setattr(features, "_QUERIES", 4)
     settings = {"model": tiny, "dataset": colors, "num_workers": 0, "eval_batch_size": 5, "protocol": "knn"}
     results = evaluate(arguments(**settings, neighbors="1,7"))
     assert [row["neighbors"] for row in results["knn"]] == [1, 7]
