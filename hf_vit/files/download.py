@@ -245,7 +245,7 @@ class _Download:
                 status, sent = response.status_code, response.headers.get("Content-Range", "")
                 is_next = _version(response) == record.get("etag") and sent.startswith(f"bytes {start}-")
                 if status == 416 or (status == 206 and not is_next):
-                    self.partial.unlink()
+                    self.partial.unlink(missing_ok=True)
                     raise _InterruptedError("the server did not send the requested byte range")
                 if status in TRANSIENT_STATUS:
                     raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")

@@ -344,15 +344,11 @@ def _failures_explained(repo_id: str) -> Iterator[None]:
     try:
         yield
     except (httpx.HTTPError, ConnectionError, RuntimeError) as error:
-        cause = (
-            error.__cause__ or error if isinstance(error, RuntimeError) else error
-        )  # of an upload: it has the reason
+        cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error  # of an upload
         reason = " ".join(str(cause).split()) or type(cause).__name__
         status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
         if "xet-write-token" in reason:
             reason = f"this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 and run the same command again ({reason})"
         elif status in (401, 403):
-            reason += (
-                "; run `hf auth login`, or set HF_TOKEN, with a token that has write access, or give create_pr=True"
-            )
+            reason += "; give a token with write access (`hf auth login`, or HF_TOKEN), or create_pr=True (--create-pr)"
         raise PushError(f"{repo_id}: {reason}; nothing was committed") from error
