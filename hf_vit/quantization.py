@@ -85,7 +85,10 @@ def quantize(
     require("nncf", "openvino")
     files = _choose_images(images)
     folder = local_model(folder)
-    model, processor = _load(folder)
+    model, processor = load(folder, backend="eager")  # the folder may be quantized already
+    if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
+        raise ValueError(f"cannot quantize {folder}: it holds a {type(model).__name__} (expected a ViT classifier)")
+    model = model.float()
     batches = (files[start : start + _BATCH_SIZE] for start in range(0, len(files), _BATCH_SIZE))
     read = (processor([str(file) for file in batch], return_tensors="pt")["pixel_values"] for batch in batches)
     pixel_values = torch.cat(list(read)).float()  # (images, channels, height, width)
@@ -153,14 +156,6 @@ def _choose_images(paths: Sequence[str | os.PathLike]) -> list[Path]:
         )
     chosen = np.linspace(0, len(files) - 1, min(len(files), MAX_IMAGES)).round().astype(int)
     return [files[index] for index in chosen]
-
-
-def _load(folder: str | os.PathLike) -> tuple[Any, Any]:
-    model: Any
-    model, processor = load(folder, backend="eager")  # the folder may be quantized already
-    if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
-        raise ValueError(f"cannot quantize {folder}: it holds a {type(model).__name__} (expected a ViT classifier)")
-    return model.float(), processor
 
 
 @torch.inference_mode()

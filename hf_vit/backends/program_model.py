@@ -74,8 +74,7 @@ def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[P
         if entry is not None:
             with suppress(OSError):  # the cache is not writable, or another process was faster
                 with new_folder(entry, marker=MANIFEST) as folder:
-                    for file in made.iterdir():
-                        shutil.move(file, folder)
+                    shutil.copytree(made, folder, dirs_exist_ok=True)
                 _drop_oldest(limit)
         return loaded
 

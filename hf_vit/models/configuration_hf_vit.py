@@ -207,10 +207,10 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
         where = {name: kwargs.pop(name) for name in _LOCATION_ARGUMENTS if name in kwargs}
         name, settings = pretrained_model_name_or_path, read_settings(pretrained_model_name_or_path, **where)
         if (stored := settings.get("model_type")) != cls.model_type:
-            call = f"hf_vit.load({str(name)!r}), or `hf-vit convert {name} OUTPUT`"
-            if str(stored).startswith("hf_"):
-                call = f"{saved_class(settings) or 'AutoModel'} or hf_vit.load"
-            raise ValueError(f"{name} has a model of type {stored} (expected {cls.model_type}); use {call}")
+            raise ValueError(
+                f"{name} has a {saved_class(settings) or 'model'} of type {stored} (expected {cls.model_type}); use "
+                "hf_vit.load, or `hf-vit convert`"
+            )
         return settings, kwargs
 
     def validate_architecture(self) -> None:
@@ -274,11 +274,11 @@ def size_field(default: Size | None) -> Any:
 
 def stages_field(default: tuple[int, ...]) -> Any:
     """Declare a field for the number of units in each stage of a ResNet."""
-    return _limited(default, _are_stages, f"at most {MAX_STAGES} stages and {MAX_LAYERS:,} units, 1 or more in each")
 
+    def are_valid(depths: Any) -> bool:
+        return len(depths) <= MAX_STAGES and min(depths, default=1) >= 1 and sum(depths) <= MAX_LAYERS
 
-def _are_stages(depths: Any) -> bool:
-    return len(depths) <= MAX_STAGES and min(depths, default=1) >= 1 and sum(depths) <= MAX_LAYERS
+    return _limited(default, are_valid, f"at most {MAX_STAGES} stages and {MAX_LAYERS:,} units, 1 or more in each")
 
 
 def _is_size(size: Any) -> bool:

@@ -221,17 +221,15 @@ def read_manifest(text: str) -> dict[str, dict[str, Any]] | None:
         ValueError: the manifest is damaged.
     """
     content = parse_json(text, MANIFEST)
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        if "hf_vit" in text or "sha256" in text:  # probably ours, so the files must not be used unchecked
-            raise ValueError(f"{MANIFEST} is damaged or from a newer version of hf_vit (expected {_FORMAT!r})")
-        return None
-    try:
-        return {
-            str(name): {"size": int(entry["size"]), "sha256": str(entry["sha256"])}
-            for name, entry in content["files"].items()
-        }
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{MANIFEST} is damaged: {error!r}") from None
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
+        if content["format"] == _FORMAT:
+            return {
+                str(name): {"size": int(entry["size"]), "sha256": str(entry["sha256"])}
+                for name, entry in content["files"].items()
+            }
+    if "hf_vit" in text or "sha256" in text:  # probably ours, so the files must not be used unchecked
+        raise ValueError(f"{MANIFEST} is damaged or from a newer version of hf_vit (expected {_FORMAT!r})")
+    return None
 
 
 def check_manifest(name: str | os.PathLike, where: Mapping[str, Any], thorough: bool = False) -> None:
@@ -377,18 +375,11 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[A
 def check_url(url: str) -> None:
     """Raise UnsafeURLError unless a URL uses https and its host is public, see `allowed`."""
     parts = urlsplit(url)
-    if parts.scheme == "http" and not allowed("http"):
-        raise UnsafeURLError(f"{redact_secrets(url)} is not encrypted: use https://, or set HF_VIT_ALLOW=http")
-    if parts.scheme not in ("http", "https"):
-        raise UnsafeURLError(f"{redact_secrets(url)} has the scheme {parts.scheme[:20]} (expected https://)")
+    if parts.scheme not in (("http", "https") if allowed("http") else ("https",)) or not parts.hostname:
+        raise UnsafeURLError(f"{redact_secrets(url)} is not https://HOST/... (HF_VIT_ALLOW=http also allows http://)")
+    port = parts.port or 443
     try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host:
-        raise UnsafeURLError(f"{redact_secrets(url)} has no host")
-    try:
-        found = [] if allowed("private") else socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)
+        found = [] if allowed("private") else socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return  # a proxy may resolve the name; the connection is checked later
     for *_, address in found:
