@@ -78,7 +78,7 @@ def test_own_text_is_kept_and_replaced_weights_are_deleted(hub, client, folder, 
     assert commit.commit_url.startswith(HfApi().endpoint)
     """
     client(code)
-    assert "`vit_jax`" in readme_of(hub, "alice/vit")  # the processor came after its model
+    assert "| vit_jax |" in readme_of(hub, "alice/vit")  # the processor came after its model
     client(push(folder, "alice/vit"))  # its license stands in the README there
     names = commits_of(hub, "alice/vit")[0]["files"]
     assert "model.safetensors" in names
