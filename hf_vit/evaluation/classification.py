@@ -23,7 +23,7 @@ from ..models.configuration_hf_vit import MAX_LABELS, score_function, thresholds
 from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.recipes import dump
 from .models import load_evaluated
-from .predictions import EvaluationBatches, predict, score, top_k_accuracy
+from .predictions import EvaluationBatches, predict, score
 from .result_page import HeldOut, title_of, write_results
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
@@ -104,6 +104,8 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     Raises:
         ValueError: the model does not have 1,000 classes, or no image has a class of ImageNet.
     """
+    from .metrics import set_accuracy  # importing evaluate takes seconds
+
     model, processor = load_evaluated(settings, accelerator, needs_head=True)
     if model.config.num_labels != 1000:
         raise ValueError(
@@ -123,7 +125,7 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     predictions = _run(settings, accelerator, model, partial(without_border, processor), split)
     accepted = [classes[names[labels[chosen[index]]]] for index in predictions["index"]]
     return {
-        **top_k_accuracy(predictions["ranked"], accepted),
+        **set_accuracy(predictions["ranked"], accepted),
         "samples": len(accepted),
         "skipped": predictions["skipped"],
     }

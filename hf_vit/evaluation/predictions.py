@@ -1,6 +1,6 @@
 """Predictions of a model for a split: every sample counts exactly once, on any number of processes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias, cast
@@ -16,6 +16,7 @@ from ..devices import on_cpu
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import scale_and_offset
 from ..settings.fields import DataSettings
+from .metrics import average_precision, score_labels
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 TOP_K = 5
@@ -212,13 +213,15 @@ def score(
     real_labels: list[list[int]] | None = None,
     thresholds: Sequence[float] | None = None,
 ) -> dict[str, float | int]:
-    """Return the metrics of `predict`'s result.
+    """Return the metrics of `predict`'s result; see `hf_vit.evaluation.metrics`.
 
     With `real_labels`, images may be unlabeled in the data set; then only ReaL accuracy is returned.
 
     Raises:
         ValueError: images have no label.
     """
+    from .metrics import MeanPerClassAccuracy, TopKAccuracy, set_accuracy  # here: importing evaluate takes seconds
+
     ranked, labels, results = predictions["ranked"], predictions["label"], {}
     if missing := int((labels < 0).sum()):
         if real_labels is None:
@@ -229,104 +232,10 @@ def score(
             results["accuracy"] = float(labels[np.arange(len(labels)), ranked[:, 0]].mean())
             results |= score_labels(predictions["scores"], labels, thresholds)
         else:
-            results |= top_k_accuracy(ranked, labels) | mean_per_class_accuracy(ranked, labels)
+            results |= TopKAccuracy().compute(predictions=ranked, references=labels) or {}
+            results |= MeanPerClassAccuracy().compute(predictions=ranked, references=labels) or {}
     if real_labels is not None:
         chosen = [real_labels[index] for index in predictions["index"]]
-        results["real_accuracy"] = top_k_accuracy(ranked, chosen).get("accuracy", 0.0)  # arXiv 2006.07159
+        results["real_accuracy"] = set_accuracy(ranked, chosen).get("accuracy", 0.0)
         results["real_images"] = sum(len(labels) > 0 for labels in chosen)
     return {**results, "samples": len(labels), "skipped": predictions["skipped"]}
-
-
-def top_k_accuracy(ranked: np.ndarray, labels: Iterable[Any], ks: Sequence[int] = (1, 5)) -> dict[str, float]:
-    """Return the share of samples with their label, or one of their labels, among the first k predictions, for each k.
-
-    Samples with an empty list of labels are not counted.
-
-    Args:
-        ranked: (images, k or more) class numbers, best first.
-        labels: a class number or a list of them for each image.
-    """
-    hits = [np.isin(row, label) for row, label in zip(ranked, labels, strict=True) if np.size(label)]
-    return {
-        "accuracy" if k == 1 else f"top{k}_accuracy": float(np.mean([hit[:k].any() for hit in hits]))
-        for k in ks
-        if hits and k <= len(hits[0])
-    }
-
-
-def mean_per_class_accuracy(ranked: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return the accuracy of each class, averaged over the classes that occur."""
-    counts, right = np.bincount(labels), np.bincount(labels, weights=ranked[:, 0] == labels)
-    return {"mean_per_class_accuracy": float((right[counts > 0] / counts[counts > 0]).mean())}
-
-
-def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the average precision of each class: the sum of precision times the step in recall, without interpolation.
-
-    Args:
-        scores: (images, classes)
-        labels: (images, classes), 1 for the labels of an image, else 0.
-
-    Returns:
-        (classes,); NaN for a class that no image has.
-    """
-    results = np.full(labels.shape[1], np.nan)
-    for number, (score, label) in enumerate(zip(scores.T, labels.T > 0, strict=True)):
-        if label.any():
-            found, images, _ = _counts_by_threshold(score, label)
-            precision, recall = found / images, found / label.sum()
-            results[number] = (np.diff(recall, prepend=0) * precision).sum()
-    return results
-
-
-def _counts_by_threshold(score: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Count, for each distinct score from the highest on, the images with at least that score.
-
-    Returns:
-        Number of images that have the label, number of all images, and the score.
-    """
-    order = np.argsort(-score, kind="stable")
-    last = np.flatnonzero(np.append(np.diff(score[order]) != 0, True))  # of equal scores
-    return np.cumsum(label[order])[last], last + 1, score[order][last]
-
-
-def choose_thresholds(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the threshold of each class with the best F1 score; 0.5 for a class that no image has.
-
-    A threshold lies in the middle between the lowest score that is predicted and the next one below.
-    """
-    thresholds = np.full(labels.shape[1], 0.5)
-    for number, (score, label) in enumerate(zip(scores.T.astype(float), labels.T > 0, strict=True)):
-        if label.any():
-            found, images, at = _counts_by_threshold(score, label)
-            best = int((2 * found / (images + label.sum())).argmax())
-            thresholds[number] = (at[best] + (at[best + 1] if best + 1 < len(at) else 0)) / 2
-    return thresholds
-
-
-def f1_scores(predicted: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Return the F1 score over all labels (micro), and the mean of the classes' F1 scores (macro).
-
-    A class that is neither predicted nor a label has an F1 score of 0, as in scikit-learn.
-
-    Args:
-        predicted, labels: (images, classes) bool.
-    """
-    right, wrong = (predicted & labels).sum(axis=0), (predicted ^ labels).sum(axis=0)
-    each = 2 * right / np.maximum(2 * right + wrong, 1)
-    return float(2 * right.sum() / max(2 * right.sum() + wrong.sum(), 1)), float(each.mean())
-
-
-def score_labels(
-    scores: np.ndarray, labels: np.ndarray, thresholds: Sequence[float] | np.ndarray | None = None
-) -> dict[str, float]:
-    """Return mean average precision over the classes that occur, and micro and macro F1 at the thresholds.
-
-    Args:
-        scores, labels: (images, classes)
-        thresholds: (classes,); None: 0.5.
-    """
-    micro, macro = f1_scores(scores >= np.asarray(0.5 if thresholds is None else thresholds), labels > 0)
-    precisions = average_precision(scores, labels)
-    mean = float(np.nanmean(precisions)) if not np.isnan(precisions).all() else 0.0
-    return {"mean_average_precision": mean, "micro_f1": micro, "macro_f1": macro}
