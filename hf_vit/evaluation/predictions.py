@@ -16,7 +16,7 @@ from ..devices import on_cpu
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import scale_and_offset
 from ..settings.fields import DataSettings
-from .metrics import average_precision, score_labels
+from .multi_label import average_precision, score_labels
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 TOP_K = 5

@@ -16,7 +16,7 @@ from ..files.output import new_file, write_text
 from ..files.pages import data_uri, render_page
 from ..files.predictions import Table
 from ..models.image_reading import ImageReadingError, read_for_display
-from .metrics import average_precision, score_labels
+from .multi_label import average_precision, score_labels
 
 _PICTURES = 24  # number of images on each of the two contact sheets
 _PICTURE_SIZE = 128  # pixels of the longer side; shown at 96 or more

@@ -25,7 +25,7 @@ from ..data.labels import distinguish, names_of
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
 from ..devices import mark_step, sharded_parameters
-from ..evaluation.metrics import choose_thresholds
+from ..evaluation.multi_label import choose_thresholds
 from ..evaluation.predictions import EvaluationBatches, predict, score, score_classes, to_device
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_marker, write_text
