@@ -98,6 +98,7 @@ def _python_call(function: str, *positional: str, recipe: PathLike | None, **set
 def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
     """Fine-tune a model; return the metrics, which are also saved in `output_dir`; the model card shows `command`."""
     accelerator = start_accelerator(settings)  # processes, device and precision of `accelerate launch`
+    output = Path(str(settings.output_dir))
     if settings.folds is not None:
         metrics, shown = cross_validate(settings, accelerator, command), None
     else:
@@ -108,7 +109,6 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
         metrics = _fit(Trainer(settings, accelerator, model, processor, split, eval_split, command))
         shown = eval_split or split
     if settings.audit:
-        output = Path(str(settings.output_dir))
         shared = {field.name: getattr(settings, field.name) for field in fields(DataSettings)}
         own = {"model": settings.model, "output_dir": str(output / "audit"), "overwrite": True}
         splits = [name for name in (settings.train_split, settings.eval_split) if name not in (None, AUTO)]
@@ -116,7 +116,7 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
     if settings.save_for == "transformers" and accelerator.is_main_process and shown is not None:
         rows = range(0 if shown.is_sharded else min(len(shown), _MEASURED_IMAGES))
         images = [shown.image(shown.samples[row], row) for row in rows]
-        for folder in (Path(str(settings.output_dir)), Path(str(settings.output_dir), "best")):
+        for folder in (output, output / "best"):
             if (folder / "config.json").is_file():
                 print(f"{folder}: {rewrite_for_transformers(folder, images)}")
     accelerator.wait_for_everyone()

@@ -225,12 +225,11 @@ def _fit_into_time(
         if 2 * seconds > limit or (needed := measure(larger, usual)) > limit:
             break
         model, seconds = larger, needed
-    usual_seconds = seconds
     for size in sizes:
-        seconds = usual_seconds if size == usual else measure(model, size)
-        if seconds <= limit:
+        needed = seconds if size == usual else measure(model, size)
+        if needed <= limit:
             break
-    return model, size, seconds
+    return model, size, needed
 
 
 def _seconds_per_image(
