@@ -498,17 +498,16 @@ def explain(name: str) -> str:
         ValueError: no released file has this name.
     """
     name = address_of(name)
-    bare = bare_name(name)
     entry = find_released(name)
-    namesakes = [other for other in released() if other.name == bare]
-    if entry is None and not namesakes:
+    entries = [entry] if entry else [other for other in released() if other.name == bare_name(name)]
+    if not entries:
         if (what := refused(name)) is not None:
             return f"{name}\nnot converted by hf_vit: {what}"
         raise ValueError(
             f"{name!r} is not a released file, an architecture ({', '.join(variants())}) "
             f"or a family ({', '.join(families())})"
         )
-    return "\n\n".join(_describe(entry) for entry in ([entry] if entry else namesakes))
+    return "\n\n".join(map(_describe, entries))
 
 
 def _describe(entry: Released) -> str:
@@ -529,9 +528,8 @@ def _describe(entry: Released) -> str:
             f"  {data_set_name(result['dataset'])} {result['metric']}{of}: {result['value']}% "
             f"({result['source']['name']}, {result['table']})"
         )
-    path = bare_name(entry.location).removeprefix("gs://")
     if copies := copies_of(entry.location):
         lines.append(f"  copies with the same weights: {', '.join(copies)}")
-    if (fingerprint := released_facts()["fingerprints"].get(path)) is not None:
+    if fingerprint := released_facts()["fingerprints"].get(bare_name(entry.location).removeprefix("gs://")):
         lines.append(f"  fingerprint: {fingerprint}")
     return "\n".join(lines)

@@ -67,10 +67,7 @@ def check_classifier(model: Any, processor: Any) -> HfViTImageProcessor:
     if not is_classifier or getattr(model.config, "pooling", None) == "none":
         raise ConversionError(f"{type(model).__name__} does not classify images (expected a classifier that pools)")
     if not isinstance(processor, HfViTImageProcessor):
-        raise ConversionError(
-            f"the image processor is {type(processor).__name__} (expected HfViTImageProcessor, which "
-            "`hf_vit.load(..., preset=...)` makes)"
-        )
+        raise ConversionError(f"the image processor is {type(processor).__name__} (expected HfViTImageProcessor)")
     return processor
 
 

@@ -80,13 +80,12 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     except Exception as error:  # damaged files raise anything: SafetensorError, RuntimeError, EOFError, KeyError, ...
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConversionError(f"cannot read {path.name}: {reason}") from error
-    if not isinstance(contents, dict):
-        raise ConversionError(f"{path.name} holds a {type(contents).__name__} (expected a dictionary of arrays)")
+    contents = contents if isinstance(contents, dict) else {}
     container = next((name for name in _CONTAINERS if isinstance(contents.get(name), dict)), "")
     contents = contents[container] if container else contents
     arrays = {str(name): value for name, value in contents.items() if isinstance(value, torch.Tensor)}
     if not arrays:
-        raise ConversionError(f"{path.name} holds no arrays")
+        raise ConversionError(f"{path.name} holds no dictionary of arrays")
     for name, array in arrays.items():
         is_dense = array.layout is torch.strided and not (array.is_nested or array.is_quantized or array.is_meta)
         if not is_dense or (array.is_floating_point() and array.element_size() < 2):

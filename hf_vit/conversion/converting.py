@@ -176,8 +176,7 @@ def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[st
         if not isinstance(config, HfViTConfig):
             raise ConversionError(f"{type(model).__name__} has no patches; omit patch_size={patch_size}")
         model.make_flexible()
-        if "position_interpolation" in request.overrides:
-            config.position_interpolation = request.overrides["position_interpolation"]
+        config.position_interpolation = request.overrides.get("position_interpolation", config.position_interpolation)
         model.set_patch_size(patch_size)
         pixels = [size * config.stride for size in as_pair(patch_size)]
         if image_size is None and any(np.mod(as_pair(config.image_size), pixels)):
@@ -350,7 +349,14 @@ def check(source: str | Path, **options: Any) -> str:
     dialect = [f"{name} {value}" for name, value in record["dialect"].items() if value]
     file = f"{record['file']}: {', '.join([*dialect, *record['dtypes']])}"
     kind = f"{type(model).__name__}, {model.num_parameters():,} parameters"
-    return "\n".join([file, kind, *_table(found), *describe_skipped(record)])
+    rows = [
+        (name, as_text(value), f"assumed: {reason}" if is_assumed else reason)
+        for name, (value, reason, is_assumed) in found.items()
+        if name not in _OF_ANY_MODEL
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    table = [f"  {name:{widths[0]}}  {value:{widths[1]}}  {reason}" for name, value, reason in rows]
+    return "\n".join([file, kind, *table, *describe_skipped(record)])
 
 
 def describe_skipped(record: dict[str, Any]) -> list[str]:
@@ -368,14 +374,3 @@ def describe_skipped(record: dict[str, Any]) -> list[str]:
     if record["beside"]:
         lines.append(f"not converted, other parts of the file: {', '.join(record['beside'])}")
     return lines
-
-
-def _table(found: Fields) -> list[str]:
-    """Return one line per field: name, value, reason."""
-    rows = [
-        (name, as_text(value), f"assumed: {reason}" if is_assumed else reason)
-        for name, (value, reason, is_assumed) in found.items()
-        if name not in _OF_ANY_MODEL
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return [f"  {name:{widths[0]}}  {value:{widths[1]}}  {reason}" for name, value, reason in rows]

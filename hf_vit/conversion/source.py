@@ -484,8 +484,3 @@ def lacking(config: HfVisionConfig, supported: Mapping[str, Collection[Any]]) ->
         for name, value in values.items()
         if value not in supported[name]
     ]
-
-
-def pools_class_and_patches(config: HfViTConfig) -> bool:
-    """Return whether a pooling of several tokens has a class token, which `pool_patches_only` excludes."""
-    return bool(config.use_cls_token) and config.pooling in ("mean", "map")

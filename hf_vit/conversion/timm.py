@@ -34,7 +34,6 @@ from .source import (
     image_size_of,
     lacking,
     one_or_pair,
-    pools_class_and_patches,
     sizes_of,
     with_class_row,
     with_reason,
@@ -218,7 +217,7 @@ class Timm(TorchSource):
         supported = _SUPPORTED
         if isinstance(config, HfViTHybridConfig):
             supported = supported | {"stem_depths": [list(depths) for depths in _HYBRIDS]}
-        if pools_class_and_patches(config):
+        if config.use_cls_token and config.pooling in ("mean", "map"):
             supported = supported | {"pool_patches_only": (True,)}
         elif config.pooling == "cls":
             supported = supported | {"norm_after_pooling": (False,)}

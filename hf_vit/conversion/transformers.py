@@ -46,7 +46,6 @@ from .tables import IMAGENET, TIMM_NUMBERS, ConversionError, channels_first, che
 
 logger = logging.get_logger(__name__)
 
-_MASKED_IMAGE_MODEL = "ViTForMaskedImageModeling"
 _POSITIONS = "embeddings.position_embeddings"
 _SENTENCES = "sentence_transformers"
 _DESCRIBES_FILES = ("_name_or_path", "architectures", "dtype", "model_type", "transformers_version")
@@ -293,7 +292,7 @@ class Transformers(Source):
         if not any("pooler.dense." in name for name in weights):  # the config.json does not tell
             fields.pop("representation_size", None)
         # MAE's decoder is a Transformer; this one, a 1 x 1 convolution and PixelShuffle, is our linear layer
-        is_simple = settings.get("architectures") == [_MASKED_IMAGE_MODEL] and "decoder.0.weight" in weights
+        is_simple = settings.get("architectures") == ["ViTForMaskedImageModeling"] and "decoder.0.weight" in weights
         predicts = is_simple and settings.get("patch_size", 16) == settings.get("encoder_stride", 16)
         if predicts:
             fields["patch_target"] = "pixels"

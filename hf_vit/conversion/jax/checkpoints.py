@@ -40,7 +40,6 @@ from ..source import (
     image_size_of,
     lacking,
     one_or_pair,
-    pools_class_and_patches,
     record_of,
     sizes_of,
     with_class_row,
@@ -219,7 +218,7 @@ class Jax(JaxSource):
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
         supported = _SUPPORTED[dialect]
-        if pools_class_and_patches(config):
+        if config.use_cls_token and config.pooling in ("mean", "map"):
             supported = supported | {"pool_patches_only": (False,)}
         found, others = lacking(config, supported), lacking(config, self.numbers(config))
         if others and self.original(model) is None:
