@@ -2,9 +2,11 @@
 
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,6 +131,8 @@ def write_results(
     content = (_single_label if single else _multi_label)(held_out)
     content |= {
         "title": title,
+        "names": held_out.names,
+        "thresholds": held_out.thresholds,
         "facts": facts,
         "recipe": recipe,
         "curve": "" if curve is None else data_uri("png", curve.read_bytes()),
@@ -142,27 +146,18 @@ def _as_csv(held_out: HeldOut) -> str:
 
     If an image may have several labels: labels, predicted labels, and the score of each class.
     """
-    found, names = held_out.predictions, held_out.names
-    rows: Iterable[list[Any]]
+    found, names, rows = held_out.predictions, held_out.names, []
     if held_out.is_single_label:
         ranks = ["", *(f"_{rank}" for rank in range(2, found["ranked"].shape[1] + 1))]
         header = ["label", *(name + rank for rank in ranks for name in ("prediction", "probability"))]
-        rows = (
-            [
-                names[label] if label >= 0 else "",
-                *(cell for one in zip(ranked, shares, strict=True) for cell in (names[one[0]], f"{one[1]:.6g}")),
-            ]
-            for label, ranked, shares in zip(found["label"], found["ranked"], found["probabilities"], strict=True)
-        )
+        for label, ranked, shares in zip(found["label"], found["ranked"], found["probabilities"], strict=True):
+            best = [(names[number], f"{share:.6g}") for number, share in zip(ranked, shares, strict=True)]
+            rows.append([names[label] if label >= 0 else "", *chain(*best)])
     else:
         header = ["labels", "predictions", *names]
-        rows = (
-            [
-                *(";".join(held_out.names_in(chosen)) for chosen in (labels > 0, scores >= held_out.thresholds)),
-                *(f"{score:.6g}" for score in scores),
-            ]
-            for labels, scores in zip(found["label"], found["scores"], strict=True)
-        )
+        for labels, scores in zip(found["label"], found["scores"], strict=True):
+            chosen = [";".join(held_out.names_in(one)) for one in (labels > 0, scores >= held_out.thresholds)]
+            rows.append([*chosen, *(f"{score:.6g}" for score in scores)])
     text = io.StringIO()
     table = Table(text, ["row", "file", *header])
     table.extend([index, held_out.files[index], *row] for index, row in zip(found["index"], rows, strict=True))
@@ -194,14 +189,12 @@ def _single_label(held_out: HeldOut) -> dict[str, Any]:
     numbers = sorted(one.number for one in classes)
     has_matrix = len(numbers) <= _MATRIX_CLASSES
     return {
-        "names": names,
         "images": len(labels),
         "right": int(right.sum()),
         "interval": wilson_interval(int(right.sum()), len(labels)),
         "top5": (ranked == labels[:, None]).any(axis=1).mean() if ranked.shape[1] == 5 < len(names) else None,
         "unlabeled": len(held_out.predictions["label"]) - len(labels),
         "mistakes": show(mistakes),
-        "num_mistakes": len(mistakes),
         "least_confident": show(rows[::-1]),
         "numbers": numbers,
         "matrix": confusion_matrix(labels, predicted, numbers).tolist() if has_matrix else None,
@@ -235,8 +228,6 @@ def _multi_label(held_out: HeldOut) -> dict[str, Any]:
 
     wrong, missed = np.argwhere(predicted & ~labels), np.argwhere(~predicted & labels)
     return {
-        "names": held_out.names,
-        "thresholds": held_out.thresholds,
         "average_precisions": precisions,
         "metrics": score_labels(scores, labels, held_out.thresholds),
         "images": len(labels),
@@ -269,32 +260,23 @@ def write_matrix(matrix: np.ndarray, names: Mapping[int, str], path: Path) -> No
         names: the classes in that order, by class number.
     """
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import findfont, get_font
 
+    font = get_font(findfont("DejaVu Sans"))
+    in_font = {number: all(font.get_char_index(ord(letter)) for letter in name) for number, name in names.items()}
+    shown = [name[:_MAX_NAME_LENGTH] if in_font[number] else f"class {number}" for number, name in names.items()]
     inches = len(names) * (0.5 if len(names) <= 12 else 0.34)
     figure = Figure(figsize=(inches + 2.6, inches + 1.8), layout="constrained")
     axes = figure.subplots()
     axes.imshow(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1.5)
     for (row, column), count in np.ndenumerate(matrix):
         axes.text(column, row, str(count or "·"), ha="center", va="center", fontsize=8 if count < 1000 else 6)
-    axes.set_xticks(range(len(names)), _shorten(names), rotation=90, parse_math=False)
-    axes.set_yticks(range(len(names)), _shorten(names), parse_math=False)
+    axes.set_xticks(range(len(names)), shown, rotation=90, parse_math=False)
+    axes.set_yticks(range(len(names)), shown, parse_math=False)
     axes.set_xlabel("prediction")
     axes.set_ylabel("label")
     with new_file(path, overwrite=True) as file:
         figure.savefig(file, dpi=120, bbox_inches="tight")
-
-
-def _shorten(names: Mapping[int, str]) -> list[str]:
-    """Shorten names to fit on an axis; a class whose letters are not in the font is shown by its number."""
-    from matplotlib.font_manager import findfont, get_font
-
-    font = get_font(findfont("DejaVu Sans"))
-    return [
-        (name if len(name) <= _MAX_NAME_LENGTH else name[: _MAX_NAME_LENGTH - 1] + "…")
-        if all(font.get_char_index(ord(letter)) for letter in name)
-        else f"class {number}"
-        for number, name in names.items()
-    ]
 
 
 class ClassScore(NamedTuple):
@@ -318,26 +300,22 @@ class ClassScore(NamedTuple):
 
 def score_classes(labels: np.ndarray, predicted: np.ndarray) -> list[ClassScore]:
     """Return the score of each class that occurs in labels or predictions, (number,) each; the worst recall first."""
-    numbers = np.union1d(labels, predicted)
-    size = int(numbers[-1]) + 1 if len(numbers) else 0
-    counts = [np.bincount(chosen, minlength=size) for chosen in (labels, predicted, labels[labels == predicted])]
-    scores = [ClassScore(int(number), *(int(count[number]) for count in counts)) for number in numbers]
+    images, predictions = Counter(labels.tolist()), Counter(predicted.tolist())
+    right = Counter(labels[labels == predicted].tolist())
+    scores = [ClassScore(number, images[number], predictions[number], right[number]) for number in images | predictions]
     return sorted(scores, key=lambda one: (one.images == 0, one.recall or 0.0, one.precision or 0.0, one.number))
 
 
 def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
-    """Count the images of each label (rows) and prediction (columns), for the sorted classes in `numbers`."""
-    matrix = np.zeros((len(numbers), len(numbers)), int)
-    np.add.at(matrix, (np.searchsorted(numbers, labels), np.searchsorted(numbers, predicted)), 1)
-    return matrix
+    """Count the images of each label (rows) and prediction (columns), for the classes in `numbers`."""
+    pairs = Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
+    return np.array([[pairs[label, other] for other in numbers] for label in numbers])
 
 
 def mistaken_pairs(labels: np.ndarray, predicted: np.ndarray, most: int) -> list[tuple[int, int, int]]:
     """Return (label, prediction, number of images) of the most frequent mistakes."""
-    wrong = labels != predicted
-    pairs, counts = np.unique(np.stack([labels[wrong], predicted[wrong]], axis=1), axis=0, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:most]
-    return [(int(pairs[row][0]), int(pairs[row][1]), int(counts[row])) for row in order]
+    pairs = Counter(pair for pair in zip(labels.tolist(), predicted.tolist(), strict=True) if pair[0] != pair[1])
+    return sorted(((*pair, count) for pair, count in pairs.items()), key=lambda found: (-found[2], found))[:most]
 
 
 class Bin(NamedTuple):
