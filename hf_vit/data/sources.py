@@ -15,7 +15,6 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from datasets.config import HF_DATASETS_CACHE, REPOYAML_FILENAME
 from datasets.exceptions import DatasetGenerationError
 from datasets.naming import camelcase_to_snakecase
@@ -32,6 +31,7 @@ from .folders import find_table, load_folder, load_table
 _TEXT = ("string", "large_string")
 # Types of lists of labels.
 _LISTED = (*_TEXT, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+_BUILDERS = {".parquet": "parquet", ".tar": "webdataset"}  # suffix -> builder of `datasets`
 _VALIDATION = re.compile(r"\b(val|valid|dev)\b")  # other names of this split
 _MAX_IDX_BYTES = 2**28  # unpacked; the images of MNIST have 47 MB
 
@@ -57,20 +57,22 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         split = split if found[0] in names or "validation" not in names else _VALIDATION.sub("validation", split)
     path = Path(name).expanduser()
     with _errors_about(f"split {split!r} of {name}"):
-        if (splits := _find_splits(name)) is not None:
+        splits = _find_splits(name)
+        first = next(iter((splits or {}).values()), None)
+        if splits is not None and isinstance(first, datasets.Dataset):
             return slice_split(splits, split)
-        builder, files = _reader_of(name)
-        if "://" in name or (streaming and builder != "imagefolder"):
-            files = files or datasets.load_dataset_builder(name, name=config).config.data_files
-            return _shards_of(files or {}, split)
-        folder = str(path) if builder == "imagefolder" else None
-        # Names such as `a[1].parquet` are not patterns
-        escaped = {key: [glob.escape(file) for file in found] for key, found in (files or {}).items()} or None
-        samples: Any = datasets.load_dataset(
-            path=builder, name=config, split=split, data_dir=folder, data_files=escaped
-        )
+        is_folder = splits is None and path.is_dir()
+        if "://" in name or (streaming and not is_folder):
+            found = splits if splits is not None else datasets.load_dataset_builder(name, name=config).config.data_files
+            return _shards_of(found or {}, split)
+        builder, options = ("imagefolder", {"data_dir": str(path)}) if is_folder else (name, {})
+        if splits is not None and first:  # names such as `a[1].parquet` are not patterns
+            escaped = {key: [glob.escape(file) for file in files] for key, files in splits.items()}
+            builder, options = _BUILDERS[Path(first[0]).suffix], {"data_files": escaped}
+        load: Any = datasets.load_dataset
+        samples = load(path=builder, name=config, split=split, **options)
         if samples.info.builder_name != "imagefolder":  # whose paths come from a listing, not from the data
-            place = path if path.is_dir() else path.parent if files else None
+            place = path if path.is_dir() else path.parent if splits else None
             for column in (name for name, feature in samples.features.items() if is_image(feature)):
                 check_image_paths(samples.data.column(column), column, place)
         return samples
@@ -86,17 +88,31 @@ def _errors_about(what: str) -> Iterator[None]:
         raise ValueError(redact_secrets(f"cannot read {what}: {reason}")) from error
 
 
-def _find_splits(name: str) -> dict[str, datasets.Dataset] | None:
-    """Return the splits of data sets that this package reads itself; None for others."""
+def _find_splits(name: str) -> dict[str, Any] | None:
+    """Return the splits of data sets that this package finds itself; None for others, which `datasets` reads.
+
+    They are data sets, or lists of the names of tables or tars.
+    """
     path = Path(name).expanduser()
     if name == "digits":
         return load_digits()
-    if path.is_dir() and any(path.glob("*-images-idx3-ubyte*")):
+    if "://" in name:
+        return _find_remote(name)
+    if not path.is_dir():
+        if path.suffix not in _BUILDERS:
+            return _require_on_hub(name)
+        files = [path] if path.is_file() else sorted(path.parent.glob(path.name))
+        if not files:
+            raise ValueError(f"there is no file {name}")
+        return _files_by_split([file.as_posix() for file in files])
+    if any(path.glob("*-images-idx3-ubyte*")):
         return _load_idx_folder(path)
     if (table := find_table(path)) is not None:
         return load_table(table)
-    is_folder = path.is_dir() and _reader_of(name)[0] == "imagefolder"
-    return load_folder(path) if is_folder else None
+    for suffix in _BUILDERS:
+        if files := sorted(file.as_posix() for file in path.rglob(f"*{suffix}")):
+            return _files_by_split(files)
+    return load_folder(path)
 
 
 def check_image_paths(images: pa.ChunkedArray, column: str, folder: Path | None = None) -> None:
@@ -107,8 +123,8 @@ def check_image_paths(images: pa.ChunkedArray, column: str, folder: Path | None 
     Raises:
         ValueError: an image has only another path.
     """
-    contents, paths = (pc.struct_field(images, name) for name in ("bytes", "path"))
-    for path in paths.filter(contents.is_null()).drop_null().to_pylist():
+    unread = (chunk.field("path").filter(chunk.field("bytes").is_null()) for chunk in images.chunks)
+    for path in (path for paths in unread for path in paths.drop_null().to_pylist()):
         if folder is None or not os.path.abspath(path).startswith(os.path.abspath(folder) + os.sep):
             raise ValueError(
                 f"an image of column {column} has no bytes, only the path {shorten(path)} (expected its bytes, or "
@@ -128,10 +144,7 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
     with _errors_about(name):
         if (splits := _find_splits(name)) is not None:
             return list(splits)
-        reader, files = _reader_of(name)
-        if files is not None:
-            return list(files)
-        folder = str(path) if reader == "imagefolder" else None
+        reader, folder = ("imagefolder", str(path)) if path.is_dir() else (name, None)
         builder = datasets.load_dataset_builder(path=reader, name=config, data_dir=folder)
         return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
 
@@ -174,25 +187,6 @@ def _expand(address: str) -> list[str]:
         numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
         found = [rest.replace(match.group(), number, 1) for rest in found for number in numbers]
     return found
-
-
-def _reader_of(name: str) -> tuple[str, dict[str, list[str]] | None]:
-    """Return the builder of `datasets` for a folder, a file or a Hub name; and tables or tars by split."""
-    path, builders = Path(name).expanduser(), {".parquet": "parquet", ".tar": "webdataset"}
-    if "://" in name:
-        return "shards", _find_remote(name)
-    if path.is_dir():
-        for suffix, builder in builders.items():
-            if files := sorted(file.as_posix() for file in path.rglob(f"*{suffix}")):
-                return builder, _files_by_split(files)
-        return "imagefolder", None
-    if path.suffix in builders:
-        files = [file.as_posix() for file in ([path] if path.is_file() else sorted(path.parent.glob(path.name)))]
-        if not files:
-            raise ValueError(f"there is no file {name}")
-        return builders[path.suffix], _files_by_split(files)
-    _require_on_hub(name)
-    return name, None
 
 
 def _require_on_hub(name: str) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..files.messages import shorten
 from ..models.configuration_hf_vit import MAX_LABELS
@@ -80,8 +79,8 @@ class Split:
             return [(None, False)] * len(self)
         found, columns = [], self.samples.select_columns(self.image_column).with_format("arrow")
         for batch in columns.iter(_ROWS_AT_ONCE):
-            contents, paths = (pc.struct_field(batch[self.image_column], name) for name in ("bytes", "path"))
-            found += zip(paths.to_pylist(), contents.is_null().to_pylist(), strict=True)
+            images = batch[self.image_column].combine_chunks()
+            found += zip(images.field("path").to_pylist(), images.field("bytes").is_null().to_pylist(), strict=True)
         return found
 
     def log_unreadable(self, error: ImageReadingError) -> None:

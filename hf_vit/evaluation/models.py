@@ -21,7 +21,8 @@ def load_evaluated(settings: EvaluateSettings, accelerator: Accelerator, needs_h
     """
     name = str(local_model(str(settings.model)))
     auto_class = AutoModelForImageClassification if needs_head else AutoModel
-    model, processor, info = load_pretrained(auto_class, name, settings.image_size)
+    loaded: Any = load_pretrained(auto_class, name, settings.image_size)
+    model, processor, info = loaded
     check_no_random_weights(info, name, needs_head)
     if settings.patch_size is not None:
         check_supports_patch_sizes(model, settings.patch_size)

@@ -175,8 +175,8 @@ def _single_label(held_out: HeldOut) -> dict[str, Any]:
         return [
             held_out.picture(
                 int(index[row]),
-                label=names[labels[row]],
-                prediction=names[predicted[row]],
+                label=names[int(labels[row])],
+                prediction=names[int(predicted[row])],
                 probability=float(probability[row]),
             )
             for row in rows[:_PICTURES]

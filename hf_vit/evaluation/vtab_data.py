@@ -131,7 +131,8 @@ def _load_shuffled(task: Task, name: str, spec: str) -> Split:
     samples = samples.rename_columns(present) if present else samples
     label_column, target = task.label if task.label in samples.features else None, TARGETS.get(str(task.target))
     if target is not None and target.column in samples.features:
-        labels = [target.function(row[target.column]) for row in samples.select_columns([target.column])]
+        rows: Any = samples.select_columns([target.column])
+        labels = [target.function(row[target.column]) for row in rows]
         label_column = "computed label"
         samples = samples.add_column(label_column, labels)  # pyright: ignore[reportCallIssue]
     split = open_split(samples, label_column=label_column)
