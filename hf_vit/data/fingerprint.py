@@ -51,12 +51,12 @@ def fingerprint_data(split: Split) -> dict[str, Any]:
     meaning = {"names": split.label_names, "numbers": split.numbers, "labels": split.num_labels}
     meaning |= {"image_column": split.image_column, "label_column": split.label_column}
     if split.is_sharded:
-        index = split.samples.index
-        return {"shards": _digest([meaning, index.files, index.stamps]), "images": len(split)}
-    images = len(split)
-    if (content := _hash_content(split)) is not None:
-        return {"content": _digest([meaning, content]), "images": images}
-    return {"fingerprint": _digest([meaning, split.samples._fingerprint, _hash_times(split)]), "images": images}
+        kind, found = "shards", [split.samples.index.files, split.samples.index.stamps]
+    elif (content := _hash_content(split)) is not None:
+        kind, found = "content", [content]
+    else:
+        kind, found = "fingerprint", [split.samples._fingerprint, _hash_times(split)]
+    return {kind: _digest([meaning, *found]), "images": len(split)}
 
 
 def describe_fingerprint(fingerprint: dict[str, Any]) -> str:

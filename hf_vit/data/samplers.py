@@ -65,10 +65,7 @@ class BalancedSampler:
     another order. Draw d of the endless sequence is a function of (seed, d).
 
     Args:
-        labels: (rows,) class numbers; rows with a number below 0 are never drawn.
-
-    Raises:
-        ValueError: no row has a label.
+        labels: (rows,) class numbers, one or more of 0 or above; rows with a number below 0 are never drawn.
     """
 
     stride = 1
@@ -76,9 +73,7 @@ class BalancedSampler:
     def __init__(self, labels: np.ndarray, seed: int):
         self.size, self.seed = len(labels), seed
         self._rows = np.argsort(labels, kind="stable")[(labels < 0).sum() :]  # class by class
-        classes, self._counts = np.unique(labels[self._rows], return_counts=True)
-        if not len(classes):
-            raise ValueError(f"cannot balance classes: none of the {len(labels)} images has a label")
+        self._counts = np.unique(labels[self._rows], return_counts=True)[1]
         self._first = np.cumsum(self._counts) - self._counts
 
     def draw(self, epoch: int, index: int) -> Draw:

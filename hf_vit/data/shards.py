@@ -256,17 +256,16 @@ def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
             positions.append(position)
             sizes.append(size)
             texts.append(sample.get(label, (0, 0, None))[2])
-    given = {text for text in texts if text is not None}
-    are_numbers = all(text.isdecimal() for text in given)
-    names = [] if are_numbers else sorted(given)
-    numbers = {text: int(text) for text in given} if are_numbers else {name: n for n, name in enumerate(names)}
+    given = sorted({*texts} - {None})
+    are_numbers = all(map(str.isdecimal, given))
+    numbers = {text: int(text) if are_numbers else number for number, text in enumerate(given)}
     labels = [numbers.get(text, -1) for text in texts]
     return {
         "position": positions,
         "size": sizes,
         "rows": [1] * len(sizes),
         "label": labels,
-        "names": names,
+        "names": [] if are_numbers else given,
         "num_labels": max(labels, default=-1) + 1,
         "kind": "class numbers" if are_numbers else "text",
         "feature": None,

@@ -44,8 +44,6 @@ def load_pretrained(
         model: Any = loaded if auto_class is AutoModelForImageClassification else loaded.base_model
         return model, processor, {"missing_keys": [], "mismatched_keys": []}
     config: Any = settings.get("config") or read_config(name)
-    if auto_class is AutoModelForImageClassification and type(config) not in auto_class._model_mapping:
-        raise ValueError(f"{name} has a model of type {config.model_type}, which cannot classify images")
     is_ours = isinstance(config, HfVisionConfig)
     size = {} if image_size is None or is_ours else {"image_size": image_size}
     pair: Any = auto_class.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **size, **settings)
