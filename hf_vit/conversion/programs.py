@@ -167,7 +167,7 @@ def export_aot_inductor(
     _write_program(model, path, size, overwrite, lambda program, file: compile_program(program, package_path=str(file)))
 
 
-def _write_program(model: Any, path: str | os.PathLike, size: Any, overwrite: bool, save: Callable[..., None]) -> None:
+def _write_program(model: Any, path: str | os.PathLike, size: Any, overwrite: bool, save: Callable[..., Any]) -> None:
     if Path(path).suffix != ".pt2":
         raise ConversionError(f"cannot write {path}: PyTorch's programs end in .pt2; rename it")
     refuse_existing(path, overwrite)

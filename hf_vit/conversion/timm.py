@@ -181,7 +181,7 @@ class Timm(TorchSource):
         arguments, pooling = settings.get("model_args") or {}, settings.get("global_pool", "token")
         if pooling not in _POOLINGS:
             raise ConversionError(f"it has global_pool={pooling!r} (expected {', '.join(_POOLINGS)})")
-        activation = arguments.get("act_layer")
+        activation: Any = arguments.get("act_layer")
         fields = {
             "hidden_act": _ACTIVATIONS.get(activation, activation),
             "num_attention_heads": arguments.get("num_heads"),

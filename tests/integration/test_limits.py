@@ -86,7 +86,7 @@ def test_too_many_arrays_and_a_too_long_header_are_refused(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("hybrid_r2222", "block4/", "block4000000000/", "ResNet"),
+        ("hybrid_r2222", "block4/", "block4000000000/", "stages"),
         ("vit_token", "encoderblock_0/", "encoderblock_900/", "missing"),
     ],
 )
