@@ -242,9 +242,7 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     except Exception as error:
         raise ValueError(f"cannot load {name}, a PEFT adapter for {base}: {error!s:.300}") from error
     if different:
-        raise ValueError(
-            f"the PEFT adapter {name} does not fit {base}; only one of them has {', '.join(sorted(different)[:3])}"
-        )
+        raise ValueError(f"the adapter {name} does not fit {base}: only one has {', '.join(sorted(different)[:3])}")
     trusted = settings.get("trust_remote_code", False)
     processor = load_processor(name, trusted, **where) or base_processor or load_processor(base, trusted)
     return adapted.merge_and_unload(), processor or _make_processor(base, model.config, {})
@@ -345,8 +343,7 @@ def _make_processor(name: str | os.PathLike, config: Any, where: dict[str, Any])
     processor: Any = HfViTImageProcessor.for_model(config, preset=preset)
     logger.warning(
         f"{name} holds no image processor. One was made with the preset {preset!r}, image_mean {processor.image_mean} "
-        f"and image_std {processor.image_std}. If the weights were trained with other values, set them on the "
-        "processor, and save it next to the model."
+        f"and image_std {processor.image_std}; set other values if the weights were trained with them."
     )
     return processor
 

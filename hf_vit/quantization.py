@@ -150,10 +150,7 @@ def _choose_images(paths: Sequence[str | os.PathLike]) -> list[Path]:
             raise FileNotFoundError(f"no such file or folder: {path}")
         files += images_below(path) if path.is_dir() else [path]
     if len(files) < MIN_IMAGES:
-        raise ValueError(
-            f"cannot calibrate with {len(files)} images (expected at least {MIN_IMAGES}, preferably 300, typical of "
-            "the model's use)"
-        )
+        raise ValueError(f"cannot calibrate with {len(files)} images (expected {MIN_IMAGES} or more, better 300)")
     chosen = np.linspace(0, len(files) - 1, min(len(files), MAX_IMAGES)).round().astype(int)
     return [files[index] for index in chosen]
 

@@ -50,10 +50,7 @@ class Int8Model(ProgramModel):
             asked = f"image_size, dtype and device of the model are {found}"
             raise ValueError(f"{asked}, but the int8 program of {folder} has {expected}; {_OTHERWISE}")
         if identity_of(model) != record["model"]:
-            raise ValueError(
-                f"the weights or config.json of {folder} are not those of its int8 program; quantize the model again, "
-                f"or {_OTHERWISE}"
-            )
+            raise ValueError(f"the weights or config.json of {folder} are not those of its program; {_OTHERWISE}")
         try:
             program = OpenVINOProgram(read_openvino(local / PROGRAM_FILES[0]), torch.float32)
         except RuntimeError as error:

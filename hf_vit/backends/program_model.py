@@ -160,11 +160,8 @@ class ProgramModel(nn.Module):
         expected = (self.config.num_channels, *as_pair(self.config.image_size))
         is_float = pixel_values.is_floating_point() and pixel_values.device.type == "cpu"
         if tuple(pixel_values.shape[1:]) != expected or not len(pixel_values) or not is_float:
-            raise ValueError(
-                f"pixel_values is {pixel_values.dtype} of shape {tuple(pixel_values.shape)} on {pixel_values.device} "
-                f"(expected float, (batch, {', '.join(map(str, expected))}), on cpu); the program has one image size; "
-                "load the model with image_size=..."
-            )
+            found = f"{pixel_values.dtype} of shape {tuple(pixel_values.shape)} on {pixel_values.device}"
+            raise ValueError(f"pixel_values is {found} (expected float of shape (batch, *{expected}) on cpu)")
 
     @property
     def base_model(self) -> "ProgramModel":
@@ -174,10 +171,7 @@ class ProgramModel(nn.Module):
             ValueError: the program computes logits only.
         """
         if self.is_classifier:
-            raise ValueError(
-                f"{type(self).__name__} of a classifier computes only logits; for features, make a program of the "
-                'classifier\'s base_model, or load the classifier with backend="torch"'
-            )
+            raise ValueError(f'{type(self).__name__} computes logits only; for features, use backend="torch"')
         return self
 
     def can_generate(self) -> bool:
@@ -245,10 +239,7 @@ class ONNXRuntimeModel(ProgramModel):
 def _outputs_of(model: Any, dtypes: Sequence[torch.dtype]) -> tuple[type[ModelOutput], list[str]]:
     """Return the class and the names of a model's outputs, by computing one image."""
     if not isinstance(model, PROGRAM_MODELS) or model.dtype not in dtypes or model.device.type != "cpu":
-        raise ValueError(
-            f"cannot compile {type(model).__name__}, {model.dtype} on {model.device} (expected an hf_vit encoder or "
-            f"classifier, {' or '.join(map(str, dtypes))} on cpu)"
-        )
+        raise ValueError(f"cannot compile {type(model).__name__}, {model.dtype} on {model.device} (on cpu: {dtypes})")
     images = torch.zeros(1, model.config.num_channels, *as_pair(model.config.image_size), dtype=model.dtype)
     was_training = model.training
     with torch.no_grad():

@@ -31,9 +31,7 @@ class HfViTRelativeAttention(HfViTAttention):
         """Return the logits of the second attention plus the mask, (batch, heads, queries, tokens)."""
         implementation = self.config._attn_implementation
         if implementation not in _SUPPORT_BIAS:
-            raise ValueError(
-                f"relative positions do not work with attn_implementation={implementation!r}; use 'sdpa' or 'eager'"
-            )
+            raise ValueError(f"relative positions need attn_implementation 'sdpa' or 'eager', not {implementation!r}")
         assert grid is not None
         bias = _relative_logits(query * self.scaling, self.positions(grid)[: query.shape[2]])
         if attention_mask is None:
@@ -85,9 +83,7 @@ class HfViTAxialAttention(HfViTAttention):
             between different rows (or columns), or None.
         """
         if attention_mask is not None:
-            raise ValueError(
-                "axial attention covers whole rows and columns, so attention_mask is not supported; omit attention_mask"
-            )
+            raise ValueError("axial attention supports no attention_mask; omit it")
         assert grid is not None
         lines = hidden_states.unflatten(1, grid)  # (batch, rows, columns, hidden_size)
         lines = lines.transpose(1, 2) if self.along_columns else lines

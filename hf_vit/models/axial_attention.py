@@ -56,11 +56,7 @@ class AxialAttention(nn.Module):
         """
         lines = feature_map.transpose(2, 3) if self.along_columns else feature_map  # (batch, channels, lines, length)
         if lines.shape[3] > self.span:
-            raise ValueError(
-                f"the feature map has {feature_map.shape[2]} x {feature_map.shape[3]} pixels, but axial attention "
-                f"supports at most {self.span} per {'column' if self.along_columns else 'row'}; use smaller images, or "
-                "build the model with a larger image_size"
-            )
+            raise ValueError(f"axial attention covers {self.span} positions, not {lines.shape[3]}: use smaller images")
         qkv = self.norm_qkv(self.qkv(lines)).unflatten(1, (NUM_HEADS, -1))
         query, key, value = qkv.split(self.sizes, dim=2)  # (batch, heads, head_dim, lines, length)
         index = torch.arange(lines.shape[3], device=lines.device)

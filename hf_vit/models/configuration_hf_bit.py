@@ -133,8 +133,6 @@ class HfBiTConfig(HfVisionConfig):
         if not self.depths:
             raise ValueError("depths is empty; expected one stage or more")
         if self.embedding_size % NUM_GROUPS:
-            raise ValueError(
-                f"embedding_size ({self.embedding_size}) is not a multiple of {NUM_GROUPS}, the groups of its GroupNorm"
-            )
+            raise ValueError(f"embedding_size ({self.embedding_size}) is not a multiple of {NUM_GROUPS} (of GroupNorm)")
         if self.spatial_mixing == "axial_attention" and self.layer_type != "bottleneck":
             raise ValueError(f"layer_type is {self.layer_type!r}, but axial attention needs 'bottleneck'")

@@ -207,10 +207,8 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
         where = {name: kwargs.pop(name) for name in _LOCATION_ARGUMENTS if name in kwargs}
         name, settings = pretrained_model_name_or_path, read_settings(pretrained_model_name_or_path, **where)
         if (stored := settings.get("model_type")) != cls.model_type:
-            raise ValueError(
-                f"{name} has a {saved_class(settings) or 'model'} of type {stored} (expected {cls.model_type}); use "
-                "hf_vit.load, or `hf-vit convert`"
-            )
+            found = f"a {saved_class(settings) or 'model'} of type {stored}"
+            raise ValueError(f"{name} has {found} (expected {cls.model_type}); use hf_vit.load, or `hf-vit convert`")
         return settings, kwargs
 
     def validate_architecture(self) -> None:
@@ -341,10 +339,7 @@ def convert_type_errors(what: str) -> Iterator[None]:
 def check_attention(name: Any) -> None:
     """Raise ValueError if the attention implementation in a config.json is not in `ATTENTION_IMPLEMENTATIONS`."""
     if name is not None and name not in ATTENTION_IMPLEMENTATIONS:
-        raise ValueError(
-            f"the config.json has attn_implementation {reprlib.repr(name)} (expected one of "
-            f"{', '.join(ATTENTION_IMPLEMENTATIONS)}); to use any other, pass attn_implementation= to from_pretrained"
-        )
+        raise ValueError(f"attn_implementation is {reprlib.repr(name)}; known: {', '.join(ATTENTION_IMPLEMENTATIONS)}")
 
 
 @strict
@@ -562,10 +557,7 @@ class HfViTConfig(HfVisionConfig):
             return as_pair(self.patch_size)
         check_size("patch_size", patch_size)
         if not self.is_flexible and as_pair(patch_size) != as_pair(self.patch_size):
-            raise ValueError(
-                f"patch_size is {patch_size}, but the model is not flexible and has patch_size {self.patch_size}; "
-                "call make_flexible() or set_patch_size() first"
-            )
+            raise ValueError(f"patch_size is {patch_size}, not {self.patch_size}: call make_flexible() first")
         height, width = as_pair(patch_size)
         return operator.index(height), operator.index(width)  # plain ints, also under torch.compile
 
@@ -608,14 +600,9 @@ class HfViTConfig(HfVisionConfig):
         if self.hidden_size % (divisor := {"sincos2d": 4, "learned2d": 2}.get(kind, 1)):
             raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of {divisor}, as {kind} requires")
         if placement != "input" and kind not in ("learned", "learned2d"):
-            raise ValueError(
-                f"position_embedding_placement {placement} needs learned or learned2d positions, not {kind}"
-            )
+            raise ValueError(f"position_embedding_placement {placement} needs learned or learned2d, not {kind}")
         if self.attention_axes == "axial" and (self.use_cls_token or kind == "relative" or self.num_hidden_layers % 2):
-            raise ValueError(
-                "axial attention needs use_cls_token=False, an even num_hidden_layers and no relative positions, not "
-                f"use_cls_token={self.use_cls_token}, num_hidden_layers={self.num_hidden_layers} and {kind} positions"
-            )
+            raise ValueError("axial attention needs use_cls_token=False, even num_hidden_layers, no relative positions")
         rows, columns = self.grid_size
         if rows * columns > MAX_TOKENS:
             raise ValueError(f"image_size {self.image_size} makes {rows * columns:,} patches; at most {MAX_TOKENS:,}")
@@ -659,7 +646,5 @@ class HfViTHybridConfig(HfViTConfig):
 
     def validate_architecture(self) -> None:
         if self.stem_width % 32:
-            raise ValueError(
-                f"stem_width ({self.stem_width}) is not a multiple of 32, the number of groups of its GroupNorm"
-            )
+            raise ValueError(f"stem_width ({self.stem_width}) is not a multiple of 32 (the groups of GroupNorm)")
         super().validate_architecture()

@@ -136,10 +136,7 @@ class FlexibleSizes(HfVisionPreTrainedModel):
 def check_mixed_sizes(config: HfViTConfig) -> None:
     """Raise ValueError if the layers of the model need the same grid for all images of a batch."""
     if config.needs_one_grid:
-        raise ValueError(
-            "cannot mix image sizes in a batch, or drop patches, with relative positions, positions in every layer or "
-            "axial attention"
-        )
+        raise ValueError("mixed image sizes and dropped patches need all positions at the input and no axial attention")
 
 
 def patch_mask(spatial_shapes: Any, pixel_values: torch.Tensor) -> torch.Tensor:

@@ -369,9 +369,7 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         stored = {name: value for name, value in image_processor_dict.items() if name in (*known, *_FILE_KEYS)}
         unknown = {name: value for name, value in image_processor_dict.items() if name not in stored}
         if unknown:
-            logger.warning_once(
-                f"preprocessor_config.json has fields that {cls.__name__} does not use: {reprlib.repr([*unknown])}"
-            )
+            logger.warning_once(f"preprocessor_config.json has fields without effect: {reprlib.repr([*unknown])}")
         processor = cls(**stored)
         vars(processor).update({name: value for name, value in unknown.items() if not hasattr(cls, name)})
         processor.update(**changes)
@@ -468,8 +466,7 @@ def sync_processor_size(model: Any, processor: Any, name: str | os.PathLike, is_
         found = "images of different sizes" if own is None else f"{own[0]} x {own[1]}"
         logger.warning(
             f"The model of {name} takes images of {wanted[0]} x {wanted[1]} pixels, but its image processor returns "
-            f"{found}; the processor was set to the model's size. Save both to keep this, or load another size with "
-            f"hf_vit.load({str(name)!r}, image_size=...)."
+            f"{found}; the processor was set to the model's size. Save both to keep this."
         )
     set_processor_size(processor, wanted)
 

@@ -413,10 +413,7 @@ def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | Non
     for data_format, length in candidates.items():
         if length in _CHANNEL_COUNTS or length == num_channels:
             return data_format
-    raise ValueError(
-        f"it has shape {tuple(array.shape)}, which has no channel axis of length 1 to 4; "
-        'set input_data_format to "channels_first" or "channels_last"'
-    )
+    raise ValueError(f"it has shape {tuple(array.shape)}, without an axis of 1 to 4 channels; set input_data_format")
 
 
 def _check_range(tensor: torch.Tensor, highest: int, expected: str):

@@ -60,10 +60,7 @@ class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
             ValueError: the model has axial attention, whose relative positions depend on the image size.
         """
         if self.config.spatial_mixing == "axial_attention" and as_pair(image_size) != as_pair(self.config.image_size):
-            raise ValueError(
-                f"cannot set image_size {image_size}: the axial attention was built for {self.config.image_size}; "
-                "build a new model for another size"
-            )
+            raise ValueError(f"cannot set image_size {image_size}: axial attention needs {self.config.image_size}")
         super().set_image_size(image_size)
 
     def _prepare_images(self, pixel_values: torch.Tensor) -> torch.Tensor:

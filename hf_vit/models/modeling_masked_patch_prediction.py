@@ -116,9 +116,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
 
     def set_num_channels(self, num_channels: int) -> None:
         """Raise ValueError: the outputs depend on the number of channels."""
-        raise ValueError(
-            f"cannot set num_channels {num_channels}: the outputs of this model depend on it; build a new one"
-        )
+        raise ValueError(f"cannot set num_channels {num_channels}: the outputs depend on it; build a new model")
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)

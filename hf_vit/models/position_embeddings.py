@@ -103,10 +103,8 @@ def resize_position_embeddings(
 
 def _check_length(position_embeddings: torch.Tensor, tokens: int) -> None:
     if position_embeddings.ndim != 3 or position_embeddings.shape[1] != tokens:
-        raise ValueError(
-            f"cannot resample position embeddings of shape {tuple(position_embeddings.shape)} (expected {tokens} "
-            "tokens); under DeepSpeed ZeRO-3, where parameters are empty, use hf_vit.load(name, image_size=...) instead"
-        )
+        shape = tuple(position_embeddings.shape)
+        raise ValueError(f"position embeddings have shape {shape}, not {tokens} tokens (with ZeRO-3, use hf_vit.load)")
 
 
 def resize_relative_embeddings(

@@ -289,8 +289,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
             self._has_warned_about_image_size = True
             logger.warning(
                 f"The images have {size[0]} x {size[1]} pixels, but the model's image_size is {own[0]} x {own[1]}. "
-                "To adapt the model, use hf_vit.load(..., image_size=...); to suppress this warning, pass "
-                "interpolate_pos_encoding=True."
+                "Use hf_vit.load(..., image_size=...), or pass interpolate_pos_encoding=True if this is intended."
             )
 
     def optimize_for_inference(self: _Model, batch_size: int = 1) -> _Model:

@@ -172,10 +172,7 @@ def check_model_path(name: str | os.PathLike, subfolder: str | None = None) -> N
         hint = " (it is a PEFT adapter: load it with hf_vit.load)" if (path / "adapter_config.json").exists() else ""
         raise FileNotFoundError(f"{name} has no config.json{hint}")
     if (path.is_file() and path.suffix != ".json") or not (path.exists() or HUB_NAME.fullmatch(os.fspath(name))):
-        raise FileNotFoundError(
-            f"{name} is neither a model folder nor owner/name on the Hub; `hf-vit convert` converts checkpoints, and "
-            "`hf-vit catalog` lists released models"
-        )
+        raise FileNotFoundError(f"{name} is neither a model folder nor owner/name on the Hub (see `hf-vit catalog`)")
 
 
 def find_file(name: str | os.PathLike, file: str, where: Mapping[str, Any], needs_hub: bool = True) -> str | None:
@@ -321,9 +318,8 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         is_hashed = not thorough and os.path.exists(record)
         if status.st_size != size or not (is_hashed or sha256_of(file) == sha256):
             raise ValueError(
-                f"{file} does not match {MANIFEST}: its size ({status.st_size} bytes) or its sha256 differs (expected "
-                f"{size} bytes with sha256 {sha256[:16]}...); download it again with force_download=True, or delete "
-                f"{MANIFEST} if you changed the file yourself"
+                f"{file} has {status.st_size} bytes or a sha256 that do not match {MANIFEST}; download it again with "
+                f"force_download=True, or delete {MANIFEST} if you changed the file yourself"
             )
         if status.st_size > _SMALL and not is_hashed:
             with suppress(OSError):  # without a cache, the weights are hashed at every load
@@ -403,10 +399,7 @@ def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
 def check_public(url: str, address: str) -> None:
     """Raise UnsafeURLError unless an IP address is public; `url` is for the message."""
     if not _is_public(ip_address(address)):
-        raise UnsafeURLError(
-            f"the host of {redact_secrets(url)} has the address {address}, which is not public; set "
-            "HF_VIT_ALLOW=private to allow it"
-        )
+        raise UnsafeURLError(f"{redact_secrets(url)} leads to {address}, which is not public (HF_VIT_ALLOW=private)")
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
