@@ -29,7 +29,7 @@ from ..files.msgpack_arrays import MsgpackReader, is_msgpack
 from ..files.npz import NpzReader, check_archive
 from ..files.reading import read_json_object
 from ..files.tensorstore_arrays import TensorStoreReader, tensorstore_folder
-from ..models.utils import HUB_NAME
+from ..models.utils import HUB_NAME, check_model_path
 from .tables import ConversionError
 
 _TORCH_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
@@ -257,6 +257,8 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
         ImportError: a package that its container needs is not installed.
     """
     path = fetched.path
+    if (path / "adapter_config.json").is_file():
+        check_model_path(path)
     settings = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
     if path.is_dir() and array_container(path) is None:
         path = _checkpoint_in(path, settings)

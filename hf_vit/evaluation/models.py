@@ -9,7 +9,7 @@ from ..backends.choosing import use_backend
 from ..loading import find_adapter, load, local_model, with_preset
 from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, Size, as_pair, check_attention
 from ..models.image_processing_hf_vit import sync_processor_size
-from ..models.utils import check_model_path
+from ..models.utils import check_model_path, explain_missing_folder
 from ..settings.fields import EvaluateSettings
 
 
@@ -57,7 +57,8 @@ def load_pretrained(
 
 def read_config(name: str) -> Any:
     check_model_path(name)
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    with explain_missing_folder(name):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     check_attention(config._attn_implementation)
     return config
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from huggingface_hub.dataclasses import strict as hub_strict
 from huggingface_hub.dataclasses import validated_field
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassError
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
@@ -32,6 +32,7 @@ from .utils import (
     check_arguments,
     check_choice,
     check_model_path,
+    explain_missing_folder,
     read_json_object,
 )
 
@@ -228,6 +229,8 @@ def value_errors() -> Iterator[None]:
     """Convert the errors of huggingface_hub's validation of dataclasses and dictionaries to ValueErrors of one line."""
     try:
         yield
+    except StrictDataclassClassValidationError as error:  # of `validate_architecture`
+        raise ValueError(str(error.__cause__)) from error
     except StrictDataclassError as error:
         raise ValueError(" ".join(str(error)[:1000].split())) from error
 
@@ -311,7 +314,7 @@ def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
         OSError: the file does not exist or cannot be read.
     """
     check_model_path(name, where.get("subfolder"))
-    with convert_type_errors(f"the config.json of {name}"):
+    with convert_type_errors(f"the config.json of {name}"), explain_missing_folder(name):
         settings, _ = _ConfigReader.get_config_dict(name, **where)
         names = [settings.get("model_type") or "", *(settings.get("architectures") or ())]
     if not all(isinstance(one, str) for one in names):

@@ -116,9 +116,12 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
             for index in Path(name).glob("*.index.json"):
                 read_json_object(index)  # checks the size limits, which transformers does not
             of_loading = {key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs}
-            settings, _ = config_class.get_config_dict(name, **where)
             fields = kwargs if config is None else {}
-            stored, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
+            try:
+                settings, _ = config_class.get_config_dict(name, **where)
+                stored, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
+            except ValueError as error:
+                raise ValueError(f"cannot load {name}: {error}") from error
             config, kwargs = (stored, unused) if config is None else (config, kwargs)
             kwargs |= of_loading
         wanted = {**{field: getattr(config, field) for field in _ADAPTED if hasattr(config, field)}, **asked}
@@ -176,7 +179,10 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         if files:
             what = f"the config.json of {files[0].parent} describes {described:,} parameters for {stored:,} bytes"
             check_limit(what, described, 2 * stored + _MAX_NEW_PARAMETERS)  # at least 4 bits per parameter
-        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
+        try:
+            return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
+        except OSError as error:  # the error for a damaged .bin does not name the file
+            raise OSError(f"cannot read the weights of {folder}: {error}") from error
 
     def post_init(self) -> None:
         """Finish the construction; a classifier must not ignore a head in the checkpoint."""

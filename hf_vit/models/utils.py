@@ -175,6 +175,18 @@ def check_model_path(name: str | os.PathLike, subfolder: str | None = None) -> N
         raise FileNotFoundError(f"{name} is neither a model folder nor owner/name on the Hub (see `hf-vit catalog`)")
 
 
+@contextmanager
+def explain_missing_folder(name: str | os.PathLike) -> Iterator[None]:
+    """If a download fails, raise an OSError that also says that there is no local folder of this name."""
+    try:
+        yield
+    except OSError as error:
+        if Path(name).exists():
+            raise
+        reason = " ".join(str(error).split())
+        raise OSError(f"there is no folder {name}, and it cannot be loaded from the Hub: {reason}") from error
+
+
 def find_file(name: str | os.PathLike, file: str, where: Mapping[str, Any], needs_hub: bool = True) -> str | None:
     """Return the local path of a file in a folder or a Hub repository; None if the file does not exist.
 
