@@ -181,7 +181,7 @@ def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVi
     where = {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings}
     subfolder = where.pop("subfolder", None) or ""
     source = Path(name, subfolder) if Path(name).exists() else str(name)
-    model, processor, _ = convert_with_reasons(source, where=where)
+    model, processor, _ = convert_with_reasons(source, False, where)
     record = model.conversion_record or {}
     if record["dialect"]["names"] == "transformers":  # hf_vit may have written the folder
         file = find_file(source, CONVERSION_RECORD, where, needs_hub=False)

@@ -103,6 +103,9 @@ def convert(
 
 def convert_with_reasons(
     source: str | Path,
+    without_weights: bool = False,
+    where: Mapping[str, Any] | None = None,
+    /,
     *,
     labels: str | Path | list[str] | None = None,
     image_size: Size | None = None,
@@ -110,16 +113,14 @@ def convert_with_reasons(
     position_grid: Size | None = None,
     preset: str | None = None,
     weights: Path | None = None,
-    without_weights: bool = False,
-    where: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor, Fields]:
     """Convert; return model, image processor, and all inferred fields (also preset and labels) with their reasons.
 
     Args:
-        source, labels, image_size, patch_size, position_grid, preset, weights, overrides: as in `convert`.
         without_weights: leave the model on the meta device, and read only the arrays that show what the model is.
         where: arguments of `snapshot_download`, such as `revision`, for a name on the Hub.
+        source, labels, image_size, patch_size, position_grid, preset, weights, overrides: as in `convert`.
     """
     if not isinstance(source, str | Path):
         raise ConversionError(f"source is a {type(source).__name__} (expected a path, a URL, or a name on the Hub)")
@@ -344,7 +345,7 @@ def check(source: str | Path, **options: Any) -> str:
     Raises:
         ValueError, OSError: as in `convert`.
     """
-    model, _, found = convert_with_reasons(source, without_weights=True, **options)
+    model, _, found = convert_with_reasons(source, True, **options)
     record: dict[str, Any] = model.conversion_record or {}
     dialect = [f"{name} {value}" for name, value in record["dialect"].items() if value]
     file = f"{record['file']}: {', '.join([*dialect, *record['dtypes']])}"
