@@ -119,8 +119,7 @@ def open_index(files: Sequence[str], columns: Columns) -> ShardIndex:
         return replace(index, label_column=None, num_labels=None)
     if index.is_tar and (missing := int((index.units["label"] < 0).sum())):
         raise ValueError(
-            f"{missing} of {len(index.units['label'])} images in {len(files)} shards such as {files[0]} have no "
-            f"{index.label_column}; name the column of labels with --label-column"
+            f"{missing} images of {join_names(list(files))} have no {index.label_column}; set --label-column"
         )
     return index
 

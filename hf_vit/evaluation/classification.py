@@ -16,7 +16,7 @@ from ..data.sources import names_of_splits
 from ..data.splits import Split, find_eval_split, open_named, split_off_holdout
 from ..devices import describe_device
 from ..files.download import fetch
-from ..files.messages import shorten
+from ..files.messages import join_names, shorten
 from ..files.reading import read_json, read_json_object, read_yaml
 from ..loading import find_file, local_model
 from ..models.configuration_hf_vit import MAX_LABELS, score_function, thresholds_of
@@ -107,20 +107,14 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     from .metrics import set_accuracy  # importing evaluate takes seconds
 
     model, processor = load_evaluated(settings, accelerator, needs_head=True)
-    if model.config.num_labels != 1000:
-        raise ValueError(
-            f"--protocol objectnet needs a model with ImageNet's 1,000 classes, but {settings.model} has "
-            f"{model.config.num_labels}"
-        )
+    if (count := model.config.num_labels) != 1000:
+        raise ValueError(f"{settings.model} has {count} classes (expected the 1,000 of ImageNet for objectnet)")
     split = open_named(settings, settings.split or "train")
     classes, names = read_objectnet_classes(settings.objectnet_classes), split.label_names or []
     labels = split.class_numbers("--protocol is objectnet").tolist()
     chosen = [row for row, label in enumerate(labels) if 0 <= label < len(names) and names[label] in classes]
     if not chosen:
-        raise ValueError(
-            f"no image belongs to a class of ImageNet; the first classes are {', '.join(names[:5]) or 'none'} "
-            "(expected names of ObjectNet's folders)"
-        )
+        raise ValueError(f"no class of {join_names(names)} is of ImageNet (expected names of ObjectNet's folders)")
     split.samples = split.samples.select(chosen)
     predictions = _run(settings, accelerator, model, partial(without_border, processor), split)
     accepted = [classes[names[labels[chosen[index]]]] for index in predictions["index"]]
@@ -170,8 +164,8 @@ def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
         return [real[number - 1] for number in numbers]
     if len(real) != len(split):
         raise ValueError(
-            f"cannot match {len(real)} ReaL labels to {len(split)} images: the numbers differ, and the files are not "
-            "named ILSVRC2012_val_00000001 and so on"
+            f"there are {len(real)} ReaL labels for {len(split)} images (expected as many, or files named "
+            "ILSVRC2012_val_00000001 and so on)"
         )
     return real
 

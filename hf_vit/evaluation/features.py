@@ -256,9 +256,7 @@ def evaluate_few_shot(settings: EvaluateSettings, accelerator: Accelerator) -> d
     if counts.min() < (shots := max(settings.shots)):
         number = int(counts.argmin())
         name = train.label_names[number] if train.label_names else f"class {number}"
-        raise ValueError(
-            f"{shots} shots need {shots} images of each class, but {name} has {counts.min()}; reduce --shots"
-        )
+        raise ValueError(f"--shots is {shots}, but {name} has {counts.min()} images")
     draws = [draw(labels, train.num_labels, seed) for seed in range(settings.seeds)]
     needed = np.concatenate([numbers[: max(settings.shots)] for one_draw in draws for numbers in one_draw])
     extractor = Extractor(settings, accelerator)
@@ -370,10 +368,8 @@ def evaluate_nearest_neighbors(settings: EvaluateSettings, accelerator: Accelera
         ValueError: there are fewer training images than neighbors.
     """
     train, test = open_train_and_test(settings)
-    if max(settings.neighbors) > len(train):
-        raise ValueError(
-            f"--neighbors is {max(settings.neighbors)}, but {settings.train_split} has only {len(train)} images"
-        )
+    if (most := max(settings.neighbors)) > len(train):
+        raise ValueError(f"--neighbors is {most}, but {settings.train_split} has only {len(train)} images")
     extractor = Extractor(settings, accelerator)
     known = extractor.extract(train, settings.train_split)
     unknown = extractor.extract(test, settings.split or "test")
