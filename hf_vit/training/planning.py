@@ -68,13 +68,10 @@ class Plan:
         rows = [("data", f"{images}, {data['held_out']:,} held-out images")]
         if data["largest_class"]:  # shards are not inspected
             rows += [
-                ("", f"{data['smallest_class']:,} to {data['largest_class']:,} images per class"),
-                ("", f"shorter side {low:,} to {high:,} pixels, median {median:,}"),
+                ("", f"{_span(data['smallest_class'], data['largest_class'])} images per class"),
+                ("", f"shorter side {_span(low, high)} pixels, median {median:,}"),
                 ("", f"{data['long']:.0%} longer than {_LONG:g}:1"),
-                (
-                    "",
-                    f"{data['exact_duplicates']:,} exact duplicates, {data['leaks']:,} of them held out",
-                ),
+                ("", f"{data['exact_duplicates']:,} exact duplicates, {data['leaks']:,} of them held out"),
             ]
         rows.append(("recipe", self.recipe))
         rows += [(name.replace("_", " "), f"{value}: {self.reasons[name]}") for name, value in self.settings.items()]
@@ -125,7 +122,7 @@ def plan(
         reason = f"about {_EPOCHS} epochs, but at least {_STEPS[0]} and at most {_STEPS[1]:,} steps"
         choose("epochs", round(steps * run.batch_size / images, 2), reason)
     if data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1) and not split.multi_label:
-        reason = f"{data['smallest_class']:,} to {data['largest_class']:,} images per class"
+        reason = f"{_span(data['smallest_class'], data['largest_class'])} images per class"
         choose("class_sampling", "balanced", reason)
 
     result.steps = count_steps(run, split)
@@ -168,6 +165,10 @@ def plan_recipe(values: dict[str, Any]) -> dict[str, Any]:
     if int(os.environ.get("RANK") or 0) == 0:
         print(found.describe(), file=sys.stderr)  # --print-config writes a recipe to the standard output
     return read_recipe(found.recipe) | found.settings
+
+
+def _span(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def describe_images(split: Split, eval_split: Split | None) -> dict[str, Any]:
