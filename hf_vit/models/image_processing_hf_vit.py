@@ -419,6 +419,8 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         """
         settings = self.resolve_settings(**kwargs)
         images, results, errors = list_images(images, settings.device), [], {}
+        is_native = settings.preset == "native"
+        stacked, copied = None, 0  # the results are copied one by one, so that each can reuse the memory of the last
         for index, image in enumerate(images):
             try:
                 result = _process_image(image, settings, name_image(image, index))
@@ -426,21 +428,26 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
                 if settings.on_error == "raise":
                     raise
                 errors[index] = str(error)
-            else:
-                results += result if result.ndim == 4 else [result]  # (channels, height, width) each
+                continue
+            if settings.data_format == "channels_last" and not is_native:
+                result = result.movedim(-3, -1)
+            if settings.return_tensors is not None and not is_native and result.ndim == 3:
+                if stacked is None:
+                    stacked = result[None] if len(images) == 1 else result.new_empty(len(images), *result.shape)
+                if result.shape == stacked.shape[1:]:
+                    result = stacked[copied].copy_(result) if len(images) > 1 else result
+                    copied += 1
+            results += result if result.ndim == 4 else [result]  # (channels, height, width) each
         if not results:
             raise ImageReadingError(f"cannot read any of {len(images)} images: {'; '.join(errors.values())[:1000]}")
         if errors:
             logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
-        features = {"pixel_values": results}
-        if settings.preset == "native":
-            features = _to_patches(results, settings)
-        elif settings.data_format == "channels_last":
-            features = {"pixel_values": [image.movedim(-3, -1) for image in results]}
-        if settings.return_tensors == "np":
+        features: dict[str, Any] = _to_patches(results, settings) if is_native else {"pixel_values": results}
+        if stacked is not None and copied == len(results):
+            values = stacked[:copied]
+            features = {"pixel_values": values.cpu().numpy() if settings.return_tensors == "np" else values}
+        elif settings.return_tensors == "np":
             features = {name: [value.cpu().numpy() for value in values] for name, values in features.items()}
-        if settings.return_tensors is not None and len(results) == 1:  # without a copy
-            features = {name: values[0][None] for name, values in features.items()}
         batch = BatchFeature(features, tensor_type=settings.return_tensors)
         vars(batch)["skipped"] = list(errors)
         return batch
