@@ -391,8 +391,8 @@ def check_card(card: str) -> list[str]:
     license, problems = split_readme(card)[0].get("license"), []
     if not all(_LICENSE.fullmatch(str(name)) for name in (license if isinstance(license, list) else [license or ""])):
         problems.append(
-            f"the license is {license or 'missing'} (expected an identifier of the Hub, such as apache-2.0 or mit); give license= "
-            "(--license), or add `license:` to the front matter"
+            f"the license is {license or 'missing'} (expected an identifier of the Hub, such as apache-2.0 or mit); "
+            "give license= (--license), or add `license:` to the front matter"
         )
     if "more information needed" in card.lower():
         problems.append("it has the placeholder 'More Information Needed'; replace it, or delete the line")

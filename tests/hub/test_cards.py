@@ -200,7 +200,7 @@ license: apache-2.0
 
 def faults():
     yield "license: apache-2.0\n", "", "license"
-    yield "apache-2.0", "Apache 2.0", "'Apache 2.0'"
+    yield "apache-2.0", "Apache 2.0", "Apache 2.0"
     yield "## Compute", "[More Information Needed]\n## Compute", "More Information Needed"
 
 
