@@ -212,9 +212,8 @@ def summed_distances(
     axes = [torch.arange(size, dtype=torch.float64, device=attentions.device) * step for size, step in sizes]
     places = torch.cartesian_prod(*axes)  # (patches, 2), in pixels
     attentions = attentions[..., config.num_prefix_tokens :, config.num_prefix_tokens :]
-    distances = (attentions * (places[:, None] - places).norm(dim=-1).to(attentions.dtype)).sum(
-        dim=-1
-    )  # (images, heads, patches)
+    between = (places[:, None] - places).norm(dim=-1).to(attentions.dtype)  # (patches, patches)
+    distances = (attentions * between).sum(dim=-1)  # (images, heads, patches)
     if renormalize:
         distances = distances / attentions.sum(dim=-1)
     return distances.double().mean(dim=-1).sum(dim=0)
