@@ -10,10 +10,11 @@ cleanlab's.
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,27 +89,30 @@ class Measures(NamedTuple):
     sharpness: float
     picture: np.ndarray
 
+    @property
+    def pixels(self) -> int:
+        """Number of pixels."""
+        return self.width * self.height
 
-@dataclass
-class AuditedImage:
-    """An image of the data set, or of the data set that the model was trained on.
 
-    Args:
-        name: as in issues.csv.
-        group: number of its split, in the order of training, validation and test; -1 for the other data set.
-        file: {"bytes", "path"}
-        label: name of its class.
-        number: number of its class; -1 for the other data set, whose images have no issues themselves.
-        features: (features,) of the model.
-    """
+class AuditedSplit(NamedTuple):
+    """A split of the data set, or of the other data set, whose images have no labels, and no issues themselves."""
 
     name: str
-    group: int
-    file: dict[str, Any]
-    label: str
-    number: int
+    split: Split
+    images: list[str]  # their names, as in issues.csv
+
+
+class AuditedImage(NamedTuple):
+    """A readable image."""
+
+    name: str  # as in issues.csv
+    group: int  # number of its split, in the order of training, validation, test, and the other data set
+    file: dict[str, Any]  # {"bytes", "path"}
+    number: int  # of its class; -1 without a label
+    label: str  # name of its class
     measures: Measures
-    features: torch.Tensor
+    features: torch.Tensor  # (features,) of the model
 
 
 def audit(
@@ -137,9 +141,10 @@ def audit(
         >>> for issue in hf_vit.audit("ti16", "photographs", output_dir="audit"):
         ...     print(issue.image, issue.issue, issue.suggested)
     """
-    own = {"model": str(model), "dataset": str(dataset), "train": None if train is None else str(train)}
-    own["output_dir"] = None if output_dir is None else str(output_dir)
-    chosen = build_settings(AuditSettings, {**settings, **own})
+    own = {"model": model, "dataset": dataset, "train": train, "output_dir": output_dir}
+    for name, value in own.items():
+        settings[name] = None if value is None else str(value)
+    chosen = build_settings(AuditSettings, settings)
     return run_audit(chosen, start_accelerator(chosen))
 
 
@@ -152,24 +157,18 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
     if settings.output_dir:
         refuse_existing(Path(settings.output_dir) / "issues.csv", settings.overwrite)  # it may have been edited by hand
     splits = open_audited(settings)
-    first = splits[0][1]  # the other splits are numbered like it
+    first = splits[0].split  # the other splits are numbered like it
     classes = first.label_names or [f"class {number}" for number in range(first.num_labels)]
     shared = {one.name for one in fields(EvaluateSettings)} & {one.name for one in fields(AuditSettings)}
     extractor = Extractor(EvaluateSettings(**{name: getattr(settings, name) for name in shared}), accelerator)
     images: list[AuditedImage] = []
     unreadable: list[Issue] = []
-    for group, (name, split, names, is_other) in enumerate(splits):
-        found = extractor.extract(split, name)
-        rows = {int(row): position for position, row in enumerate(found.index)}
-        workers = count_workers(settings.num_workers)
-        for row, one in enumerate(measure_split(split, extractor.model.config.num_channels, workers)):
-            if one is None or row not in rows:
-                unreadable += [] if is_other else [Issue(names[row], "unreadable", 1.0)]
-                continue
-            number = -1 if is_other else int(found.labels[rows[row]])
-            label, file = "" if is_other else classes[number], split.image(split.samples[row], row)
-            features = found.values[rows[row]]
-            images.append(AuditedImage(names[row], -1 if is_other else group, file, label, number, one, features))
+    for group, audited in enumerate(splits):
+        found = read_images(audited, group, classes, extractor, settings)
+        images += found
+        if audited.split.label_column is not None:
+            readable = {image.name for image in found}
+            unreadable += [Issue(name, "unreadable", 1.0) for name in audited.images if name not in readable]
     issues = find_issues(images, classes) + unreadable
     if settings.output_dir and accelerator.is_main_process:
         output = Path(settings.output_dir)
@@ -181,35 +180,32 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
     return issues
 
 
-def open_audited(settings: AuditSettings) -> list[tuple[str, Split, list[str], bool]]:
+def open_audited(settings: AuditSettings) -> list[AuditedSplit]:
     """Open the splits of the data set, with the same class numbers, and the training images of the other data set.
-
-    Returns:
-        For each split its name, its images, their names, and whether it is of the other data set.
 
     Raises:
         ValueError: images have no label or several, or all have the same.
     """
     names = settings.splits or sorted(names_of_splits(str(settings.dataset), settings.dataset_config), key=_rank)
     raw = replace(settings, exclude=None, relabel=None)
-    opened = [(name, *clean(open_named(raw, name), settings, name)) for name in names]
+    opened = [AuditedSplit(name, *clean(open_named(raw, name), settings, name)) for name in names]
     for name, split, _ in opened:
         require_labels(split, name)
         split.class_numbers("an audit")
-    first_name, first, _ = opened[0]
-    if all(split.label_names is None for _, split, _ in opened):
-        first = replace(first, num_labels=max(split.num_labels for _, split, _ in opened))
-    splits = [(name, match_to_split(first, split, first_name, name), images, False) for name, split, images in opened]
-    if len(np.unique(np.concatenate([split.class_numbers() for _, split, *_ in splits]))) == 1:
+    first = opened[0].split
+    if all(one.split.label_names is None for one in opened):
+        first = replace(first, num_labels=max(one.split.num_labels for one in opened))
+    splits = [one._replace(split=match_to_split(first, one.split, names[0], one.name)) for one in opened]
+    if len({number for one in splits for number in one.split.class_numbers().tolist()}) == 1:
         require_labels(first, " and ".join(names), two_classes=True)
     if settings.train not in (None, settings.dataset):
-        labels = dict.fromkeys(("label_column", "label_names", "num_labels"))  # are not used
-        other = replace(raw, dataset=settings.train, dataset_config=None, **labels)
+        no_labels = dict.fromkeys(("label_column", "label_names", "num_labels"))
+        other = replace(raw, dataset=settings.train, dataset_config=None, **no_labels)
         found = names_of_splits(settings.train)
-        for name in [name for name in found if name == "train"] or found:
+        for name in ["train"] if "train" in found else found:
             split = open_named(other, name, needs_labels=False)
             images = [str(Path(settings.train, image)) for image in name_images(split, other, name)]
-            splits.append((name, split, images, True))
+            splits.append(AuditedSplit(name, split, images))
     return splits
 
 
@@ -217,18 +213,35 @@ def _rank(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
+def read_images(
+    audited: AuditedSplit, group: int, classes: Sequence[str], extractor: Extractor, settings: AuditSettings
+) -> list[AuditedImage]:
+    """Measure the images of a split, and compute their features; unreadable ones are left out."""
+    _, split, names = audited
+    found = extractor.extract(split, audited.name)
+    by_row = dict(zip(found.index.tolist(), zip(found.labels.tolist(), found.values, strict=True), strict=True))
+    num_channels, num_threads = extractor.config.num_channels, count_workers(settings.num_workers)
+    images = []
+    for row, measures in enumerate(measure_split(split, num_channels, num_threads)):
+        if measures is not None and row in by_row:
+            number, features = by_row[row]
+            label = classes[number] if number >= 0 else ""
+            file = split.image(split.samples[row], row)
+            images.append(AuditedImage(names[row], group, file, number, label, measures, features))
+    return images
+
+
 def find_issues(images: Sequence[AuditedImage], classes: Sequence[str]) -> list[Issue]:
     """Return the issues of the images, sorted by kind, the clearest first; `classes` are the names of the classes."""
     own = [image for image in images if image.number >= 0]
     features, labels = torch.stack([image.features for image in own]), torch.tensor([image.number for image in own])
     errors, probabilities = find_label_errors(features, labels, len(classes))
-    issues = []
+    issues = find_repeated(images)
     for row in errors:
         image, chances = own[row], probabilities[row]
         best = int(chances.argmax())
         score = float(chances[best] - chances[image.number])
         issues.append(Issue(image.name, "label_error", score, image.label, classes[best]))
-    issues += find_repeated(images)
     poor = find_poor_images([image.measures for image in own]) | {"outlier": find_outliers(features)}
     for kind, scores in poor.items():
         issues += [Issue(own[row].name, kind, score, own[row].label) for row, score in scores.items()]
@@ -237,35 +250,40 @@ def find_issues(images: Sequence[AuditedImage], classes: Sequence[str]) -> list[
 
 def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
     """Return leaks, and exact and near duplicates within a split; the copy with the most pixels is not an issue."""
-    measures = [image.measures for image in images]
-    pictures = torch.from_numpy(np.stack([one.picture for one in measures]))
+    pictures = torch.from_numpy(np.stack([image.measures.picture for image in images]))
     pairs = find_near_duplicates(torch.stack([image.features for image in images]), pictures)
-    by_digest: dict[str, int] = {}
-    for row, one in enumerate(measures):
-        if (first := by_digest.setdefault(one.digest, row)) != row:
+    first_rows: dict[str, int] = {}
+    for row, image in enumerate(images):
+        first = first_rows.setdefault(image.measures.digest, row)
+        if first != row:
             pairs[first, row] = 1.0
-    same = np.arange(len(images))  # a row that shows the same picture
-    for first, second in pairs:
-        same[same == same[second]] = same[first]
-    sets: dict[int, list[int]] = {}
-    for row, shown in enumerate(same.tolist()):
-        sets.setdefault(shown, []).append(row)
+    scores = pairs | {(second, first): score for (first, second), score in pairs.items()}
     issues = []
-    for rows in (rows for rows in sets.values() if len(rows) > 1):
-        for row in (row for row in rows if images[row].group >= 0):
-            group = images[row].group
-            beyond = [other for other in rows if images[other].group > group or images[other].group < 0]
-            within = [other for other in rows if images[other].group == group]
-            kept = max(within, key=lambda other: measures[other].width * measures[other].height)
-            if not beyond and kept == row:
+    for rows in group_rows(pairs, len(images)):
+        for row in rows:
+            image = images[row]
+            beyond = [other for other in rows if images[other].group > image.group]
+            within = [other for other in rows if images[other].group == image.group]
+            kept = max(within, key=lambda other: images[other].measures.pixels)
+            if image.number < 0 or (row == kept and not beyond):
                 continue
-            scores = {other: pairs.get((min(row, other), max(row, other)), 0.0) for other in beyond or [kept]}
-            other = max(scores, key=lambda other: scores[other])
-            exact = measures[row].digest == measures[other].digest
-            kind = "leak" if beyond else "exact_duplicate" if exact else "near_duplicate"
-            score = scores[other] or max(value for pair, value in pairs.items() if row in pair)
-            issues.append(Issue(images[row].name, kind, score, images[row].label, other=images[other].name))
+            other = max(beyond or [kept], key=lambda other: scores.get((row, other), 0.0))
+            score = scores.get((row, other)) or max(value for pair, value in scores.items() if pair[0] == row)
+            is_exact = image.measures.digest == images[other].measures.digest
+            kind = "leak" if beyond else "exact_duplicate" if is_exact else "near_duplicate"
+            issues.append(Issue(image.name, kind, score, image.label, other=images[other].name))
     return issues
+
+
+def group_rows(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
+    """Group `count` rows, so that the two of each pair are in one group."""
+    numbers = np.arange(count)
+    for first, second in pairs:
+        numbers[numbers == numbers[second]] = numbers[first]
+    groups = defaultdict(list)
+    for row, number in enumerate(numbers.tolist()):
+        groups[number].append(row)
+    return list(groups.values())
 
 
 def find_label_errors(features: torch.Tensor, labels: torch.Tensor, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -320,9 +338,8 @@ def measure_split(split: Split, num_channels: int, num_threads: int) -> Iterator
 def measure(content: bytes, num_channels: int = 3) -> Measures:
     """Measure the image of a file's content; with other channels than color, their mean is the gray level."""
     gray_from = 1 if num_channels == 3 else num_channels
-    levels = (
-        read_image(content, gray_from, reduce_to=lambda height, width: (_LONGER_SIDE, _LONGER_SIDE)).float().mean(dim=0)
-    )
+    image = read_image(content, gray_from, reduce_to=lambda height, width: (_LONGER_SIDE, _LONGER_SIDE))
+    levels = image.float().mean(dim=0)
     height, width = levels.shape if is_npy(content) else read_size(content)
     image = Image.fromarray(levels.byte().numpy())
     picture = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
@@ -354,7 +371,7 @@ def find_poor_images(measures: list[Measures]) -> dict[str, dict[int, float]]:
 
 def find_outliers(features: torch.Tensor) -> dict[int, float]:
     """Return the rows of images that are far from all others, with their mean cosine distances to the nearest ten."""
-    vectors = torch.nn.functional.normalize(features.float(), dim=1)
+    vectors = F.normalize(features.float(), dim=1)
     count = min(_NEIGHBORS, len(vectors) - 1)
     nearest = [(part @ vectors.T).topk(count + 1, dim=1).values[:, 1:] for part in vectors.split(1024)]
     distances = 1 - torch.cat(nearest).mean(dim=1).numpy()  # without the image itself
