@@ -408,27 +408,22 @@ def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches: Collection[
         layers: capacities (tokens, tokens) of each layer, first layer first.
         patches: indices of all patches, which are the last tokens; may be a progress bar over them.
     """
-    from scipy.sparse import csr_array
+    from scipy.sparse import coo_array
     from scipy.sparse.csgraph import maximum_flow
 
     tokens, depth = len(weights), len(layers)
-    capacities = [
-        _whole(weights),
-        *(_whole(layer).ravel() for layer in reversed(layers[1:])),
-        np.zeros(tokens, np.int32),
-    ]
-    sink = depth * tokens + 1
-    starts = 1 + tokens * np.arange(1, depth)  # the first node of every depth but the last layer's
-    targets = [np.tile(start + np.arange(tokens), tokens) for start in starts]
-    targets = np.concatenate([1 + np.arange(tokens), *targets, np.full(tokens, sink)]).astype(np.int32)
-    degrees = [tokens, *[tokens] * (tokens * (depth - 1)), *[1] * tokens, 0]
-    ends = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int32)
-    edges, first_layer = np.concatenate(capacities), _whole(layers[0])
+    nodes = 1 + np.arange(depth * tokens).reshape(depth, tokens)  # outputs of the layers, last layer first
+    source, sink = 0, depth * tokens + 1
+    starts = [np.full(tokens, source), *(np.repeat(queries, tokens) for queries in nodes[:-1]), nodes[-1]]
+    ends = [nodes[0], *(np.tile(keys, tokens) for keys in nodes[1:]), np.full(tokens, sink)]
+    capacities = [weights, *(layer.ravel() for layer in reversed(layers[1:])), np.zeros(tokens)]
+    edges = np.concatenate(starts), np.concatenate(ends)
+    network = coo_array((_whole(np.concatenate(capacities)), edges), (sink + 1, sink + 1)).tocsr()
+    first_layer = _whole(layers[0])
     flows = []
     for patch in patches:
-        edges[-tokens:] = first_layer[:, patch - len(patches)]
-        network = csr_array((edges, targets, ends), shape=(sink + 1, sink + 1))
-        flows.append(maximum_flow(network, 0, sink).flow_value / _UNIT)
+        network.data[-tokens:] = first_layer[:, patch - len(patches)]
+        flows.append(maximum_flow(network, source, sink).flow_value / _UNIT)
     return np.array(flows)
 
 

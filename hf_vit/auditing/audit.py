@@ -8,7 +8,6 @@ cleanlab's.
 """
 
 import hashlib
-import io
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -243,8 +242,9 @@ def find_issues(images: Sequence[AuditedImage], classes: Sequence[str]) -> list[
         score = float(chances[best] - chances[image.number])
         issues.append(Issue(image.name, "label_error", score, image.label, classes[best]))
     poor = find_poor_images([image.measures for image in own]) | {"outlier": find_outliers(features)}
-    for kind, scores in poor.items():
-        issues += [Issue(own[row].name, kind, score, own[row].label) for row, score in scores.items()]
+    for kind, (has_issue, scores) in poor.items():
+        for row in np.flatnonzero(has_issue):
+            issues.append(Issue(own[row].name, kind, float(scores[row]), own[row].label))
     return sorted(issues, key=lambda issue: (list(_KINDS).index(issue.issue), -issue.score))
 
 
@@ -352,32 +352,30 @@ def measure(content: bytes, num_channels: int = 3) -> Measures:
     return Measures(hashlib.sha256(content).hexdigest(), width, height, float(brightness), float(sharpness), picture)
 
 
-def find_poor_images(measures: list[Measures]) -> dict[str, dict[int, float]]:
-    """Return for each kind of issue the rows of the images that have it, with their scores from 0 to 1."""
+def find_poor_images(measures: list[Measures]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return for each kind of issue whether each image has it, and its score from 0 to 1."""
     brightness, sharpness = np.array([[one.brightness, one.sharpness] for one in measures]).T
     sides = np.array([[one.width, one.height] for one in measures], np.float64)
     shorter, shape = sides.min(axis=1), sides.max(axis=1) / sides.min(axis=1)
     sizes = shorter / np.median(shorter)
     relative = sharpness / max(float(np.median(sharpness)), 1e-6)
     is_odd = (shape > _ODD) & (shape > _ODDER * np.median(shape))
-    found = {
+    return {
         "dark": (brightness < _DARK, 1 - brightness),
         "blurred": (relative < _BLURRED, 1 - relative),
         "tiny": (sizes < _TINY, 1 - sizes),
         "odd_shape": (is_odd, 1 - 1 / shape),
     }
-    return {kind: {int(row): float(score[row]) for row in np.flatnonzero(has)} for kind, (has, score) in found.items()}
 
 
-def find_outliers(features: torch.Tensor) -> dict[int, float]:
-    """Return the rows of images that are far from all others, with their mean cosine distances to the nearest ten."""
+def find_outliers(features: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return whether each image is far from all others, and its mean cosine distance to the nearest ten."""
     vectors = F.normalize(features.float(), dim=1)
     count = min(_NEIGHBORS, len(vectors) - 1)
     nearest = [(part @ vectors.T).topk(count + 1, dim=1).values[:, 1:] for part in vectors.split(1024)]
     distances = 1 - torch.cat(nearest).mean(dim=1).numpy()  # without the image itself
     low, high = np.percentile(distances, [25, 75])
-    far = np.flatnonzero(distances > high + _FAR * (high - low))
-    return {int(row): float(distances[row]) for row in far}
+    return distances > high + _FAR * (high - low), distances
 
 
 def write_pages(output: Path, issues: Sequence[Issue], files: Mapping[str, dict[str, Any]], dataset: str) -> str:
@@ -392,18 +390,16 @@ def write_pages(output: Path, issues: Sequence[Issue], files: Mapping[str, dict[
         found = [issue for issue in issues if issue.issue == kind]
         if not found:
             continue
-        picture = ""
+        shown, picture = found[:_SHOWN], ""
         if kind != "unreadable":
-            content = io.BytesIO()
-            draw_sheet(found[:_SHOWN], files).save(content, "PNG")
-            with new_file(output / f"{kind}.png", overwrite=True) as file:
-                file.write_bytes(content.getvalue())
-            picture = data_uri("png", content.getvalue())
-        sections.append({"title": title, "about": about, "picture": picture, "issues": found, "shown": found[:_SHOWN]})
+            path = output / f"{kind}.png"
+            with new_file(path, overwrite=True) as file:
+                draw_sheet(shown, files).save(file, "PNG")
+            picture = data_uri("png", path.read_bytes())
+        sections.append({"title": title, "about": about, "picture": picture, "issues": found, "shown": shown})
     content = render_page("hf_vit.auditing", "sections.html.jinja", sections=sections, images=len(files))
-    write_text(
-        output / "audit.html", render_page("hf_vit.auditing", "page.html.jinja", dataset=dataset, sections=content)
-    )
+    page = render_page("hf_vit.auditing", "page.html.jinja", dataset=dataset, sections=content)
+    write_text(output / "audit.html", page)
     return content
 
 

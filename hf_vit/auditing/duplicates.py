@@ -66,11 +66,9 @@ def find_candidates(features: torch.Tensor, pictures: torch.Tensor) -> torch.Ten
         (pixels, pixels, _SIMILAR),
         (pixels, mirrored, _SIMILAR),
     ):
-        for start in range(0, len(keys), _ROWS_AT_ONCE):
-            part = queries[start : start + _ROWS_AT_ONCE]
-            similarity = part @ keys.T
-            rows = torch.arange(start, start + len(part))
-            similarity[torch.arange(len(part)), rows] = -torch.inf
+        for rows in torch.arange(len(keys)).split(_ROWS_AT_ONCE):
+            similarity = queries[rows] @ keys.T
+            similarity[torch.arange(len(rows)), rows] = -torch.inf  # the image itself
             nearest = similarity.topk(min(count, len(keys) - 1), dim=1).indices
             pairs.append(torch.stack([rows[:, None].expand_as(nearest), nearest], dim=2).flatten(0, 1))
     return torch.cat(pairs).sort(dim=1).values.unique(dim=0)

@@ -10,7 +10,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -88,10 +88,10 @@ def calibrate(
         )
     results = {"split": name, "images": len(labels), **measure(logits, labels)}
     if accelerator.is_main_process:
-        scale_head(plain, results["temperature"])
-        limits = rejection_limits(logits / results["temperature"], labels)
-        plain.config.rejection_thresholds = limits.tolist()
-        plain.config.coverage_thresholds = {key: entry["threshold"] for key, entry in results["coverage"].items()}
+        calibration = fit(logits, labels)
+        scale_head(plain, calibration.temperature)
+        plain.config.rejection_thresholds = calibration.rejection_thresholds.tolist()
+        plain.config.coverage_thresholds = calibration.coverage_thresholds
         save_folder(output_dir, plain, processor, resolved.overwrite)
         for file in (Path(model, name) for name in REPORTS):  # of the training, for the card
             if file.is_file():
@@ -101,28 +101,46 @@ def calibrate(
     return results
 
 
+class Calibration(NamedTuple):
+    """Values that are fitted on images with labels."""
+
+    temperature: float
+    coverage_thresholds: dict[str, float]  # for each coverage the smallest probability of a class in a prediction set
+    rejection_thresholds: np.ndarray  # (classes,), see `rejection_limits`
+
+
+def fit(logits: np.ndarray, labels: np.ndarray) -> Calibration:
+    """Calibrate on logits (images, classes) and labels (images,)."""
+    temperature = fit_temperature(logits, labels)
+    calibrated = logits / temperature
+    own = own_values(softmax(calibrated), labels)
+    thresholds = {str(coverage): coverage_threshold(own, coverage) for coverage in COVERAGES}
+    return Calibration(temperature, thresholds, rejection_limits(calibrated, labels))
+
+
 def measure(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Return the results of `calibrate` for logits (images, classes) and labels (images,)."""
     half = np.random.default_rng(0).permutation(len(labels)) < len(labels) // 2
-    temperature = fit_temperature(logits, labels)
-    fitted, rest = fit_temperature(logits[half], labels[half]), ~half
-    before, after = softmax(logits[rest]), softmax(logits[rest] / fitted)
+    final, fitted = fit(logits, labels), fit(logits[half], labels[half])
+    rest, its_labels = logits[~half], labels[~half]
+    calibrated = rest / fitted.temperature
+    probabilities = softmax(calibrated)
+    own = own_values(probabilities, its_labels)
     coverage = {}
-    for share in COVERAGES:
-        threshold = coverage_threshold(own_probability(logits[half] / fitted, labels[half]), share)
-        coverage[str(share)] = {
-            "threshold": coverage_threshold(own_probability(logits / temperature, labels), share),
-            "measured": float((own_probability(logits[rest] / fitted, labels[rest]) >= threshold).mean()),
-            "classes": float((after >= threshold).sum(axis=1).mean()),
+    for share, threshold in fitted.coverage_thresholds.items():
+        coverage[share] = {
+            "threshold": final.coverage_thresholds[share],
+            "measured": float((own >= threshold).mean()),
+            "classes": float((probabilities >= threshold).sum(axis=1).mean()),
         }
-    errors = {"before": calibration_error(before, labels[rest]), "after": calibration_error(after, labels[rest])}
-    limits, scaled = rejection_limits(logits[half] / fitted, labels[half]), logits[rest] / fitted
-    rejected = float((scaled.max(axis=1) < limits[scaled.argmax(axis=1)]).mean())
+    errors = {"before": calibration_error(softmax(rest), its_labels)}
+    errors["after"] = calibration_error(probabilities, its_labels)
+    is_rejected = calibrated.max(axis=1) < fitted.rejection_thresholds[calibrated.argmax(axis=1)]
     return {
-        "temperature": temperature,
+        "temperature": final.temperature,
         "expected_calibration_error": errors,
         "coverage": coverage,
-        "rejection": {"asked": REJECTED, "measured": rejected},
+        "rejection": {"asked": REJECTED, "measured": float(is_rejected.mean())},
     }
 
 
@@ -136,7 +154,7 @@ def rejection_limits(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         logits: (images, classes), calibrated.
         labels: (images,)
     """
-    own, predicted = logits[np.arange(len(labels)), labels], logits.argmax(axis=1)
+    own, predicted = own_values(logits, labels), logits.argmax(axis=1)
     counts = np.bincount(labels, minlength=logits.shape[1])
     sums = np.bincount(labels, weights=own, minlength=logits.shape[1])
     means = np.where(counts > 0, sums / np.maximum(counts, 1), own.mean())
@@ -147,7 +165,7 @@ def rejection_limits(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """Return the temperature with the lowest cross-entropy, 0.05 to 20, by Newton's method on its inverse."""
-    own, inverse = logits[np.arange(len(labels)), labels], 1.0
+    own, inverse = own_values(logits, labels), 1.0
     for _ in range(_STEPS):
         probabilities = softmax(logits * inverse)
         mean = (probabilities * logits).sum(axis=1)
@@ -165,9 +183,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-def own_probability(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the probability of each image's own label, (images,)."""
-    return softmax(logits)[np.arange(len(labels)), labels]
+def own_values(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the value of each image's own label: (images, classes) -> (images,)"""
+    return values[np.arange(len(labels)), labels]
 
 
 def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:

@@ -29,7 +29,7 @@ from ..files.output import new_file, write_text
 from ..loading import local_model
 from ..settings.fields import EvaluateSettings
 from .models import load_evaluated
-from .predictions import TOP_K, EvaluationBatches, collect, cross_entropy, make_targets, model_inputs, score
+from .predictions import TOP_K, EvaluationBatches, collect, model_inputs, score
 
 _PIECE = 8192  # images per stored piece
 BIAS = 100.0  # a constant feature, so large that its weight is almost not regularized
@@ -89,30 +89,31 @@ class Extractor:
             ValueError: features are not finite, or no image can be read.
         """
         wanted = np.arange(len(split)) if wanted is None else np.unique(wanted)
-        folder, pieces = self._folder_of(split, name), []
-        for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
-            if self.settings.overwrite:
+        if not len(wanted):
+            raise ValueError(f"split {name} is empty")
+        folder = self._folder_of(split, name)
+        files = [] if folder is None else sorted(folder.glob("*.safetensors"))
+        if self.settings.overwrite:
+            for file in files:
                 file.unlink(missing_ok=True)
-            else:
-                pieces.append(load_file(file))
-        known = np.concatenate([piece["index"].numpy() for piece in pieces]) if pieces else np.array([], int)
+            files = []
+        pieces = [load_file(file) for file in files]
         self.accelerator.wait_for_everyone()  # before the main process writes more pieces
-        missing = np.setdiff1d(wanted, known)
+        missing = np.setdiff1d(wanted, [number for piece in pieces for number in piece["index"].tolist()])
         for start in range(0, len(missing), _PIECE):
             piece = self.compute(split, missing[start : start + _PIECE])
+            pieces.append(piece)
             if folder is not None and self.accelerator.is_main_process:
                 with new_file(folder / f"{piece['index'].min():09}-{len(list(folder.glob('*')))}.safetensors") as file:
                     save_file(piece, file)
-            pieces.append(piece)
-        if not pieces:
-            raise ValueError(f"split {name} is empty")
-        columns = ("index", "label", "features")
-        index, labels, values = (torch.cat([piece[name] for piece in pieces]) for name in columns)
-        order = index.argsort()
-        order = order[torch.isin(index[order], torch.from_numpy(wanted)) & ~values[order, 0].isnan()]
+        table = {column: torch.cat([piece[column] for piece in pieces]) for column in pieces[0]}
+        is_wanted = torch.isin(table["index"], torch.from_numpy(wanted)) & ~table["features"][:, 0].isnan()
+        order = table["index"].argsort()
+        order = order[is_wanted[order]]
         if not len(order):
             raise ValueError(f"none of {len(wanted)} images of split {name} can be read")
-        return Features(values[order], labels[order], index[order].numpy(), len(wanted) - len(order))
+        index = table["index"][order].numpy()
+        return Features(table["features"][order], table["label"][order], index, len(wanted) - len(order))
 
     def _folder_of(self, split: Split, name: str) -> Path | None:
         """Return the folder of the features of a split, named by a hash of everything that they depend on."""
@@ -196,6 +197,15 @@ def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:
     return train, match_to_split(train, test, settings.train_split, settings.split or "test")
 
 
+def extract_train_and_test(
+    settings: EvaluateSettings, accelerator: Accelerator, train: Split, test: Split, wanted: np.ndarray | None = None
+) -> tuple[Features, Features]:
+    """Compute the features of both splits; of the training images only those in `wanted`."""
+    extractor = Extractor(settings, accelerator)
+    known = extractor.extract(train, settings.train_split, wanted)
+    return known, extractor.extract(test, settings.split or "test")
+
+
 class LeastSquares:
     """Solution of argmin |X W - Y|^2 + l2 |W|^2 for any l2 > 0, from one eigendecomposition.
 
@@ -253,24 +263,25 @@ def evaluate_few_shot(settings: EvaluateSettings, accelerator: Accelerator) -> d
     train, test = open_train_and_test(settings)
     labels = train.class_numbers("--protocol is few_shot")
     counts = np.bincount(labels, minlength=train.num_labels)
-    if counts.min() < (shots := max(settings.shots)):
+    most = max(settings.shots)
+    if counts.min() < most:
         number = int(counts.argmin())
         name = train.label_names[number] if train.label_names else f"class {number}"
-        raise ValueError(f"--shots is {shots}, but {name} has {counts.min()} images")
+        raise ValueError(f"--shots is {most}, but {name} has {counts.min()} images")
     draws = [draw(labels, train.num_labels, seed) for seed in range(settings.seeds)]
-    needed = np.concatenate([numbers[: max(settings.shots)] for one_draw in draws for numbers in one_draw])
-    extractor = Extractor(settings, accelerator)
-    known = extractor.extract(train, settings.train_split, needed)
-    unknown = extractor.extract(test, settings.split or "test")
+    needed = np.concatenate([numbers[:most] for one_draw in draws for numbers in one_draw])
+    known, unknown = extract_train_and_test(settings, accelerator, train, test, needed)
     rows = []
     for shots in settings.shots:
-        chosen = (known.at(np.concatenate([numbers[:shots] for numbers in one_draw])) for one_draw in draws)
-        solvers = [LeastSquares(values, classes, train.num_labels) for values, classes in chosen]
+        solvers = []
+        for one_draw in draws:
+            values, classes = known.at(np.concatenate([numbers[:shots] for numbers in one_draw]))
+            solvers.append(LeastSquares(values, classes, train.num_labels))
         for l2 in settings.l2_reg:
             accuracies = [solver.accuracy(unknown.values, unknown.labels, l2) for solver in solvers]
-            mean, spread = statistics.mean(accuracies), [min(accuracies), max(accuracies)]
-            row = {"shots": shots, "l2_reg": l2, "accuracy": mean, "spread": spread}
-            rows.append({**row, "accuracy_of_seeds": accuracies})
+            row = {"shots": shots, "l2_reg": l2, "accuracy": statistics.mean(accuracies)}
+            row |= {"spread": [min(accuracies), max(accuracies)], "accuracy_of_seeds": accuracies}
+            rows.append(row)
     return {"few_shot": rows, "samples": len(unknown), "skipped": known.skipped + unknown.skipped}
 
 
@@ -314,19 +325,17 @@ class LogisticRegression:
 def evaluate_linear_probe(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
     """Measure the test split after fitting on the whole training split; also return the choice of `l2`."""
     train, test = open_train_and_test(settings)
-    extractor = Extractor(settings, accelerator)
-    known = extractor.extract(train, settings.train_split)
+    known, unknown = extract_train_and_test(settings, accelerator, train, test)
     values, labels = known.values.to(accelerator.device), known.labels.to(accelerator.device)
     held_out = hold_out(len(known), settings.held_out, settings.seed).to(accelerator.device)
     accuracies = choose(values, labels, held_out, settings.probe_l2, train.num_labels)
     best = max(accuracies, key=lambda l2: (accuracies[l2], l2))  # of equal ones the largest
     regression = LogisticRegression(values, train.num_labels)
     regression.fit(values, labels, best)
-    unknown = extractor.extract(test, settings.split or "test")
     logits = regression.logits(unknown.values.to(accelerator.device)).cpu()
     predictions = {
         "ranked": logits.topk(min(TOP_K, train.num_labels)).indices.numpy(),
-        "loss": cross_entropy(logits, make_targets(unknown.labels, train.num_labels)).numpy(),
+        "loss": F.cross_entropy(logits, unknown.labels, reduction="none").numpy(),
         "label": unknown.labels.numpy(),
         "index": unknown.index,
         "skipped": unknown.skipped,
@@ -370,9 +379,7 @@ def evaluate_nearest_neighbors(settings: EvaluateSettings, accelerator: Accelera
     train, test = open_train_and_test(settings)
     if (most := max(settings.neighbors)) > len(train):
         raise ValueError(f"--neighbors is {most}, but {settings.train_split} has only {len(train)} images")
-    extractor = Extractor(settings, accelerator)
-    known = extractor.extract(train, settings.train_split)
-    unknown = extractor.extract(test, settings.split or "test")
+    known, unknown = extract_train_and_test(settings, accelerator, train, test)
     keys, labels = F.normalize(known.values).to(accelerator.device), known.labels.to(accelerator.device)
     rows = []
     for count in settings.neighbors:
