@@ -35,6 +35,7 @@ from tqdm import tqdm
 from ..files.download import filesystem_of
 from ..files.messages import join_names
 from ..files.output import new_file, write_text
+from ..models.configuration_hf_vit import MAX_LABELS
 from .folders import EXTENSIONS
 from .samplers import Block, BlockSampler, Draw
 from .sources import check_image_paths, find_column, find_label_column, is_image
@@ -256,8 +257,12 @@ def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
             sizes.append(size)
             texts.append(sample.get(label, (0, 0, None))[2])
     given = sorted({*texts} - {None})
-    are_numbers = all(map(str.isdecimal, given))
-    numbers = {text: int(text) if are_numbers else number for number, text in enumerate(given)}
+    if are_numbers := all(map(str.isdecimal, given)):
+        numbers = {text: int(text) for text in given}
+    else:
+        numbers = {text: number for number, text in enumerate(given)}
+    if max(numbers.values(), default=0) >= MAX_LABELS:
+        raise ValueError(f"{file} has the class number {max(numbers.values())} (expected less than {MAX_LABELS})")
     labels = [numbers.get(text, -1) for text in texts]
     return {
         "position": positions,

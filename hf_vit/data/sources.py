@@ -10,7 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -33,6 +34,7 @@ _TEXT = ("string", "large_string")
 _LISTED = (*_TEXT, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 _BUILDERS = {".parquet": "parquet", ".tar": "webdataset"}  # suffix -> builder of `datasets`
 _VALIDATION = re.compile(r"\b(val|valid|dev)\b")  # other names of this split
+_IDX_IMAGES = "*-images-idx3-ubyte*"  # files of MNIST's format
 _MAX_IDX_BYTES = 2**28  # unpacked; the images of MNIST have 47 MB
 
 
@@ -54,27 +56,19 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
     """
     if found := _VALIDATION.search(split):
         names = names_of_splits(name, config)
-        split = split if found[0] in names or "validation" not in names else _VALIDATION.sub("validation", split)
-    path = Path(name).expanduser()
+        if found[0] not in names and "validation" in names:
+            split = _VALIDATION.sub("validation", split)
     with _errors_about(f"split {split!r} of {name}"):
-        splits = _find_splits(name)
-        first = next(iter((splits or {}).values()), None)
-        if splits is not None and isinstance(first, datasets.Dataset):
-            return slice_split(splits, split)
-        is_folder = splits is None and path.is_dir()
-        if "://" in name or (streaming and not is_folder):
-            found = splits if splits is not None else datasets.load_dataset_builder(name, name=config).config.data_files
-            return _shards_of(found or {}, split)
-        builder, options = ("imagefolder", {"data_dir": str(path)}) if is_folder else (name, {})
-        if splits is not None and first:  # names such as `a[1].parquet` are not patterns
-            escaped = {key: [glob.escape(file) for file in files] for key, files in splits.items()}
-            builder, options = _BUILDERS[Path(first[0]).suffix], {"data_files": escaped}
-        load: Any = datasets.load_dataset
-        samples = load(path=builder, name=config, split=split, **options)
+        source = _find(name)
+        if "://" in name or (streaming and source.builder not in (None, "imagefolder")):
+            return _shards_of(source.find_splits(config), split)
+        if source.builder is None:
+            return slice_split(source.splits, split)
+        samples: Any = datasets.load_dataset(path=source.builder, name=config, split=split, **source.options)
         if samples.info.builder_name != "imagefolder":  # whose paths come from a listing, not from the data
-            place = path if path.is_dir() else path.parent if splits else None
-            for column in (name for name, feature in samples.features.items() if is_image(feature)):
-                check_image_paths(samples.data.column(column), column, place)
+            for column, feature in samples.features.items():
+                if is_image(feature):
+                    check_image_paths(samples.data.column(column), column, source.folder)
         return samples
 
 
@@ -83,36 +77,60 @@ def _errors_about(what: str) -> Iterator[None]:
     """Raise the errors of a data set as a ValueError of one line, without secrets."""
     try:
         yield
-    except (ValueError, OSError, ImportError, DatasetGenerationError) as error:
+    except (ValueError, OSError, ImportError, OverflowError, DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(redact_secrets(f"cannot read {what}: {reason}")) from error
 
 
-def _find_splits(name: str) -> dict[str, Any] | None:
-    """Return the splits of data sets that this package finds itself; None for others, which `datasets` reads.
+class _Source(NamedTuple):
+    """A data set: its splits if this package finds them, and how `datasets` loads it if it is not opened."""
 
-    They are data sets, or lists of the names of tables or tars.
-    """
+    splits: Mapping[str, Any] | None = None  # data sets, or the names of shards
+    builder: str | None = None  # of `datasets`, with its options
+    options: Mapping[str, Any] = MappingProxyType({})
+    folder: Path | None = None  # of local shards
+
+    def find_splits(self, config: str | None) -> Mapping[str, Any]:
+        """Return data sets or names of files by split; if `datasets` knows only the splits, without files."""
+        if self.splits is not None:
+            return self.splits
+        builder = datasets.load_dataset_builder(path=str(self.builder), name=config, **self.options)
+        return builder.config.data_files or dict.fromkeys(builder.info.splits or (), ())
+
+
+def _find(name: str) -> _Source:
+    """Find a data set by its name, as for `load_split`."""
     path = Path(name).expanduser()
     if name == "digits":
-        return load_digits()
+        return _Source(load_digits())
     if "://" in name:
-        return _find_remote(name)
+        return _Source(_find_remote(name))
     if not path.is_dir():
         if path.suffix not in _BUILDERS:
-            return _require_on_hub(name)
+            _require_on_hub(name)
+            return _Source(None, name)
         files = [path] if path.is_file() else sorted(path.parent.glob(path.name))
         if not files:
             raise ValueError(f"there is no file {name}")
-        return _files_by_split([file.as_posix() for file in files])
-    if any(path.glob("*-images-idx3-ubyte*")):
-        return _load_idx_folder(path)
+        return _local_shards(files, path.parent)
+    if any(path.glob(_IDX_IMAGES)):
+        return _Source(_load_idx_folder(path))
     if (table := find_table(path)) is not None:
-        return load_table(table)
+        return _Source(load_table(table))
     for suffix in _BUILDERS:
-        if files := sorted(file.as_posix() for file in path.rglob(f"*{suffix}")):
-            return _files_by_split(files)
-    return load_folder(path)
+        if files := sorted(path.rglob(f"*{suffix}")):
+            return _local_shards(files, path)
+    if (splits := load_folder(path)) is not None:
+        return _Source(splits)
+    return _Source(None, "imagefolder", {"data_dir": str(path)})
+
+
+def _local_shards(files: list[Path], folder: Path) -> _Source:
+    """Return parquet or tar files, as shards and for the builder of `datasets` that reads them."""
+    shards = _files_by_split([file.as_posix() for file in files])
+    escaped = {split: [glob.escape(name) for name in names] for split, names in shards.items()}  # `a[1].parquet`
+    first = next(iter(shards.values()))[0]
+    return _Source(shards, _BUILDERS[Path(first).suffix], {"data_files": escaped}, folder)
 
 
 def check_image_paths(images: pa.ChunkedArray, column: str, folder: Path | None = None) -> None:
@@ -139,14 +157,10 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
         ValueError: there is no such data set; the message is one sentence.
     """
     path = Path(name).expanduser()
-    if path.is_dir() and (files := sorted(path.glob("*-images-idx3-ubyte*"))):
+    if path.is_dir() and (files := sorted(path.glob(_IDX_IMAGES))):
         return [_split_of_idx(file) for file in files]  # decoding them takes long
     with _errors_about(name):
-        if (splits := _find_splits(name)) is not None:
-            return list(splits)
-        reader, folder = ("imagefolder", str(path)) if path.is_dir() else (name, None)
-        builder = datasets.load_dataset_builder(path=reader, name=config, data_dir=folder)
-        return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
+        return [str(split) for split in _find(name).find_splits(config)]
 
 
 def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
@@ -272,7 +286,7 @@ def split_digits(count: int) -> tuple[np.ndarray, np.ndarray]:
 def _load_idx_folder(folder: Path) -> dict[str, datasets.Dataset]:
     """Load the splits of a folder in MNIST's format: `train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`, ..."""
     splits = {}
-    for file in sorted(folder.glob("*-images-idx3-ubyte*")):
+    for file in sorted(folder.glob(_IDX_IMAGES)):
         images = read_idx(file)
         labels = read_idx(file.with_name(file.name.replace("images-idx3", "labels-idx1")))
         names = [str(number) for number in range(int(labels.max()) + 1)]
@@ -309,6 +323,11 @@ def is_image(feature: Any) -> bool:
     return isinstance(feature, datasets.Image)
 
 
+def is_text(feature: Any) -> bool:
+    """Return whether a column has text."""
+    return isinstance(feature, datasets.Value) and feature.dtype in _TEXT
+
+
 def is_list_of(feature: Any, kind: type) -> bool:
     """Return whether a column has lists of `kind`."""
     return isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind)
@@ -338,24 +357,36 @@ def find_column(
     return found[0]
 
 
+# Kinds of label columns; without a name, a column of the first kind that exists is taken.
+_LABELS: tuple[Callable[[Any], bool], ...] = (
+    lambda feature: isinstance(feature, datasets.ClassLabel),
+    lambda feature: is_list_of(feature, datasets.ClassLabel),
+    lambda feature: isinstance(feature, datasets.Value) and "int" in feature.dtype,
+    lambda feature: is_list_of(feature, datasets.Value) and feature.feature.dtype in _LISTED,
+)
+
+
 def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
     """Return the column called `name`.
 
     By default that of class labels, else of lists of them, else of integers, else of lists of names or integers, else
     a column of text called "label".
+
+    Raises:
+        ValueError: there is no such column, or not exactly one, or it has no labels.
     """
-    kinds: tuple[Callable[[Any], bool], ...] = (
-        lambda feature: isinstance(feature, datasets.ClassLabel),
-        lambda feature: is_list_of(feature, datasets.ClassLabel),
-        lambda feature: isinstance(feature, datasets.Value) and "int" in feature.dtype,
-        lambda feature: is_list_of(feature, datasets.Value) and feature.feature.dtype in _LISTED,
-    )
-    present = [kind for kind in kinds if any(map(kind, features.values()))]
-    if name is None and not present:
-        if getattr(features.get("label"), "dtype", None) not in _TEXT:
+    if name is None:
+        for is_label in _LABELS:
+            if any(map(is_label, features.values())):
+                return find_column(features, None, is_label, "class label", "--label-column")
+        if not is_text(features.get("label")):
             raise no_classes(features)
-        name = "label"
-    return find_column(features, name, present[0] if present else kinds[0], "class label", "--label-column")
+        return "label"
+    feature = features[find_column(features, name, is_text, "class label", "--label-column")]
+    is_plain = is_text(feature) or feature == datasets.Value("bool")
+    if not is_plain and not any(is_label(feature) for is_label in _LABELS):
+        raise ValueError(f"the column {name} has no class labels; the columns are {_listing(features)}")
+    return name
 
 
 def no_classes(features: Mapping[str, Any]) -> ValueError:

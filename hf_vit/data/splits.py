@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from .sources import (
     find_label_column,
     is_image,
     is_list_of,
+    is_text,
     load_split,
     names_of_splits,
     no_classes,
@@ -159,32 +159,41 @@ def open_split(
     """
     if isinstance(samples, list):
         index = open_index(samples, Columns(image_column, label_column, needs_labels, counts_labels))
-        samples, image_column, label_column = ShardedDataset(index, together), index.image_column, index.label_column
-        names, multi_label = _classes_of(None if label_column is None else index.features[label_column])
-        num_labels = len(names) if names is not None else index.num_labels or 0
-        return Split(samples, image_column, label_column, names, num_labels, multi_label)
-    image_column = find_column(samples.features, image_column, is_image, "image", "--image-column")
-    samples = samples.cast_column(image_column, datasets.Image(decode=False))
-    if not needs_labels and label_column is None:
+        samples = ShardedDataset(index, together)
+        image_column, label_column = index.image_column, index.label_column
+    else:
+        image_column = find_column(samples.features, image_column, is_image, "image", "--image-column")
+        samples = samples.cast_column(image_column, datasets.Image(decode=False))
+        if needs_labels or label_column is not None:
+            label_column = find_label_column(samples.features, label_column)
+            samples = _encode_names(samples, label_column, needs_labels)
+    if label_column is None:
         return Split(samples, image_column, None, None, 0)
-    label_column = find_label_column(samples.features, label_column)
-    if needs_labels and samples.data.column(label_column).null_count == len(samples.data) > 0:
+    feature = samples.features[label_column]
+    if multi_label := is_list_of(feature, datasets.ClassLabel):
+        feature = feature.feature
+    if isinstance(feature, datasets.ClassLabel):
+        names = list(feature.names or [])
+        return Split(samples, image_column, label_column, names, len(names), multi_label)
+    if not isinstance(samples, ShardedDataset):
+        num_labels = max(_read_column(samples, label_column).drop_null().to_pylist(), default=-1) + 1
+    elif is_list_of(feature, datasets.Value):
+        raise ValueError(f"the column {label_column} has lists without class names; load it without streaming")
+    else:
+        num_labels = samples.index.num_labels or 0
+    _check_count(num_labels, label_column)
+    return Split(samples, image_column, label_column, None, num_labels)
+
+
+def _encode_names(samples: datasets.Dataset, column: str, needs_labels: bool) -> datasets.Dataset:
+    """Turn labels that are text, or lists without class names, into classes."""
+    if needs_labels and samples.data.column(column).null_count == len(samples) > 0:
         raise no_classes(samples.features)  # `datasets` reads a single folder of images so
-    if getattr(samples.features[label_column], "dtype", None) in ("string", "large_string"):
-        samples = samples.class_encode_column(label_column)
-    if is_list_of(samples.features[label_column], datasets.Value):
-        samples = _encode_lists(samples, label_column)
-    names, multi_label = _classes_of(samples.features[label_column])
-    labels = [] if names is not None else _read_column(samples, label_column).drop_null().to_pylist()
-    num_labels = _count_classes(labels, label_column) if names is None else len(names)
-    return Split(samples, image_column, label_column, names, num_labels, multi_label)
-
-
-def _classes_of(feature: Any) -> tuple[list[str] | None, bool]:
-    """Return the class names of a column, None if it has none; and whether an image may have several labels."""
-    multi_label = is_list_of(feature, datasets.ClassLabel)
-    class_label = feature.feature if multi_label else feature
-    return (list(class_label.names or []) if isinstance(class_label, datasets.ClassLabel) else None), multi_label
+    if is_text(samples.features[column]):
+        return samples.class_encode_column(column)
+    if is_list_of(samples.features[column], datasets.Value):
+        return _encode_lists(samples, column)
+    return samples
 
 
 def _encode_lists(samples: datasets.Dataset, column: str) -> datasets.Dataset:
@@ -194,19 +203,21 @@ def _encode_lists(samples: datasets.Dataset, column: str) -> datasets.Dataset:
     are_numbers = all(isinstance(label, int) for label in found)
     if not found or None in found or (are_numbers and min(found) < 0):
         raise ValueError(f"the column {column} has the labels {shorten(found)} (expected names, or numbers from 0)")
-    names = [f"LABEL_{number}" for number in range(_count_classes(found, column))] if are_numbers else sorted(found)
-    numbers = {number if are_numbers else name: number for number, name in enumerate(names)}
-    encoded = [None if labels is None else [numbers[label] for label in labels] for labels in lists]
+    if are_numbers:
+        _check_count(max(found) + 1, column)
+        names = [f"LABEL_{number}" for number in range(max(found) + 1)]
+    else:
+        names = sorted(found)
+        numbers = {name: number for number, name in enumerate(names)}
+        lists = [None if labels is None else [numbers[label] for label in labels] for labels in lists]
     feature = datasets.List(datasets.ClassLabel(names=names))
-    return samples.remove_columns(column).add_column(column, encoded, feature=feature)  # pyright: ignore
+    return samples.remove_columns(column).add_column(column, lists, feature=feature)  # pyright: ignore
 
 
-def _count_classes(labels: Collection[int], column: str) -> int:
-    """Return the number of classes of a column of class numbers."""
-    count = max(labels, default=-1) + 1
+def _check_count(count: int, column: str) -> None:
+    """Raise ValueError if a column of class numbers has too many classes."""
     if count > MAX_LABELS:
         raise ValueError(f"the column {column} has {count:,} classes (expected {MAX_LABELS:,} at most)")
-    return count
 
 
 def _read_column(samples: datasets.Dataset, column: str) -> pa.ChunkedArray:

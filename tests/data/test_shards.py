@@ -378,6 +378,40 @@ def test_classes_of_parquet_files_are_counted_unless_stated(tmp_path, monkeypatc
     assert (split.num_labels, split.label(split.samples[4])) == (11, 1)
 
 
+@pytest.mark.parametrize("number", [10**7, 10**40])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_absurd_class_numbers_are_refused(tmp_path, number, streaming):
+    write_tar(tmp_path / "train-0.tar", range(2), label=f"{number}{{}}")
+    with pytest.raises(ValueError, match=r"cls|train-0\.tar|split 'train'"):
+        open_split(load_split(str(tmp_path), "train", streaming=streaming))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("feature", "labels"),
+    [
+        (datasets.Value("float64"), [0.5, 1.5]),
+        (datasets.Value("timestamp[s]"), [1, 2]),
+        ({"kind": datasets.Value("int64")}, [{"kind": 0}, {"kind": 1}]),
+        (datasets.Value("int64"), [0, 10**9]),
+        (datasets.List(datasets.Value("float32")), [[0.5], [1.5]]),
+    ],
+)
+def test_columns_that_have_no_classes_are_refused(tmp_path, feature, labels, streaming):
+    make(2, other=(feature, labels)).to_parquet(tmp_path / "train-0.parquet")
+    with pytest.raises(ValueError, match="other"):
+        open_split(load_split(str(tmp_path), "train", streaming=streaming), label_column="other")
+
+
+def test_lists_of_names_need_a_copy(tmp_path):
+    """The labels of shards are not read in advance."""
+    tags = (datasets.List(datasets.Value("string")), [["a", "b"], ["b"]])
+    make(2, tags=tags).to_parquet(tmp_path / "train-0.parquet")
+    assert open_split(load_split(str(tmp_path), "train"), label_column="tags").label_names == ["a", "b"]
+    with pytest.raises(ValueError, match="tags"):
+        open_split(load_split(str(tmp_path), "train", streaming=True), label_column="tags")
+
+
 def test_shards_on_the_hub(hub, client):
     output = client("""
     from tests.data.test_loaders import make
