@@ -13,7 +13,9 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,16 +146,19 @@ def _find_classes(listings: list[_Listing]) -> dict[str, list[tuple[str, _Listin
         _UnsupportedLayout: the layout is neither CLASS/FILE nor SPLIT/CLASS/FILE.
     """
     listings = sorted((listing for listing in listings if listing.names), key=lambda listing: listing.directory)
-    paths = [listing.directory.split("/")[:-1] for listing in listings]  # [class] or [split, class]
+    depths = {listing.directory.count("/") for listing in listings}
+    if depths not in ({1}, {2}):
+        raise _UnsupportedLayout
     splits: dict[str, list[tuple[str, _Listing]]] = {}
-    for path, listing in zip(paths, listings, strict=True):
-        inner = [*path[-1:], *(listing.names if len(path) == 1 else ())]  # which name no split
-        found = find_splits(path[0]) if len(path) == 2 else ["train"] * len(path)
-        if len(found) != 1 or len(path) != len(paths[0]) or any(map(find_splits, inner)):
+    folders: dict[str, list[str]] = {}  # of each split; none for classes without split
+    for listing in listings:
+        *outer, name, _ = listing.directory.split("/")
+        found = find_splits(outer[0]) if outer else ["train"]
+        inner = [name] if outer else [name, *listing.names]
+        if len(found) != 1 or any(map(find_splits, inner)) or folders.setdefault(found[0], outer) != outer:
             raise _UnsupportedLayout
-        splits.setdefault(found[0], []).append((path[-1], listing))
-    folders = {path[0] for path in paths if len(path) == 2}
-    if not splits or len(folders) > len(splits) or any(len(classes) < 2 for classes in splits.values()):
+        splits.setdefault(found[0], []).append((name, listing))
+    if any(len(classes) < 2 for classes in splits.values()):
         raise _UnsupportedLayout
     return splits
 
@@ -215,42 +220,60 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
             f"{table} has the columns {join_names(header) or 'none'} (expected {image_column} and labels, or "
             f"{image_column} and a column for each class; split is optional)"
         )
-    rows: dict[str, tuple[str, list[str]]] = {}  # path -> split and names of its labels
+    labels: dict[str, list[str]] = {}  # by path of the image
+    splits: dict[str, list[str]] = {}  # paths
     for number, row in enumerate(lines, start=2):
-        image, marks = row[image_column] or "", {name: str(row[name]).strip() for name in classes}
+        image = row[image_column] or ""
         path = os.path.normpath(os.path.join(folder, image))
-        is_whole = None not in row and None not in row.values() and {*marks.values()} <= {"0", "1"}
-        if not is_whole or not path.startswith(folder + os.sep) or path in rows:
+        marks = [str(row[name]).strip() for name in classes]
+        is_whole = None not in row and None not in row.values() and {*marks} <= {"0", "1"}
+        if not is_whole or not path.startswith(folder + os.sep) or path in labels:
             raise ValueError(
                 f"line {number} of {table} is {join_names(list(map(str, row.values())))} (expected {len(header)} "
                 "fields: an image of the folder that is on no other line, and 0 or 1 for each class)"
             )
-        labels = [name for name, mark in marks.items() if mark == "1"] or row.get("labels", "").split(";")
-        first, _, rest = image.partition("/")
-        found = [row["split"].strip()] if "split" in row else find_splits(first) if rest else []
-        split = found[0] if len(found) == 1 else "train"
-        rows[path] = split, list(dict.fromkeys(filter(None, map(str.strip, labels))))
-    files = {entry.path for directory in set(map(os.path.dirname, rows)) for entry in os.scandir(directory)}
-    names = ((file, os.path.basename(file)) for file in files)
-    images = {file for file, name in names if Path(name).suffix.lower() in EXTENSIONS and not name.startswith(".")}
-    if wrong := sorted((images - rows.keys()) | (rows.keys() - files)):
-        raise ValueError(
-            f"{table} lacks images of its folder, or names others that do not exist: {join_names(wrong)} (expected a "
-            "line for each image, with empty labels if it has none)"
-        )
-    names = classes or sorted({name for _, labels in rows.values() for name in labels})
+        if classes:
+            labels[path] = [name for name, mark in zip(classes, marks, strict=True) if mark == "1"]
+        else:
+            found = (name.strip() for name in row["labels"].split(";"))
+            labels[path] = list(dict.fromkeys(filter(None, found)))
+        splits.setdefault(_split_of(row, image), []).append(path)
+    _check_images(table, labels.keys())
+    names = classes or sorted(set(chain(*labels.values())))
     if not names:
         raise ValueError(f"{table} has no labels")
     kind = datasets.List(datasets.ClassLabel(names=names))
     features = datasets.Features({"image": datasets.Image(decode=False), "labels": kind})
-    splits = {}
-    for split in dict.fromkeys(split for split, _ in rows.values()):
-        chosen = sorted((path, labels) for path, (its_split, labels) in rows.items() if its_split == split)
-        columns = {
-            "image": [{"bytes": None, "path": path} for path, _ in chosen],
-            "labels": [[names.index(label) for label in labels] for _, labels in chosen],
-        }
-        splits[split] = datasets.Dataset.from_dict(columns, features=features)
-        states = [(path, labels, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path, labels in chosen]
-        splits[split]._fingerprint = hashlib.sha256(repr(states).encode()).hexdigest()[:32]
-    return splits
+    opened = {}
+    for split, paths in splits.items():
+        paths.sort()
+        images = [{"bytes": None, "path": path} for path in paths]
+        columns = {"image": images, "labels": [labels[path] for path in paths]}
+        opened[split] = datasets.Dataset.from_dict(columns, features=features)
+        states = [(path, labels[path], os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
+        opened[split]._fingerprint = hashlib.sha256(repr(states).encode()).hexdigest()[:32]
+    return opened
+
+
+def _split_of(row: dict[str, str], image: str) -> str:
+    """Return the split of a row: that of its column, else the one that the image's first folder means, else train."""
+    if "split" in row:
+        return row["split"].strip()
+    first, _, rest = image.partition("/")
+    found = find_splits(first) if rest else []
+    return found[0] if len(found) == 1 else "train"
+
+
+def _check_images(table: Path, named: Collection[str]) -> None:
+    """Check that a table names exactly the images in the directories of those that it names."""
+    files, images = set(), set()
+    for directory in {os.path.dirname(path) for path in named}:
+        for entry in os.scandir(directory):
+            files.add(entry.path)
+            if os.path.splitext(entry.name)[1].lower() in EXTENSIONS and not entry.name.startswith("."):
+                images.add(entry.path)
+    if wrong := sorted(images.difference(named) | set(named).difference(files)):
+        raise ValueError(
+            f"{table} lacks images of its folder, or names others that do not exist: {join_names(wrong)} (expected a "
+            "line for each image, with empty labels if it has none)"
+        )
