@@ -148,7 +148,12 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 def write_json(path: str | os.PathLike, content: Any, *, sort_keys: bool = False) -> None:
     """Write or replace a JSON file, indented by two spaces."""
-    write_text(path, json.dumps(content, indent=2, sort_keys=sort_keys) + "\n")
+    write_text(path, json_text(content, sort_keys=sort_keys))
+
+
+def json_text(content: Any, *, sort_keys: bool = False) -> str:
+    """Return the text of a JSON file, indented by two spaces."""
+    return json.dumps(content, indent=2, sort_keys=sort_keys) + "\n"
 
 
 @contextmanager

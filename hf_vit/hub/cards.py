@@ -5,8 +5,8 @@ Our part of a card is between two marks and is rendered again at every push. The
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,22 @@ def render_card(
         license: such as "apache-2.0"; None: that of the README, or of the known source.
         tags: more tags.
         space: name of a Space with the model's page; None: that of the README, if any.
+
+    Raises:
+        ValueError: a file cannot be read, or has a value of the wrong type.
     """
+    try:
+        return _render(texts, name, license, tags, space)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"cannot render the card of {name}: one of {', '.join(texts)} has a value of the wrong type "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _render(texts: Mapping[str, str], name: str, license: str | None, tags: Sequence[str], space: str | None) -> str:
     sources = Sources(texts)
     if space is None and (link := _SPACE_LINK.search(sources.readme)):
         space = link[1]
@@ -251,30 +266,36 @@ def _features(sources: Sources) -> tuple[str, tuple[Any, ...]]:
 def _training_settings(training: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of the run that can change its result and are neither off nor zero."""
     settings = training.get("settings") or {}
-    unused = [*_NOT_LISTED]
-    unused += [name for name in settings if name.startswith("adam_") and settings.get("optimizer") == "sgd"]
-    unused += [name for name in settings if name.startswith("lora_") and settings.get("lora_rank") is None]
-    return {
-        name.replace("_", " "): ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in settings.items()
-        if name == "seed" or (name not in unused and value not in (None, 0, "", "none", [], {}))
-    }
+    unused = []
+    if settings.get("optimizer") == "sgd":
+        unused.append("adam_")
+    if settings.get("lora_rank") is None:
+        unused.append("lora_")
+    listed = {}
+    for name, value in settings.items():
+        is_off = name != "seed" and value in (None, 0, "", "none", [], {})
+        if not is_off and name not in _NOT_LISTED and not name.startswith(tuple(unused)):
+            listed[name.replace("_", " ")] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return listed
 
 
 def _measured(training: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (data, metric, value) of the metrics of the training run."""
     data = " ".join(str(training[key]) for key in ("dataset", "eval_split") if training.get(key))
-    return [
-        (data, _METRICS.get(name) or name.replace("_", " "), _value(name, value))
-        for name, value in (training.get("metrics") or {}).items()
-        if isinstance(value, int | float) and name not in _BOOKKEEPING and not (name.endswith("skipped") and value == 0)
-    ]
+    rows = []
+    for name, value in (training.get("metrics") or {}).items():
+        is_empty = name.endswith("skipped") and value == 0
+        if isinstance(value, int | float) and name not in _BOOKKEEPING and not is_empty:
+            rows.append((data, _METRICS.get(name) or name.replace("_", " "), _value(name, value)))
+    return rows
 
 
 def _value(metric: str, value: float) -> str:
     if metric.endswith("accuracy"):
         return f"{100 * value:.2f}%"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _plain(text: object) -> str:
@@ -309,7 +330,7 @@ def render_metadata(
         datasets=_union(own.get("datasets"), filter(None, data_sets)) or None,
         base_model=base_model if _on_hub(base_model) else None,
         model_name=name.split("/")[-1],
-        eval_results=_eval_results(sources, name) or None,
+        eval_results=[*_eval_results(sources, name)] or None,
     ).to_dict()
     kept = {field: value for field, value in own.items() if field not in (*_OURS, *ours) or field == "base_model"}
     return {**ours, **kept}
@@ -324,45 +345,37 @@ def _union(own: str | Sequence[str] | None, ours: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*([own] if isinstance(own, str) else own or []), *ours]))
 
 
-def _eval_results(sources: Sources, name: str) -> list[EvalResult]:
-    """Return the accuracies of the model for `model-index`: the authors' first one of each data set, and our run's."""
-    results = {}
-    for row in sources.facts.get("results", ()):
-        data = released_facts()["datasets"][row["dataset"]]
-        if "of" not in row and sources.classifies:
-            results.setdefault(
-                row["dataset"],
-                EvalResult(
-                    task_type="image-classification",
-                    dataset_type=data["hub"] or row["dataset"],
-                    dataset_name=data["name"],
-                    metric_type=row["metric"],
-                    metric_value=row["value"],
-                    metric_name=f"{row['metric']} (%)",
-                    source_name=f"{row['source']['name']}, {row['table']}",
-                    source_url=row["source"]["url"],
-                ),
-            )
-    return [*results.values(), *_own_results(sources, name)]
-
-
-def _own_results(sources: Sources, name: str) -> list[EvalResult]:
-    data = sources.training.get("dataset")
-    return [
-        EvalResult(
-            task_type="image-classification",
-            dataset_type=data if _on_hub(data) else Path(data).name,
-            dataset_name=Path(data).name,
-            dataset_split=sources.training.get("eval_split"),
-            metric_type="accuracy",
-            metric_value=value,
-            metric_name="accuracy",
-            source_name="measured by hf_vit after training",
-            source_url=f"{constants.ENDPOINT}/{name}",
+def _eval_results(sources: Sources, name: str) -> Iterator[EvalResult]:
+    """Yield the accuracies of the model for `model-index`: the authors' first one of each data set, and our run's."""
+    result = partial(EvalResult, task_type="image-classification")
+    reported = set()
+    for row in sources.facts.get("results", ()) if sources.classifies else ():
+        if "of" in row or row["dataset"] in reported:  # of another model, or another protocol
+            continue
+        reported.add(row["dataset"])
+        known = released_facts()["datasets"][row["dataset"]]
+        yield result(
+            dataset_type=known["hub"] or row["dataset"],
+            dataset_name=known["name"],
+            metric_type=row["metric"],
+            metric_value=row["value"],
+            metric_name=f"{row['metric']} (%)",
+            source_name=f"{row['source']['name']}, {row['table']}",
+            source_url=row["source"]["url"],
         )
-        for metric, value in (sources.training.get("metrics") or {}).items()
-        if metric in _ACCURACIES and data
-    ]
+    trained_on, metrics = sources.training.get("dataset"), sources.training.get("metrics") or {}
+    for metric in metrics if trained_on else ():
+        if metric in _ACCURACIES:
+            yield result(
+                dataset_type=trained_on if _on_hub(trained_on) else Path(trained_on).name,
+                dataset_name=Path(trained_on).name,
+                dataset_split=sources.training.get("eval_split"),
+                metric_type="accuracy",
+                metric_value=metrics[metric],
+                metric_name="accuracy",
+                source_name="measured by hf_vit after training",
+                source_url=f"{constants.ENDPOINT}/{name}",
+            )
 
 
 def eval_results_file(texts: Mapping[str, str], name: str, task_of: Callable[[str], str | None]) -> str | None:

@@ -3,10 +3,9 @@
 import logging
 import os
 import re
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ from ..models.utils import (
     redact_secrets,
 )
 from .cards import CARD_SOURCES, check_card, eval_results_file, read_source, render_card
-from .remote_code import add_code, code_of
+from .remote_code import code_files, code_of
 
 _logger = logging.getLogger(__name__)
 
@@ -123,7 +122,6 @@ def push(
     """
     packages = versions_of(("hf_vit", "torch", "transformers"))
     api = HfApi(library_name="hf_vit", library_version=packages.pop("hf_vit"), token=token, user_agent=packages)
-    title, _, description = message.partition("\n\n")
     with tempfile.TemporaryDirectory() as temporary, _failures_explained(repo_id):
         if save_for is not None:
             copy = Path(temporary, Path(folder).resolve().name)
@@ -133,51 +131,56 @@ def push(
         if skipped:
             _logger.warning(f"Not pushed (not part of a model): {join_names(skipped)}.")
         if code:
-            local |= _code_files(local)
+            local |= {name: text.encode() for name, text in code_files(Path(folder)).items()}
         if "/" not in repo_id:
             repo_id = f"{api.whoami(cache=True)['name']}/{repo_id}"
-        waits = list(_RETRY_WAITS)
-        while True:
-            try:
-                remote = _look_up(api, repo_id, revision, private)
-                files, problems = _with_card(local, remote, license=license, tags=tags or (), space=space)
-                others = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
-                outdated = others if any(map(_WEIGHTS.fullmatch, files)) else []
-                if (manifest := _manifest(local, remote, outdated)) is not None:
-                    files[MANIFEST] = manifest.encode()
-                sizes = {name: len(it) if isinstance(it, bytes) else it.stat().st_size for name, it in files.items()}
-                pushed = Pushed(None, sizes, outdated, problems, tuple(skipped))
-                if dry_run:
-                    return pushed
-                if problems and not allow_incomplete_card:
-                    raise PushError(
-                        f"{repo_id}: the card has problems: {'; '.join(problems)}. Nothing was pushed; "
-                        "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
-                    )
-                if remote.sha is None:
-                    card = files.get("README.md")
-                    if isinstance(card, bytes):  # first, or an empty repository would stay behind
-                        ModelCard(card.decode(), ignore_metadata_errors=True).validate()
-                    api.create_repo(repo_id, private=private, exist_ok=True)
-                if revision is not None and not create_pr and not revision.startswith("refs/pr/"):
-                    api.create_branch(repo_id, branch=revision, exist_ok=True)
-                added = [CommitOperationAdd(name, content) for name, content in files.items()]
-                commit = api.create_commit(
-                    repo_id,
-                    [*added, *map(CommitOperationDelete, outdated)],
-                    commit_message=title,
-                    commit_description=description,
-                    revision=revision,
-                    create_pr=create_pr,
-                    parent_commit=None if create_pr else remote.sha,  # refuses to overwrite a later commit
+
+        def attempt() -> Pushed:
+            remote = _look_up(api, repo_id, revision, private)
+            files, problems = _with_card(local, remote, license=license, tags=tags or (), space=space)
+            outdated = _replaced_weights(files, remote)
+            if (manifest := _manifest(local, remote, outdated)) is not None:
+                files[MANIFEST] = manifest.encode()
+            sizes = {name: _size_of(content) for name, content in files.items()}
+            pushed = Pushed(None, sizes, outdated, problems, tuple(skipped))
+            if dry_run:
+                return pushed
+            if problems and not allow_incomplete_card:
+                raise PushError(
+                    f"{repo_id}: the card has problems: {'; '.join(problems)}. Nothing was pushed; "
+                    "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
                 )
-                return pushed._replace(commit=commit)
-            except httpx.HTTPError as error:
-                status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-                if not waits or status not in _TEMPORARY:
-                    raise
-                _logger.warning(f"The push failed ({status or type(error).__name__}); trying again.")
-                time.sleep(waits.pop(0))
+            if remote.sha is None:
+                _create(remote, files, private)
+            if revision is not None and not create_pr and not revision.startswith("refs/pr/"):
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            title, _, description = message.partition("\n\n")
+            commit = api.create_commit(
+                repo_id,
+                [*map(CommitOperationAdd, files, files.values()), *map(CommitOperationDelete, outdated)],
+                commit_message=title,
+                commit_description=description,
+                revision=revision,
+                create_pr=create_pr,
+                parent_commit=None if create_pr else remote.sha,  # refuses to overwrite a later commit
+            )
+            return pushed._replace(commit=commit)
+
+        return _retry(attempt)
+
+
+def _retry(attempt: Callable[[], Pushed]) -> Pushed:
+    """Repeat an attempt after failures that may be temporary, and return its result."""
+    for wait in _RETRY_WAITS:
+        try:
+            return attempt()
+        except httpx.HTTPError as error:
+            status = _status_of(error)
+            if status not in _TEMPORARY:
+                raise
+            _logger.warning(f"The push failed ({status or type(error).__name__}); trying again.")
+            time.sleep(wait)
+    return attempt()
 
 
 def push_saved(
@@ -250,16 +253,6 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
     return files, skipped
 
 
-def _code_files(files: _Files) -> _Files:
-    """Return the files for `trust_remote_code=True`, see `add_code`."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        for name in ("config.json", _PROCESSOR):
-            if isinstance(file := files.get(name), Path):
-                shutil.copyfile(file, folder / name)
-        return {name: (folder / name).read_bytes() for name in add_code(folder)}
-
-
 class _Remote(NamedTuple):
     """Revision of a repository: its commit (None if it does not exist yet) and its files."""
 
@@ -309,6 +302,13 @@ def _with_card(local: _Files, remote: _Remote, **options: Any) -> tuple[_Files, 
     return files, [*_size_problems(texts), *check_card(card)]
 
 
+def _replaced_weights(files: _Files, remote: _Remote) -> list[str]:
+    """Return the weights in the repository that new ones replace under other names."""
+    if not any(map(_WEIGHTS.fullmatch, files)):
+        return []
+    return [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
+
+
 def _manifest(local: _Files, remote: _Remote, outdated: list[str]) -> str | None:
     """Build the new manifest, with entries of unchanged files; None if another program's has this name."""
     found: dict[str, dict[str, Any]] | None = {}
@@ -327,7 +327,7 @@ def _size_problems(texts: dict[str, str]) -> list[str]:
     if not {"config.json", _PROCESSOR} <= texts.keys():
         return []
     config, stored = (parse_json(texts[name], name) for name in ("config.json", _PROCESSOR))
-    if stored.get("image_processor_type") != HfViTImageProcessor.__name__ or "image_size" not in config:
+    if stored.get("image_processor_type") != HfViTImageProcessor.__name__ or not config.get("image_size"):
         return []
     made, taken = output_size(HfViTImageProcessor.from_dict(stored)), as_pair(config["image_size"])
     if made in (None, taken):
@@ -338,6 +338,21 @@ def _size_problems(texts: dict[str, str]) -> list[str]:
     ]
 
 
+def _size_of(content: Path | bytes) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+
+def _create(remote: _Remote, files: _Files, private: bool | None) -> None:
+    """Create the repository; a card that the Hub refuses raises an error before, so that no empty one stays behind."""
+    if isinstance(card := files.get("README.md"), bytes):
+        ModelCard(card.decode(), ignore_metadata_errors=True).validate()
+    remote.api.create_repo(remote.repo_id, private=private, exist_ok=True)
+
+
+def _status_of(error: BaseException) -> int | None:
+    return error.response.status_code if isinstance(error, HfHubHTTPError) else None
+
+
 @contextmanager
 def _failures_explained(repo_id: str) -> Iterator[None]:
     """Turn a failure of the Hub or the network into a PushError with advice."""
@@ -346,7 +361,7 @@ def _failures_explained(repo_id: str) -> Iterator[None]:
     except (httpx.HTTPError, ConnectionError, RuntimeError) as error:
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error  # of an upload
         reason = " ".join(str(cause).split()) or type(cause).__name__
-        status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
+        status = _status_of(cause)
         if "xet-write-token" in reason:
             reason = f"this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 and run the same command again ({reason})"
         elif status in (401, 403):

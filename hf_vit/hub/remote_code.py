@@ -1,17 +1,19 @@
 """Remote code: files with which a folder loads without hf_vit, with `trust_remote_code=True`."""
 
 import inspect
-import json
 import os
-import shutil
 from pathlib import Path
+from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from ..files.output import write_json
-from ..models import image_processing_hf_vit
+from ..files.output import json_text, write_text
+from ..files.reading import read_json_object
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.utils import delete_manifest
 from ..registration import AUTO_MODELS, CONFIGURATIONS
+
+_PROCESSOR = "preprocessor_config.json"
 
 
 def add_code(folder: str | os.PathLike) -> list[str]:
@@ -31,24 +33,35 @@ def add_code(folder: str | os.PathLike) -> list[str]:
         True
     """
     folder = Path(folder)
-    config = _read_json(folder / "config.json")
-    model_type = config.get("model_type")
-    if model_type not in CONFIGURATIONS:
-        raise ValueError(f"{folder} holds a model of type {model_type!r}; known: {', '.join(CONFIGURATIONS)}")
-    auto_map = {name: _reference(its_class) for name, its_class in _classes(model_type).items()}
-    changed = {"config.json": config | {"auto_map": auto_map}}
-    if (processor := _read_json(folder / "preprocessor_config.json")).get("image_processor_type"):
-        class_name = _reference(image_processing_hf_vit.HfViTImageProcessor)
-        changed["preprocessor_config.json"] = processor | {"auto_map": {"AutoImageProcessor": class_name}}
+    files = code_files(folder)
     delete_manifest(folder)
-    for name, content in changed.items():
-        write_json(folder / name, content, sort_keys=True)
-    classes = (*_classes(model_type).values(), image_processing_hf_vit.HfViTImageProcessor)
-    entries = [Path(inspect.getfile(cls)) for cls in classes]
-    files = {*entries, *(Path(file) for entry in entries for file in get_relative_import_files(entry))}
-    for file in files:
-        shutil.copyfile(file, folder / file.name)
-    return [*changed, *sorted(file.name for file in files)]
+    for name, text in files.items():
+        write_text(folder / name, text)
+    return list(files)
+
+
+def code_files(folder: Path) -> dict[str, str]:
+    """Return the texts of the files that `add_code` writes into a folder, by name.
+
+    Raises:
+        ValueError: the folder holds no model of hf_vit.
+    """
+    config = _read_settings(folder / "config.json")
+    model_type = config.get("model_type")
+    if str(model_type) not in CONFIGURATIONS:
+        raise ValueError(f"{folder} holds a model of type {model_type!r}; known: {', '.join(CONFIGURATIONS)}")
+    config_class = CONFIGURATIONS[model_type]
+    classes = {"AutoConfig": config_class}
+    classes |= {auto.__name__: model for auto, model in AUTO_MODELS if model.config_class is config_class}
+    auto_map = {name: _reference(its_class) for name, its_class in classes.items()}
+    texts = {"config.json": json_text(config | {"auto_map": auto_map}, sort_keys=True)}
+    processor = _read_settings(folder / _PROCESSOR)
+    if processor.get("image_processor_type"):
+        auto_map = {"AutoImageProcessor": _reference(HfViTImageProcessor)}
+        texts[_PROCESSOR] = json_text(processor | {"auto_map": auto_map}, sort_keys=True)
+    entries = {inspect.getfile(its_class) for its_class in (*classes.values(), HfViTImageProcessor)}
+    files = entries.union(*map(get_relative_import_files, entries))
+    return texts | {Path(file).name: Path(file).read_text(encoding="utf-8") for file in sorted(files)}
 
 
 def code_of(folder: Path) -> set[Path]:
@@ -56,25 +69,16 @@ def code_of(folder: Path) -> set[Path]:
 
     Other files with such names, `inference.py` for one, are the user's own.
     """
-    named = [_read_json(folder / name).get("auto_map") for name in ("config.json", "preprocessor_config.json")]
+    named = [_read_settings(folder / name).get("auto_map") for name in ("config.json", _PROCESSOR)]
     references = [reference for entry in named if isinstance(entry, dict) for reference in entry.values()]
     modules = {folder / f"{reference.partition('.')[0]}.py" for reference in references if isinstance(reference, str)}
     entries = {file for file in modules if file.parent == folder and file.is_file()}
     return entries | {Path(file) for entry in entries for file in get_relative_import_files(entry)}
 
 
-def _classes(model_type: str) -> dict[str, type]:
-    """Return name of the Auto class -> class, for a model type."""
-    config_class = CONFIGURATIONS[model_type]
-    models = {
-        auto.__name__: model_class for auto, model_class in AUTO_MODELS if model_class.config_class is config_class
-    }
-    return {"AutoConfig": config_class, **models}
-
-
 def _reference(cls: type) -> str:
     return f"{cls.__module__.split('.')[-1]}.{cls.__name__}"
 
 
-def _read_json(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _read_settings(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}

@@ -78,6 +78,36 @@ def test_a_preprocessor_config_json_of_wrong_values(whole, tmp_path, capfd, chan
     assert str(tmp_path) in predict_with(whole, tmp_path, capfd, "preprocessor_config.json", change)
 
 
+CARD_FILES = [
+    ("config.json", {"architectures": 3}),
+    ("config.json", {"architectures": [["a"]]}),
+    ("config.json", {"model_type": [1]}),
+    ("config.json", "[1]"),
+    ("card_data.json", {"dataset": ["a"]}),
+    ("card_data.json", {"metrics": 3}),
+    ("card_data.json", {"classes": [{"name": "a"}]}),
+    ("conversion.json", {"source": 3}),
+    ("conversion.json", {"versions": 3}),
+    ("calibration.json", {"images": 3}),
+    ("README.md", "---\ntags: [[1]]\n---\n"),
+]
+
+
+@pytest.mark.parametrize(("file", "change"), CARD_FILES, ids=lambda value: str(value)[:40])
+def test_the_files_of_a_card_with_wrong_values(whole, tmp_path, capfd, file, change):
+    folder = shutil.copytree(whole, tmp_path / "folder")
+    old = json.loads((folder / file).read_text()) if file == "config.json" else {}
+    (folder / file).write_text(change if isinstance(change, str) else json.dumps(old | change))
+    assert file in refused(capfd, "card", folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_damaged_config_json_is_named_before_a_push(whole, tmp_path, capfd, text):
+    folder = shutil.copytree(whole, tmp_path / "folder")
+    (folder / "config.json").write_text(text)
+    assert "config.json" in refused(capfd, "push", folder, "me/vit")
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
