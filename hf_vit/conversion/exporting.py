@@ -239,7 +239,7 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
             raise ConversionError(
                 f"its sha256 is {sha256}; the model was converted from {record['file']}, {record['sha256']}"
             )
-        arrays = dict(source.arrays(model, naming.dialect))  # views, no copies
+        arrays = source.arrays(model, naming.dialect)  # views, no copies
         expected = {name: checkpoint.shapes[stored.name] for name, stored in naming.arrays.items()}
         expected |= {name: expected[name][1:] for name, stored in naming.arrays.items() if stored.index is not None}
         found = {name: tuple(array.shape) for name, array in arrays.items()}

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from ..files.reading import read_json_object
 from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, HfViTHybridConfig, Size
+from ..models.configuration_hf_vit import MAX_STAGES, HfVisionConfig, HfViTConfig, HfViTHybridConfig, Size
 from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..models.modeling_hf_vit import (
     HfViTForImageClassification,
@@ -384,6 +384,29 @@ def sizes_of(shapes: Shapes, name: str, optional: bool = False, **axes: int) -> 
 def has_array(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Inferred:
     """Infer True if an array of this name exists, else False."""
     return Inferred(name in shapes, f"there is {'an array' if name in shapes else 'no'} {name}")
+
+
+def count_layers(names: Iterable[str], pattern: str) -> Inferred:
+    """Infer the number of encoder blocks: of different groups in names that begin with a pattern, at least 1."""
+    blocks = {match[1] for name in names if (match := re.match(pattern, name))}
+    return Inferred(len(blocks) or 1, "the number of encoder blocks")
+
+
+def count_units(names: Iterable[str], pattern: str, first: int) -> Inferred:
+    """Infer the units of each stage of a ResNet; an empty stage counts 1, so that its arrays are reported as missing.
+
+    Args:
+        names: names of arrays.
+        pattern: regular expression of the beginning of their names; its groups are the numbers of stage and unit.
+        first: their first number.
+    """
+    depths: dict[int, int] = {}
+    for match in filter(None, (re.match(pattern, name) for name in names)):
+        stage, unit = int(match[1]) - first, int(match[2]) - first
+        depths[stage] = max(depths.get(stage, 0), unit + 1)
+    stages = min(max(depths, default=-1), MAX_STAGES) + 1  # the configuration refuses more
+    units = [depths.get(stage, 1) for stage in range(stages)]
+    return Inferred(units, f"the ResNet has {stages} stages, counted by their units")
 
 
 def one_or_pair(rows: int, columns: int) -> int | tuple[int, int]:

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..models.configuration_hf_vit import MAX_STAGES
-
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -108,22 +106,6 @@ def expand(table: Iterable[Rule], names: Iterable[str]) -> list[Rule]:
 def _numbered(theirs: str, numbers: Iterable[str]) -> str:
     remaining = map(int, numbers)
     return re.sub(r"\{(\+?)(\d*)\}", lambda mark: format(next(remaining) + len(mark[1]), f"{mark[2]}d"), theirs)
-
-
-def count_units(names: Iterable[str], pattern: str, first: int) -> list[int]:
-    """Count the units of each stage; an empty stage counts 1, so that its arrays are reported as missing.
-
-    Args:
-        names: names of arrays.
-        pattern: regular expression of the beginning of their names; its groups are the numbers of stage and unit.
-        first: their first number.
-    """
-    depths: dict[int, int] = {}
-    for match in filter(None, (re.match(pattern, name) for name in names)):
-        stage, unit = int(match[1]) - first, int(match[2]) - first
-        depths[stage] = max(depths.get(stage, 0), unit + 1)
-    stages = min(max(depths, default=-1), MAX_STAGES) + 1  # the configuration refuses more
-    return [depths.get(stage, 1) for stage in range(stages)]
 
 
 def check_arrays(

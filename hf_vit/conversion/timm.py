@@ -29,6 +29,8 @@ from .source import (
     Shapes,
     TorchSource,
     by,
+    count_layers,
+    count_units,
     has_array,
     has_head,
     image_size_of,
@@ -45,7 +47,6 @@ from .tables import (
     Layout,
     Rule,
     as_is,
-    count_units,
     part,
     to_theirs,
     weight_and_bias,
@@ -152,12 +153,11 @@ class Timm(TorchSource):
         has_cls = "cls_token" in shapes
         stem = _stem(shapes)
         stride = stem_stride(stem["stem_depths"].value) if stem else 1
-        blocks = {name.split(".")[1] for name in shapes if name.startswith("blocks.")}
         class_token = has_array("cls_token", shapes)
         fields: Fields = {
             "patch_size": Inferred(one_or_pair(*patch_size), f"{self.marker} is {by(shapes[self.marker])}"),
             **sizes_of(shapes, self.marker, num_channels=1, hidden_size=0),
-            "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
+            "num_hidden_layers": count_layers(shapes, r"blocks\.(\d+)\."),
             **sizes_of(shapes, _FC1, intermediate_size=0),
             **with_reason({"hidden_act": "gelu", "layer_norm_eps": 1e-6}, "no array shows it; timm's default", True),
             "qkv_bias": has_array("blocks.0.attn.qkv.bias", shapes),
@@ -297,9 +297,8 @@ def _stem(shapes: Shapes) -> Fields:
     name = next((name for name in _RESNET_ROOTS if name in shapes), None)
     if name is None:
         return {}
-    depths = count_units(shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
     return {
-        "stem_depths": Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their blocks"),
+        "stem_depths": count_units(shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0),
         **sizes_of(shapes, name, stem_width=0, num_channels=1),
         **with_reason(TIMM_NUMBERS, "as in timm's ResNets"),
     }
@@ -327,10 +326,9 @@ class TimmBit(Timm):
     models = MODELS[HfBiTConfig]
 
     def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
-        depths = count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
         return {
             **sizes_of(shapes, _ROOT, num_channels=1, embedding_size=0),
-            "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their blocks"),
+            "depths": count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0),
             # other numbers are big_transfer's, the defaults of the configuration
             "weight_standardization_eps": Inferred(_NUMBERS["weight_standardization_eps"], "as in timm's ResNets"),
             "image_size": UNKNOWN_IMAGE_SIZE,

@@ -5,7 +5,19 @@ from typing import Any
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_resizing import BILINEAR
 from .checkpoint import Checkpoint
-from .source import Fields, Grid, Inferred, Shapes, TorchSource, by, image_size_of, one_or_pair, sizes_of, with_reason
+from .source import (
+    Fields,
+    Grid,
+    Inferred,
+    Shapes,
+    TorchSource,
+    by,
+    count_layers,
+    image_size_of,
+    one_or_pair,
+    sizes_of,
+    with_reason,
+)
 from .tables import IMAGENET, Rule, as_is, part, weight_and_bias, within
 
 _POSITIONS = "encoder.pos_embedding"
@@ -51,12 +63,11 @@ class Torchvision(TorchSource):
 
     def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
         pixels = shapes[self.marker][2:]
-        blocks = {name.removeprefix(_BLOCK).split(".")[0] for name in shapes if name.startswith(_BLOCK)}
         theirs = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "position_interpolation": "bicubic"}
         return {
             "patch_size": Inferred(one_or_pair(*pixels), f"{self.marker} is {by(shapes[self.marker])}"),
             **sizes_of(shapes, self.marker, num_channels=1, hidden_size=0),
-            "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
+            "num_hidden_layers": count_layers(shapes, rf"{_BLOCK}(\d+)\."),
             **sizes_of(shapes, _FC1, intermediate_size=0),
             "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, has_cls=True),
             **with_reason(theirs, "as in torchvision's ViTs"),

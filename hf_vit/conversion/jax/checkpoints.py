@@ -10,9 +10,9 @@ If a file also holds a text tower or a language model, the head of the image tow
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers.utils import logging
@@ -35,6 +35,8 @@ from ..source import (
     Shapes,
     StoredArray,
     by,
+    count_layers,
+    count_units,
     has_array,
     has_head,
     image_size_of,
@@ -45,24 +47,28 @@ from ..source import (
     with_class_row,
     with_reason,
 )
-from ..tables import ConversionError, Rule, count_units
+from ..tables import ConversionError, Rule
 from .tables import BIT_TABLES, POSITIONS, fingerprint_of, vit_table, with_flat_norms
 
 logger = logging.get_logger(__name__)
 
-_PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "")
 _TOWER = "img/"
+_PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "")
 _OTHER_TOWERS = {"txt", "t", "llm"}  # other parts of a file with an image tower: text, temperature, language model
 _KERNEL = "embedding/kernel"  # of the patches
 _BLOCK = "Transformer/encoderblock_0"
-_QUERY, _DENSE = f"{_BLOCK}/MultiHeadDotProductAttention_1/query/kernel", f"{_BLOCK}/MlpBlock_3/Dense_0/kernel"
-_STACKED = "Transformer/encoderblock/"
+_QUERY = f"{_BLOCK}/MultiHeadDotProductAttention_1/query/kernel"
+_DENSE = f"{_BLOCK}/MlpBlock_3/Dense_0/kernel"
+_STACKED = "Transformer/encoderblock/"  # one array for all blocks, whose first axis is the depth
+_MAP_HEAD = "MAPHead_0/"
+_INLINED_MAP_HEAD = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm_0/")
+_ROOT_POSITIONS = ("pos_embedding", "Transformer/pos_embedding")  # of big_vision
+# Modules of a block: number per class -> number by position
 _PER_CLASS = {
     "LayerNorm_1": "LayerNorm_2",
     "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
     "MlpBlock_0": "MlpBlock_3",
 }
-_INLINED_MAP_HEAD = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm_0/")
 _GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/scale$")
 # Values of settings that the dialects can store
 _RELEASED = PLAIN | {
@@ -94,21 +100,23 @@ class JaxSource(RuleSource):
     def numbers(self, config: Any) -> dict[str, tuple[Any]]:
         """Return the values of the settings that a file does not store: the original code has no others."""
 
-    def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name in the rules, view of our parameter) of a model, and an untrained head that was dropped.
+    def arrays(self, model: Model, dialect: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return name in the rules -> view of our parameter, and an untrained head that was dropped.
 
         Args:
             model: the model.
             dialect: description of the dialect, see `Naming`.
         """
-        state_dict, rules = model.state_dict(), self.rules(model)
-        for theirs, ours, layout in with_flat_norms(rules) if dialect.get("flat_group_norm") else rules:
-            yield theirs, layout.to_theirs(state_dict[ours])
+        parameters, rules = model.state_dict(), self.rules(model)
+        if dialect.get("flat_group_norm"):
+            rules = with_flat_norms(rules)
+        arrays = {theirs: layout.to_theirs(parameters[ours]) for theirs, ours, layout in rules}
         dropped = record_of(model).get("left_out", {}).get("head")
         if dropped and not has_head(model):
-            kernel = torch.zeros(dropped["shape"], dtype=model.dtype)
-            yield self.head[0], kernel
-            yield self.head[1], kernel.new_full(kernel.shape[-1:], dropped["bias"])
+            weight, bias = self.head
+            arrays[weight] = torch.zeros(dropped["shape"], dtype=model.dtype)
+            arrays[bias] = torch.full(dropped["shape"][-1:], dropped["bias"], dtype=model.dtype)
+        return arrays
 
     def original(self, model: Model) -> str | None:
         """Return the address of the released file whose weights a model still has; None if there is none.
@@ -125,13 +133,16 @@ class JaxSource(RuleSource):
         if lacking(model.config, self.numbers(model.config)):
             logger.warning(f"Written as {self.original(model)}, which the original code computes with other numbers.")
         arrays = self.arrays(model, {**record_of(model).get("dialect", {}), "names": dialect})
-        write_npz(path, ((_name_in(dialect, name), array) for name, array in arrays))
+        write_npz(path, ((_name_in(dialect, name), array) for name, array in arrays.items()))
         return {}
 
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
         """Return the class names of a released file, by its address; None for any other file."""
-        entry = find_released(checkpoint.location) if "://" in checkpoint.location else None
-        names = built_in_class_names("imagenet1k") if entry and entry.facts.get("labels") == "imagenet1k" else []
+        location = checkpoint.location
+        entry = find_released(location) if "://" in location else None
+        if entry is None or entry.facts.get("labels") != "imagenet1k":
+            return None
+        names = built_in_class_names("imagenet1k")
         return names if len(names) == num_labels else None
 
 
@@ -147,26 +158,29 @@ class Jax(JaxSource):
         prefix = next((prefix for prefix in _PREFIXES if prefix + _KERNEL in checkpoint.shapes), None)
         if prefix is None:
             return None
-        names, is_stacked, arrays = _translate(checkpoint, prefix)
+        own = {name.removeprefix(prefix) for name in checkpoint.shapes if name.startswith(prefix)}
+        arrays = _arrays_in(checkpoint, prefix)
+        dialect = _describe(_dialect_of(own), prefix, checkpoint, arrays)
+        if dialect["names"] == "big_vision":
+            arrays = with_class_row(checkpoint, arrays, "cls", POSITIONS, request.position_grid)
+        if len(checkpoint.shapes[prefix + _KERNEL]) == 2:  # a matrix: patches are vectors (SigLIP 2 NaFlex)
+            dialect["patch_vectors"] = True
+            arrays = _as_convolution(checkpoint, arrays)
         root = prefix.removesuffix(_TOWER)
         others = {name.removeprefix(root).split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
-        if prefix.endswith(_TOWER) and not _OTHER_TOWERS.isdisjoint(others):
+        if root == prefix:
+            return Naming(dialect, arrays, sorted(others))
+        if _OTHER_TOWERS & others:
             arrays = {re.sub("^head/", "projection/", name): stored for name, stored in arrays.items()}
-        if names == "big_vision":
-            arrays = with_class_row(checkpoint, arrays, "cls", POSITIONS, request.position_grid)
-        dialect = {"names": names, "prefix": prefix, "stacked": is_stacked, **_flat_norms(checkpoint, arrays)}
-        if len(checkpoint.shapes[prefix + _KERNEL]) == 2:  # a matrix: patches are vectors (SigLIP 2 NaFlex)
-            dialect["patch_vectors"], arrays = True, _as_convolution(checkpoint, arrays)
-        similarity = _similarity(checkpoint, root) if root != prefix else {}
-        return Naming(dialect, arrays, sorted(others), similarity)
+        return Naming(dialect, arrays, sorted(others), _similarity(checkpoint, root))
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
-        patch_size, has_table = shapes[_KERNEL][:2], POSITIONS in shapes
-        blocks = {match[1] for name in shapes if (match := re.match(r"Transformer/encoderblock_(\d+)/", name))}
+        patch_size = shapes[_KERNEL][:2]
+        stem = _stem(shapes)
         fields: Fields = {
             "patch_size": Inferred(one_or_pair(*patch_size), f"{_KERNEL} is {by(shapes[_KERNEL])}"),
             **sizes_of(shapes, _KERNEL, num_channels=2, hidden_size=3),
-            "num_hidden_layers": Inferred(len(blocks) or 1, "the number of encoder blocks"),
+            "num_hidden_layers": count_layers(shapes, r"Transformer/encoderblock_(\d+)/"),
             **sizes_of(shapes, _QUERY, num_attention_heads=1),
             **sizes_of(shapes, _DENSE, intermediate_size=1),
             "pooling": _pooling(shapes, naming.other_parts),
@@ -174,32 +188,29 @@ class Jax(JaxSource):
             "representation_size": Inferred(None, "there is no pre_logits/kernel"),
             **sizes_of(shapes, "pre_logits/kernel", optional=True, representation_size=1),
         }
-        grid, stride = request.position_grid, 1
-        if naming.dialect.get("patch_vectors"):
+        grid, has_patch_vectors = request.position_grid, "patch_vectors" in naming.dialect
+        if has_patch_vectors:
             fields["position_interpolation"] = Inferred("bilinear", "patches are vectors, as in NaFlex")
-            grid = grid or (as_pair(checkpoint.shapes[naming.arrays[POSITIONS].name][:2]) if has_table else None)
+            if grid is None and POSITIONS in shapes:
+                grid = as_pair(checkpoint.shapes[naming.arrays[POSITIONS].name][:2])
         fields |= sizes_of(shapes, "head/kernel", optional=True, num_labels=1)
         fields |= sizes_of(shapes, "projection/kernel", optional=True, projection_dim=1)
-        if "conv_root/kernel" in shapes:
-            depths = count_units(shapes, r"block(\d+)/unit(\d+)/", first=1)
-            fields["stem_depths"] = Inferred(depths, f"the ResNet has {len(depths)} stages, counted by their units")
-            fields |= sizes_of(shapes, "conv_root/kernel", stem_width=3, num_channels=2)
-            stride = stem_stride(depths)
-        num_patches = shapes[POSITIONS][1] - ("cls" in shapes) if has_table else None
+        fields |= stem
+        stride = stem_stride(stem["stem_depths"].value) if stem else 1
         pixels = [size * stride for size in patch_size]
-        image_size = image_size_of(num_patches, pixels, grid, "cls" in shapes)
-        if has_table:
-            positions = Inferred("learned", f"there is a table of positions, {by(shapes[POSITIONS])}")
-            released = find_released(checkpoint.location)
-            if released is not None and image_size.value == released.facts.get("resolution"):
-                image_size = Inferred(image_size.value, "that of the released file of this name")
-        else:
+        has_cls = "cls" in shapes
+        if POSITIONS not in shapes:
             reason = "there is no table of positions; big_vision then computes them"
-            positions = Inferred("sincos2d", reason, is_assumed=True)
-        fields |= {"position_embedding_type": positions, "image_size": image_size}
-        rows, columns = (size // side for size, side in zip(as_pair(image_size.value), pixels, strict=True))
-        if has_table and naming.dialect["names"] == "big_vision" and "conv_root/kernel" not in shapes:
-            fields |= _flexible_fields(fields, (rows, columns), checkpoint, request.patch_size)
+            fields["position_embedding_type"] = Inferred("sincos2d", reason, is_assumed=True)
+            return {**fields, "image_size": image_size_of(None, pixels, grid, has_cls)}
+        image_size = image_size_of(shapes[POSITIONS][1] - has_cls, pixels, grid, has_cls)
+        released = find_released(checkpoint.location)
+        if released is not None and image_size.value == released.facts.get("resolution"):
+            image_size = Inferred(image_size.value, "that of the released file of this name")
+        reason = f"there is a table of positions, {by(shapes[POSITIONS])}"
+        fields |= {"position_embedding_type": Inferred("learned", reason), "image_size": image_size}
+        if naming.dialect["names"] == "big_vision" and not stem:
+            fields |= _flexible_fields(fields, checkpoint.location, request.patch_size)
         return fields
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
@@ -220,11 +231,13 @@ class Jax(JaxSource):
         supported = _SUPPORTED[dialect]
         if config.use_cls_token and config.pooling in ("mean", "map"):
             supported = supported | {"pool_patches_only": (False,)}
-        found, others = lacking(config, supported), lacking(config, self.numbers(config))
+        found = lacking(config, supported)
+        numbers = self.numbers(config)
+        others = lacking(config, numbers)
         if others and self.original(model) is None:
-            numbers = " ".join(f"--set {name}={value}" for name, (value,) in self.numbers(config).items())
+            options = " ".join(f"--set {name}={value}" for name, (value,) in numbers.items())
             found.append(
-                f"{', '.join(others)}; if the weights are a copy of an original file, convert them with {numbers} and "
+                f"{', '.join(others)}; if the weights are a copy of an original file, convert them with {options} and "
                 "export that folder"
             )
         return found
@@ -235,62 +248,80 @@ class Jax(JaxSource):
             numbers |= {name: (value,) for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
         return numbers
 
-    def arrays(self, model: Model, dialect: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the arrays; big_vision has no position of the class token, so it is added to the token itself."""
-        config, base = model.config, cast(Any, model.base_model)
-        folds = dialect["names"] == "big_vision" and config.use_cls_token
-        has_table = config.position_embedding_type == "learned"
-        for name, array in super().arrays(model, dialect):
-            if folds and has_table and name == "cls":
-                row = base.embeddings.position_embeddings[:, :1].detach()
-                array = array + row if row.any() else array  # adding zero would change -0.0
-            if name == POSITIONS:
-                array = array[:, 1:] if folds else array
-                yield name, array[0].unflatten(0, config.stored_grid) if dialect.get("patch_vectors") else array
-            else:
-                yield name, array.flatten(0, 2) if name == _KERNEL and dialect.get("patch_vectors") else array
+    def arrays(self, model: Model, dialect: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the arrays; big_vision has no position of the class token, so it is added to the token itself."""
+        arrays = super().arrays(model, dialect)
+        positions = arrays.get(POSITIONS)  # (1, tokens, hidden_size)
+        if positions is not None and "cls" in arrays and dialect["names"] == "big_vision":
+            class_row, positions = positions[:, :1], positions[:, 1:]
+            if class_row.any():  # adding zero would change -0.0
+                arrays["cls"] = arrays["cls"] + class_row
+        if dialect.get("patch_vectors"):
+            arrays[_KERNEL] = arrays[_KERNEL].flatten(0, 2)
+            if positions is not None:
+                positions = positions[0].unflatten(0, model.config.stored_grid)
+        if positions is not None:
+            arrays[POSITIONS] = positions
+        return arrays
 
 
-def _translate(checkpoint: Checkpoint, prefix: str) -> tuple[str, bool, dict[str, StoredArray]]:
-    """Return the naming of the arrays below a prefix.
+def _dialect_of(names: Collection[str]) -> str:
+    """Return the dialect of the names below the prefix.
 
-    Returns:
-        The dialect: "vit_jax" (released), "flax" (present-day numbering) or "big_vision" (as flax, positions at the
-        root); whether arrays of all blocks are stacked, with a leading axis over depth; name in the rules -> array.
+    It is "vit_jax" (released), "flax" (present-day numbering) or "big_vision" (as flax, with positions at the root).
     """
-    shapes = {name.removeprefix(prefix): shape for name, shape in checkpoint.shapes.items() if name.startswith(prefix)}
-    depths = {shape[0] for name, shape in shapes.items() if name.startswith(_STACKED) and shape}
-    depth = min(max(depths, default=0), MAX_LAYERS + 1)  # the configuration refuses more
+    per_class = any(re.match(r"Transformer/encoderblock(_\d+)?/MlpBlock_0/", name) for name in names)
+    of_big_vision = (*_ROOT_POSITIONS, f"{_MAP_HEAD}probe", "probe", _STACKED)
+    if any(name.startswith(of_big_vision) for name in names) or (per_class and POSITIONS not in names):
+        return "big_vision"
+    return "flax" if per_class else "vit_jax"
+
+
+def _arrays_in(checkpoint: Checkpoint, prefix: str) -> dict[str, StoredArray]:
+    """Return name in the rules -> array, of the arrays below a prefix."""
     arrays = {}
-    for name in shapes:
-        if match := re.match(r"Transformer/encoderblock(_\d+)?/([^/]+)(/.*)", name):
-            number, module, rest = match.groups()
-            module = _PER_CLASS.get(module, module)
-            for index in [None] if number else range(depth):
-                block = f"Transformer/encoderblock{number or f'_{index}'}"
-                arrays[f"{block}/{module}{rest}"] = StoredArray(prefix + name, index)
-        elif name in ("pos_embedding", "Transformer/pos_embedding"):
-            arrays[POSITIONS] = StoredArray(prefix + name)
-        else:
-            arrays[f"MAPHead_0/{name}" if name.startswith(_INLINED_MAP_HEAD) else name] = StoredArray(prefix + name)
-    per_class = any(re.match(r"Transformer/encoderblock(_\d+)?/MlpBlock_0/", name) for name in shapes)
-    of_big_vision = {"pos_embedding", "Transformer/pos_embedding", "MAPHead_0/probe", "probe"} & set(shapes)
-    if depths or of_big_vision or (per_class and POSITIONS not in arrays):
-        return "big_vision", bool(depths), arrays
-    return "flax" if per_class else "vit_jax", False, arrays
+    for stored, shape in checkpoint.shapes.items():
+        if not stored.startswith(prefix):
+            continue
+        name = _name_in_rules(stored.removeprefix(prefix))
+        if not name.startswith(_STACKED):
+            arrays[name] = StoredArray(stored)
+            continue
+        depth = min(shape[0], MAX_LAYERS + 1)  # the configuration refuses more
+        for index in range(depth):
+            block = f"Transformer/encoderblock_{index}/"
+            arrays[block + name.removeprefix(_STACKED)] = StoredArray(stored, index)
+    return arrays
+
+
+def _name_in_rules(name: str) -> str:
+    """Return the name in the rules, that of the released files, for an array of any dialect."""
+    if name in _ROOT_POSITIONS:
+        return POSITIONS
+    if name.startswith(_INLINED_MAP_HEAD):
+        return _MAP_HEAD + name
+    if name.startswith("Transformer/encoderblock"):
+        for per_class, released in _PER_CLASS.items():
+            name = name.replace(f"/{per_class}/", f"/{released}/")
+    return name
 
 
 def _name_in(dialect: str, name: str) -> str:
     """Return a dialect's name for an array of the rules."""
     name = re.sub("^projection/", "head/", name)
-    if dialect == "vit_jax":
-        return name
     if dialect == "big_vision" and name == POSITIONS:
         return "pos_embedding"
-    for per_class, released in _PER_CLASS.items():
-        if name.startswith("Transformer/encoderblock"):
+    if dialect != "vit_jax" and name.startswith("Transformer/encoderblock"):
+        for per_class, released in _PER_CLASS.items():
             name = name.replace(f"/{released}/", f"/{per_class}/")
     return name
+
+
+def _stem(shapes: Shapes) -> Fields:
+    if "conv_root/kernel" not in shapes:
+        return {}
+    depths = count_units(shapes, r"block(\d+)/unit(\d+)/", first=1)
+    return {"stem_depths": depths, **sizes_of(shapes, "conv_root/kernel", stem_width=3, num_channels=2)}
 
 
 def _pooling(shapes: Shapes, other_parts: Collection[str]) -> Inferred:
@@ -313,20 +344,26 @@ def _evaluated_as(settings: dict[str, Any], kind: str, location: str) -> Inferre
 
 def _similarity(checkpoint: Checkpoint, root: str) -> dict[str, float]:
     """Read temperature `t` (a logarithm) and bias `b` of the similarity of two towers, if the file holds them."""
-    stored = {name: root + name for name in ("t", "b") if math.prod(checkpoint.shapes.get(root + name, (0,))) == 1}
-    numbers = {name: float(checkpoint.read(array)) for name, array in stored.items()}
-    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+    numbers = {}
+    for name in ("t", "b"):
+        shape = checkpoint.shapes.get(root + name, (0,))
+        number = float(checkpoint.read(root + name)) if math.prod(shape) == 1 else math.nan
+        if math.isfinite(number):
+            numbers[name] = number
+    return numbers
 
 
-def _flat_norms(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, bool]:
-    """Return the record's entry for GroupNorm arrays of shape (channels,), which an export restores."""
+def _describe(names: str, prefix: str, checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
+    """Describe a dialect for the record: all that an export restores."""
+    is_stacked = any(stored.index is not None for stored in arrays.values())
+    dialect: dict[str, Any] = {"names": names, "prefix": prefix, "stacked": is_stacked}
     norms = [stored.name for name, stored in arrays.items() if _GROUP_NORM.search(name)]
-    return {"flat_group_norm": True} if any(len(checkpoint.shapes[name]) == 1 for name in norms) else {}
+    if any(len(checkpoint.shapes[name]) == 1 for name in norms):  # released files have (1, 1, 1, channels)
+        dialect["flat_group_norm"] = True
+    return dialect
 
 
-def _flexible_fields(
-    fields: Mapping[str, Inferred], grid: tuple[int, int], checkpoint: Checkpoint, patch_size: Size | None
-) -> Fields:
+def _flexible_fields(fields: Mapping[str, Inferred], location: str, patch_size: Size | None) -> Fields:
     """Infer the configuration fields that make a model flexible; return an empty dictionary for any other model.
 
     Only the name of a released file shows that a model is flexible. Another file with FlexiViT's sizes may also be a
@@ -334,19 +371,19 @@ def _flexible_fields(
 
     Args:
         fields: inferred fields, with the kernel's size as the patch size.
-        grid: (rows, columns) of the position embeddings.
-        checkpoint: the open checkpoint.
+        location: path or address of the file.
         patch_size: patch size that the caller states.
 
     Raises:
         ConversionError: the patch size is ambiguous, and the caller has not stated it.
     """
-    known = evaluation_of(checkpoint.location)
+    kernel, pixels = as_pair(fields["patch_size"].value), as_pair(fields["image_size"].value)
+    grid = (pixels[0] // kernel[0], pixels[1] // kernel[1])
+    known = evaluation_of(location)
     is_named = "patch_size" in known
     if not is_named:
-        kernel = as_pair(fields["patch_size"].value)
         has_its_buffers = (kernel, grid) == (_FLEXIVIT_KERNEL, _FLEXIVIT_GRID) and fields["pooling"].value == "mean"
-        if not has_its_buffers and _FLEXIVIT not in checkpoint.location:
+        if not has_its_buffers and _FLEXIVIT not in location:
             return {}
         if patch_size is None:
             raise ConversionError(
@@ -407,12 +444,10 @@ class JaxBiT(JaxSource):
             arrays = {re.sub(r"(?<=/standardized_conv2d)_\d+(?=/)", "", name): StoredArray(own[name]) for name in own}
             if self.root in arrays:
                 others = {name.split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
-                dialect = {"names": self.code, "prefix": prefix, "stacked": False, **_flat_norms(checkpoint, arrays)}
-                return Naming(dialect, arrays, sorted(others))
+                return Naming(_describe(self.code, prefix, checkpoint, arrays), arrays, sorted(others))
         return None
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
-        depths = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1) or [1]
         image_size = UNKNOWN_IMAGE_SIZE
         if self.is_released:
             known = evaluation_of(checkpoint.location).get("image_size", image_size.value)
@@ -421,7 +456,7 @@ class JaxBiT(JaxSource):
                 image_size = Inferred(image_size.value, "evaluation of the released file of this name")
         fields = {
             **sizes_of(shapes, self.root, num_channels=2, embedding_size=3),
-            "depths": Inferred(depths, f"it has {len(depths)} stages, counted by their units"),
+            "depths": count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1),
             **with_reason(ORIGINALS[self.code], f"as in the code of {self.code}"),
             "image_size": image_size,
         }
