@@ -45,11 +45,12 @@ class Int8Model(ProgramModel):
     def __init__(self, model: Any, folder: str | os.PathLike, **where: Any):
         require("openvino")
         local, record = _read(folder, where)
-        found = (as_pair(model.config.image_size), model.dtype, model.device.type)
-        if found != (expected := (tuple(record["image_size"]), torch.float32, "cpu")):
+        found = (list(as_pair(model.config.image_size)), model.dtype, model.device.type)
+        expected = (record.get("image_size"), torch.float32, "cpu")
+        if found != expected:
             asked = f"image_size, dtype and device of the model are {found}"
             raise ValueError(f"{asked}, but the int8 program of {folder} has {expected}; {_OTHERWISE}")
-        if identity_of(model) != record["model"]:
+        if identity_of(model) != record.get("model"):
             raise ValueError(f"the weights or config.json of {folder} are not those of its program; {_OTHERWISE}")
         try:
             program = OpenVINOProgram(read_openvino(local / PROGRAM_FILES[0]), torch.float32)
@@ -69,11 +70,16 @@ class Int8Model(ProgramModel):
             ValueError: the program is for another size.
             ImportError: a package is missing.
         """
-        if image_size != (expected := tuple(self.record["image_size"])):
+        expected = as_pair(self.config.image_size)
+        if image_size != expected:
             raise ValueError(f"the image size is {image_size}, but the int8 program is for {expected}; quantize again")
         if file.suffix == ".onnx":
             model = HfViTForImageClassification.from_pretrained(self._folder, config=self.config)
-            insert_quantization(model, self.record["layers"])
+            try:
+                insert_quantization(model, self.record["layers"])
+            except Exception as error:
+                record = self._folder / QUANTIZATION_RECORD
+                raise ValueError(f"the layers in {record} are not those of the model: {error!r}") from error
             make_onnx(model, scaling=scaling).save(file)
             return
         import openvino
@@ -99,14 +105,15 @@ _OTHERWISE = 'load it with backend="torch" for float32'
 def _read(folder: str | os.PathLike, where: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Return the local folder and the record of an int8 program whose files are whole."""
     file = find_file(folder, QUANTIZATION_RECORD, where)
-    record = {} if file is None else read_json_object(file)
-    if record.get("format") != FORMAT:
+    record = read_json_object(file) if file is not None else {}
+    files = record.get("files")
+    if file is None or record.get("format") != FORMAT or not isinstance(files, dict):
         raise ValueError(f"{folder} has no {QUANTIZATION_RECORD} of {FORMAT!r}; use hf-vit quantize, or {_OTHERWISE}")
     for name in PROGRAM_FILES:
-        file = find_file(folder, name, where)
-        if file is None or sha256_of(file) != record["files"][name]:
+        program = find_file(folder, name, where)
+        if program is None or sha256_of(program) != files.get(name):
             raise ValueError(f"{name} of {folder} is missing or damaged; quantize the model again, or {_OTHERWISE}")
-    return Path(str(file)).parent, record
+    return Path(file).parent, record
 
 
 class _Int8Weight(nn.Module):

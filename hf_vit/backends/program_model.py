@@ -36,7 +36,8 @@ from ..models.utils import MANIFEST, as_pair, check_files
 
 _Loaded = TypeVar("_Loaded")
 Program = Callable[[torch.Tensor], list[torch.Tensor]]  # (batch, channels, height, width) float32 -> its outputs
-_LABELS_ONLY = ("id2label", "label2id", "_name_or_path", "architectures", "transformers_version")
+# Fields of a configuration that change no output of a program, besides those that begin with "_".
+_NOT_COMPUTED = ("dtype", "torch_dtype", "id2label", "label2id", "architectures", "transformers_version")
 _RECORDS = ("output_hidden_states", "output_attentions")
 # Arguments that change no output: the image size is fixed, and every program returns all outputs.
 _WITHOUT_EFFECT = ("interpolate_pos_encoding", "only_pooled")
@@ -124,7 +125,7 @@ class ProgramModel(nn.Module):
         self.dtype, self.device = model.dtype, torch.device("cpu")
         self._output_class, self._names, self._program = output_class, tuple(names), program
         self.is_classifier = "logits" in names
-        self._loss_function = model.loss_function if self.is_classifier else None
+        self._loss_function: Any = model.loss_function if self.is_classifier else None
         forbid_changes(self)
         self.eval()
 
@@ -142,24 +143,26 @@ class ProgramModel(nn.Module):
         """
         self._check(pixel_values, labels, options)
         images = pixel_values.detach().to(self.dtype).float().contiguous()
-        outputs = dict(zip(self._names, (output.to(self.dtype) for output in self._program(images)), strict=True))
-        if labels is not None and self._loss_function is not None:
+        outputs = {
+            name: output.to(self.dtype) for name, output in zip(self._names, self._program(images), strict=True)
+        }
+        if labels is not None:
             outputs["loss"] = self._loss_function(labels, outputs["logits"], self.config)
         result = self._output_class(**outputs)
-        return result if (self.config.return_dict if return_dict is None else return_dict) else result.to_tuple()
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        return result if return_dict else result.to_tuple()
 
     def _check(self, pixel_values: torch.Tensor, labels: torch.Tensor | None, options: dict[str, Any]) -> None:
         asked = {name: getattr(self.config, name, False) for name in _RECORDS} | options
-        if labels is not None and self._loss_function is None:
-            asked["labels"] = True
-        if pixel_values.requires_grad and torch.is_grad_enabled():
-            asked["pixel_values.requires_grad"] = True
+        asked["labels"] = None if self.is_classifier else labels
+        asked["pixel_values.requires_grad"] = pixel_values.requires_grad and torch.is_grad_enabled()
         for name, value in asked.items():
             if name not in _WITHOUT_EFFECT and value is not None and value is not False:
                 raise ValueError(f"{type(self).__name__} does not support {name}; use the PyTorch model for this call")
         expected = (self.config.num_channels, *as_pair(self.config.image_size))
-        is_float = pixel_values.is_floating_point() and pixel_values.device.type == "cpu"
-        if tuple(pixel_values.shape[1:]) != expected or not len(pixel_values) or not is_float:
+        fits = tuple(pixel_values.shape[1:]) == expected and len(pixel_values) > 0
+        if not (fits and pixel_values.is_floating_point() and pixel_values.device.type == "cpu"):
             found = f"{pixel_values.dtype} of shape {tuple(pixel_values.shape)} on {pixel_values.device}"
             raise ValueError(f"pixel_values is {found} (expected float of shape (batch, *{expected}) on cpu)")
 
@@ -182,7 +185,7 @@ class ProgramModel(nn.Module):
 class OpenVINOModel(ProgramModel):
     """A model that OpenVINO computes, in the precision of the model's dtype: float32 or bfloat16.
 
-    The program is converted at the first use and then cached (program_cache.py).
+    The program is converted at the first use and then cached.
 
     Args:
         model: an encoder or classifier of this package on the CPU.
@@ -269,12 +272,10 @@ def _identity(model: nn.Module, package: str) -> str | None:
 
 def identity_of(model: Any) -> str:
     """Return the sha256 of a model's weights and settings, which does not depend on class names and loading."""
-    of_loading = ("dtype", "torch_dtype", *_LABELS_ONLY)
-    settings = {
-        name: value
-        for name, value in model.config.to_diff_dict().items()
-        if name not in of_loading and not name.startswith("_")
-    }
+    settings = model.config.to_diff_dict()
+    for name in list(settings):
+        if name in _NOT_COMPUTED or name.startswith("_"):
+            del settings[name]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in chain(model.state_dict().items(), model.named_buffers()):
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -311,7 +312,7 @@ def read_openvino(file: Path) -> Any:
 
 
 class OpenVINOProgram:
-    """Program compiled by OpenVINO for this CPU; several threads may call it.
+    """Program compiled by OpenVINO for this CPU; several threads may call it, one computes at a time.
 
     Args:
         program: an `openvino.Model` for any batch.
@@ -327,33 +328,30 @@ class OpenVINOProgram:
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         }
         self._lock = threading.Lock()
-        self._requests = threading.local()  # for each thread, an inference request of each compiled program
-        self._compiled = {batch_size: self._compile(batch_size)}
+        self._requests = {batch_size: self._compile(batch_size)}
 
     def _compile(self, batch_size: int | None) -> Any:
+        """Return an inference request of the program compiled for a batch size, or for any."""
         program = self._program
         if batch_size is not None:
             program = program.clone()
             shape = program.input(0).partial_shape
             shape[0] = batch_size
             program.reshape(shape)
-        return _openvino_core().compile_model(program, "CPU", self._settings)
+        return _openvino_core().compile_model(program, "CPU", self._settings).create_infer_request()
 
     def __call__(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
         import openvino
 
         batch_size = self._batch_size if len(pixel_values) == self._batch_size else None
-        requests: dict[Any, Any] = self._requests.__dict__
-        if batch_size not in requests:
-            with self._lock:
-                if batch_size not in self._compiled:
-                    self._compiled[batch_size] = self._compile(batch_size)
-            requests[batch_size] = self._compiled[batch_size].create_infer_request()
-        request = requests[batch_size]
-        request.set_input_tensor(openvino.Tensor(pixel_values.numpy(), shared_memory=True))
-        request.infer()
-        # copies, since the next call reuses this memory
-        return [torch.from_numpy(output.data).clone() for output in request.output_tensors]
+        with self._lock:
+            if batch_size not in self._requests:
+                self._requests[batch_size] = self._compile(batch_size)
+            request = self._requests[batch_size]
+            request.set_input_tensor(openvino.Tensor(pixel_values.numpy(), shared_memory=True))
+            request.infer()
+            # copies, since the next call reuses this memory
+            return [torch.from_numpy(output.data).clone() for output in request.output_tensors]
 
 
 def _load_onnx(file: Path) -> Program:

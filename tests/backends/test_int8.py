@@ -152,6 +152,8 @@ HARMS = {
     "other weights": (lambda folder: tiny(seed=1, intermediate_size=1500).save_pretrained(folder), "config.json"),
     "other settings": (lambda folder: change_json(folder / "config.json", layer_norm_eps=1e-3), "config.json"),
     "another record": (lambda folder: (folder / "quantization.json").write_text("{}"), "quantization.json"),
+    "no files": (lambda folder: change_json(folder / "quantization.json", files=None), "quantization.json"),
+    "no size": (lambda folder: change_json(folder / "quantization.json", image_size=None), "image_size"),
 }
 
 
