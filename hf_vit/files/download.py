@@ -8,7 +8,6 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -33,6 +32,7 @@ TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a by
 MIN_SPEED, GRACE = 1024, 60.0  # bytes per second, after so many seconds: a slow server cannot block forever
 RETRY_WAIT = 1.0  # seconds before the second try; twice as long before the third
 _STORES = ("s3", "gs", "gcs", "hf", "az", "abfs", "abfss")  # file systems of fsspec that encrypt, at public addresses
+_UNREACHABLE = (httpx.ConnectError, httpx.ConnectTimeout)  # not tried again
 TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}  # tried again (RFC 9110, 6585)
 _LATEST = "-LAST"  # big_vision's file NAME-LAST holds the step of the folder NAME-<step>
 _OPTIMIZER = re.compile(r"opt(_state)?[~./]")  # beginning of the names of files that hold only an optimizer's state
@@ -126,20 +126,30 @@ def https_address(location: str) -> str:
 
 def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) -> tuple[Path, str]:
     """Return (cached file, its sha256) of an address."""
-    name = PurePosixPath(unquote(urlsplit(url).path)).name
-    assets_dir = Path(cache_dir) if cache_dir else None
-    address_hash = hashlib.sha256(url.encode()).hexdigest()
+    name = redact_secrets(url)
     try:
-        file = cached_assets_path("hf_vit", "downloads", address_hash, assets_dir=assets_dir) / name
+        file = _cache_path(url, PurePosixPath(unquote(urlsplit(url).path)).name, cache_dir)
         download = _Download(url, file, progress)
         if (sha256 := download.kept()) is None:
             with FileLock(f"{file}.lock"):  # another process may download the same file
                 sha256 = download.kept() or download.run()
+        return file, sha256
     except SourceError:
         raise
+    except OfflineModeIsEnabled as error:
+        state = "is not in the cache, or is damaged there"
+        raise UnavailableError(f"{name} {state}, and HF_HUB_OFFLINE forbids downloading it") from error
+    except (*_UNREACHABLE, httpx.InvalidURL) as error:
+        raise UnavailableError(f"cannot reach {name} ({error}); download it elsewhere and pass the file") from error
     except (OSError, ValueError) as error:
-        raise SourceError(f"cannot cache {redact_secrets(url)}: {error}") from error
-    return file, sha256
+        raise SourceError(f"cannot cache {name}: {error}") from error
+
+
+def _cache_path(address: str, name: str, cache_dir: str | os.PathLike | None) -> Path:
+    """Return the path in the cache of a file or folder, by its address and its name."""
+    address_hash = hashlib.sha256(address.encode()).hexdigest()
+    assets_dir = Path(cache_dir) if cache_dir else None
+    return cached_assets_path("hf_vit", "downloads", address_hash, assets_dir=assets_dir) / name
 
 
 def filesystem_of(address: str) -> tuple[Any, str]:
@@ -217,13 +227,16 @@ class _Download:
             try:
                 self._receive_rest()
                 break
-            except _InterruptedError as error:
+            except _UNREACHABLE:
+                raise
+            except (httpx.RequestError, _InterruptedError) as error:
                 received = self._received()
                 failures = 1 if received > most_received else failures + 1
                 most_received = max(most_received, received)
                 if failures == MAX_FAILURES:
+                    reason = str(error) or type(error).__name__
                     raise UnavailableError(
-                        f"cannot download {self.name}: {MAX_FAILURES} failures in a row ({error}); "
+                        f"cannot download {self.name}: {MAX_FAILURES} failures in a row ({reason}); "
                         f"the {received} bytes received are kept for the next try"
                     ) from error
                 time.sleep(RETRY_WAIT * 2 ** (failures - 1))
@@ -240,31 +253,22 @@ class _Download:
         headers = {"Accept-Encoding": "identity"}
         if start and record.get("etag"):
             headers |= {"Range": f"bytes={start}-", "If-Range": record["etag"]}
-        try:
-            with open_url(self.url, TIMEOUT, headers) as response:
-                status, sent = response.status_code, response.headers.get("Content-Range", "")
-                is_next = _version(response) == record.get("etag") and sent.startswith(f"bytes {start}-")
-                if status == 416 or (status == 206 and not is_next):
-                    self.partial.unlink(missing_ok=True)
-                    raise _InterruptedError("the server did not send the requested byte range")
-                if status in TRANSIENT_STATUS:
-                    raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
-                if status not in (200, 206):
-                    answer = f"the server answers {status} {response.reason_phrase}"
-                    raise UnavailableError(f"{self.name} cannot be downloaded: {answer}")
-                if status == 200:  # the whole file
-                    start = 0
-                    record = {"url": self.url, "etag": _version(response), "size": _content_length(response)}
-                    write_json(self.record_file, record | {"sha256": None})
-                self._append(response, record["size"], start)
-        except OfflineModeIsEnabled as error:
-            state = "is not in the cache, or is damaged there"
-            raise UnavailableError(f"{self.name} {state}, and HF_HUB_OFFLINE forbids downloading it") from error
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL) as error:
-            message = f"cannot reach {self.name} ({error}); download it elsewhere and pass the file"
-            raise UnavailableError(message) from error
-        except httpx.RequestError as error:
-            raise _InterruptedError(str(error) or type(error).__name__) from error
+        with open_url(self.url, TIMEOUT, headers) as response:
+            status, sent = response.status_code, response.headers.get("Content-Range", "")
+            is_rest = bool(record) and _version(response) == record["etag"] and sent.startswith(f"bytes {start}-")
+            if status == 200:  # the whole file
+                start = 0
+                record = {"url": self.url, "etag": _version(response), "size": _content_length(response)}
+                write_json(self.record_file, record | {"sha256": None})
+            elif status == 416 or (status == 206 and not is_rest):
+                self.partial.unlink(missing_ok=True)
+                raise _InterruptedError("the server did not send the requested byte range")
+            elif status in TRANSIENT_STATUS:
+                raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
+            elif status != 206:
+                answer = f"the server answers {status} {response.reason_phrase}"
+                raise UnavailableError(f"{self.name} cannot be downloaded: {answer}")
+            self._append(response, record["size"], start)
 
     def _append(self, response: httpx.Response, size: int | None, start: int) -> None:
         off = None if self.progress else True  # None: off if stderr is no terminal
@@ -324,9 +328,7 @@ def fetch_folder(location: str, cache_dir: str | os.PathLike | None = None) -> F
         SourceError: it does not exist, cannot be reached, or exceeds a limit on files or bytes.
     """
     address = _latest_of(location) if location.endswith(_LATEST) else location
-    assets_dir = Path(cache_dir) if cache_dir else None
-    address_hash = hashlib.sha256(address.encode()).hexdigest()
-    kept = cached_assets_path("hf_vit", "downloads", address_hash, assets_dir=assets_dir) / PurePosixPath(address).name
+    kept = _cache_path(address, PurePosixPath(address).name, cache_dir)
     with FileLock(f"{kept}.lock"):  # another process may download the same folder
         if not kept.is_dir():
             _assemble(address, kept, cache_dir)
@@ -345,42 +347,42 @@ def _latest_of(location: str) -> str:
 def _assemble(address: str, kept: Path, cache_dir: str | os.PathLike | None) -> None:
     """Download every file; the folder appears when it is complete."""
     bucket, _, prefix = address.removeprefix("gs://").partition("/")
-    files = {name: size for name, size in _list(bucket, prefix) if not _OPTIMIZER.match(name.removeprefix(prefix))}
+    files = {}  # name inside the folder -> bytes
+    for name, size in _list(bucket, prefix).items():
+        if not _OPTIMIZER.match(name.removeprefix(prefix)):
+            files[name.removeprefix(prefix)] = size
     if not files:
         raise SourceError(f"{address} does not exist, or holds no files")
     size = sum(files.values())
     check_limit(f"{address} has {size:,} bytes", size, MAX_CHECKPOINT_BYTES, SourceError)
     draft = kept.with_name(f"{kept.name}.incomplete")
     for name in files:
-        target = draft / _safe(name.removeprefix(prefix), address)
+        if set(name.split("/")) & {"", ".", ".."} or "\\" in name:
+            raise SourceError(f"{address} holds {shorten(name)} (expected names of files inside the folder)")
+        target = draft / name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(fetch(f"gs://{bucket}/{name}", cache_dir).path, target)
+            shutil.move(fetch(f"gs://{bucket}/{prefix}{name}", cache_dir).path, target)
     os.replace(draft, kept)
 
 
-def _list(bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Yield (name, bytes) of every file below a folder.
+def _list(bucket: str, prefix: str) -> dict[str, int]:
+    """Return the bytes of every file below a folder, by name.
 
     See https://cloud.google.com/storage/docs/json_api/v1/objects/list.
     """
-    token, count = "", 0
+    files: dict[str, int] = {}
+    token = ""
     while True:
         query = f"prefix={quote(prefix, safe='')}&pageToken={quote(token, safe='')}"
         url = f"{BUCKETS}/storage/v1/b/{quote(bucket, safe='')}/o?fields=items(name,size),nextPageToken&{query}"
         with tempfile.TemporaryDirectory() as folder:  # not the cache: a listing may change
-            page: dict[str, Any] = read_json_object(fetch(url, folder, progress=False).path)
-        items = [(str(item["name"]), int(item["size"])) for item in page.get("items", ())]
-        yield from (item for item in items if not item[0].endswith("/"))  # a name with "/" at its end is a folder
-        count += len(items)
-        if count > MAX_ARRAYS:
+            page = read_json_object(fetch(url, folder, progress=False).path)
+        for item in page.get("items", ()):
+            if not item["name"].endswith("/"):  # a folder
+                files[item["name"]] = int(item["size"])
+        if len(files) > MAX_ARRAYS:
             raise SourceError(f"gs://{bucket}/{prefix} has more than {MAX_ARRAYS:,} files")
-        if not (token := str(page.get("nextPageToken") or "")):
-            return
-
-
-def _safe(name: str, address: str) -> str:
-    """Return the name after checking that it stays inside the folder."""
-    if set(name.split("/")) & {"", ".", ".."} or "\\" in name:
-        raise SourceError(f"{address} holds {shorten(name)} (expected names of files inside the folder)")
-    return name
+        token = str(page.get("nextPageToken") or "")
+        if not token:
+            return files

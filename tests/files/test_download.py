@@ -33,6 +33,7 @@ class Source:
         self.takes_ranges = True
         self.says_length = True
         self.wrong_range = False
+        self.always_a_part = False  # also where nobody asked for it
         self.statuses: list[int] = []  # answered in place of the body
         self.cuts: list[int] = []  # bytes after which the connection breaks
         self.pause_at: int | None = None  # bytes after which the body waits for `go_on`
@@ -53,12 +54,13 @@ class Source:
         if start >= len(self.body):
             return handler.send_error(416)
         headers = {**self.version}
-        if start:
+        is_part = bool(start) or self.always_a_part
+        if is_part:
             said_start = 0 if self.wrong_range else start
             headers["Content-Range"] = f"bytes {said_start}-{len(self.body) - 1}/{len(self.body)}"
         if self.says_length:
             headers["Content-Length"] = str(len(self.body) - start)
-        handler.send_head(206 if start else 200, **headers)
+        handler.send_head(206 if is_part else 200, **headers)
         return self.send_body(handler.wfile, self.body[start:])
 
     def send_body(self, file, data):
@@ -231,6 +233,12 @@ def test_a_wrong_part_is_not_appended(server, tmp_path):
     server.cuts = [100_003]
     assert fetch(server.url, tmp_path).path.read_bytes() == BODY
     assert server.ranges == [None, "bytes=100003-", None]
+
+
+def test_a_part_that_nobody_asked_for_is_refused(server, tmp_path):
+    server.version, server.always_a_part = {}, True
+    with pytest.raises(SourceError, match=re.escape(server.url)):
+        fetch(server.url, tmp_path)
 
 
 def test_a_body_of_unknown_length(server, tmp_path):
