@@ -143,9 +143,8 @@ class ProgramModel(nn.Module):
         """
         self._check(pixel_values, labels, options)
         images = pixel_values.detach().to(self.dtype).float().contiguous()
-        outputs = {
-            name: output.to(self.dtype) for name, output in zip(self._names, self._program(images), strict=True)
-        }
+        computed = self._program(images)
+        outputs = {name: output.to(self.dtype) for name, output in zip(self._names, computed, strict=True)}
         if labels is not None:
             outputs["loss"] = self._loss_function(labels, outputs["logits"], self.config)
         result = self._output_class(**outputs)
