@@ -22,6 +22,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -117,19 +118,16 @@ def quantize(
         write_json(draft / QUANTIZATION_RECORD, record)
         int8 = Int8Model(model, draft)
         logits = _logits(int8, pixel_values[held_out])
-        classes, expected = logits.argmax(dim=1), expected[held_out]
-        agreement = (classes == expected.argmax(dim=1)).double().mean().item()
+        expected = expected[held_out]
+        agreement = _accuracy(logits, expected.argmax(dim=1))
         difference = (logits - expected).abs().max().item()
         record["held_out"] = {"images": len(logits), "agreement": agreement, "largest_logit_difference": difference}
         if (labels := _labels(files, model.config)) is not None:
-            of_held_out = labels[held_out]
-            int8_top1, float32_top1 = (
-                (predicted == of_held_out).double().mean().item() for predicted in (classes, expected.argmax(dim=1))
-            )
-            record["top1"] = {"images": len(of_held_out), "int8": int8_top1, "float32": float32_top1}
+            top1 = {"int8": _accuracy(logits, labels[held_out]), "float32": _accuracy(expected, labels[held_out])}
+            record["top1"] = {"images": len(logits), **top1}
         if agreement < min_agreement:
             raise ValueError(
-                f"cannot quantize {folder}: {agreement:.1%} of {int(held_out.sum())} predictions agree with float32 "
+                f"cannot quantize {folder}: {agreement:.1%} of {len(logits)} predictions agree with float32 "
                 f"(expected at least {min_agreement:.1%}); calibrate with more images, typical of the model's use"
             )
         record["seconds"] = _time({"int8": int8, "float32": model}, pixel_values[:1])
@@ -160,24 +158,25 @@ def _logits(model: Any, pixel_values: torch.Tensor) -> torch.Tensor:
     return torch.cat([model(batch).logits for batch in pixel_values.split(_BATCH_SIZE)])
 
 
+def _accuracy(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    return (logits.argmax(dim=1) == labels).double().mean().item()
+
+
 def _observe(model: Any, pixel_values: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
     """Return the float32 logits, and the names of the linear layers whose inputs have outliers."""
-    seen: dict[str, list[tuple[float, float]]] = {}  # name -> (largest, mean square) of each batch
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    largest, mean_squares = defaultdict(list), defaultdict(list)  # name -> one number for each batch
 
     def note(name: str, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        seen.setdefault(name, []).append((inputs[0].abs().max().item(), inputs[0].square().mean().item()))
+        largest[name].append(inputs[0].abs().max().item())
+        mean_squares[name].append(inputs[0].square().mean().item())
 
-    hooks = [module.register_forward_pre_hook(partial(note, name)) for name, module in layers.items()]
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    hooks = [module.register_forward_pre_hook(partial(note, name)) for name, module in layers]
     logits = _logits(model, pixel_values)
     for hook in hooks:
         hook.remove()
-    outliers = []
-    for name, batches in seen.items():
-        root_mean_square = statistics.fmean(square for _, square in batches) ** 0.5
-        if max(largest for largest, _ in batches) > _OUTLIER * max(root_mean_square, 1e-12):
-            outliers.append(name)
-    return logits, outliers
+    limits = {name: _OUTLIER * statistics.fmean(squares) ** 0.5 for name, squares in mean_squares.items()}
+    return logits, [name for name, limit in limits.items() if max(largest[name]) > limit]
 
 
 def _write_program(model: Any, pixel_values: torch.Tensor, outliers: list[str], folder: Path) -> dict[str, list[float]]:

@@ -75,11 +75,7 @@ class Int8Model(ProgramModel):
             raise ValueError(f"the image size is {image_size}, but the int8 program is for {expected}; quantize again")
         if file.suffix == ".onnx":
             model = HfViTForImageClassification.from_pretrained(self._folder, config=self.config)
-            try:
-                insert_quantization(model, self.record["layers"])
-            except Exception as error:
-                record = self._folder / QUANTIZATION_RECORD
-                raise ValueError(f"the layers in {record} are not those of the model: {error!r}") from error
+            insert_quantization(model, self.record["layers"])
             make_onnx(model, scaling=scaling).save(file)
             return
         import openvino
@@ -105,15 +101,15 @@ _OTHERWISE = 'load it with backend="torch" for float32'
 def _read(folder: str | os.PathLike, where: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Return the local folder and the record of an int8 program whose files are whole."""
     file = find_file(folder, QUANTIZATION_RECORD, where)
-    record = read_json_object(file) if file is not None else {}
-    files = record.get("files")
-    if file is None or record.get("format") != FORMAT or not isinstance(files, dict):
+    record = {} if file is None else read_json_object(file)
+    files, layers = record.get("files"), record.get("layers")
+    if record.get("format") != FORMAT or not isinstance(files, dict) or not isinstance(layers, dict):
         raise ValueError(f"{folder} has no {QUANTIZATION_RECORD} of {FORMAT!r}; use hf-vit quantize, or {_OTHERWISE}")
     for name in PROGRAM_FILES:
-        program = find_file(folder, name, where)
-        if program is None or sha256_of(program) != files.get(name):
+        file = find_file(folder, name, where)
+        if file is None or sha256_of(file) != files.get(name):
             raise ValueError(f"{name} of {folder} is missing or damaged; quantize the model again, or {_OTHERWISE}")
-    return Path(file).parent, record
+    return Path(str(file)).parent, record
 
 
 class _Int8Weight(nn.Module):

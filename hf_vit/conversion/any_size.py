@@ -93,15 +93,10 @@ def scaling_of(settings: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 class TensorImageProcessor(nn.Module):
     """An image processor as a module: levels (batch, channels, any height, any width) -> pixel values."""
 
-    scale: torch.Tensor
-    offset: torch.Tensor
-
     def __init__(self, processor: HfViTImageProcessor):
         super().__init__()
         self.settings = processor.settings()
-        scale, offset = scaling_of(self.settings)
-        self.register_buffer("scale", scale)
-        self.register_buffer("offset", offset)
+        self.scale, self.offset = map(nn.Buffer, scaling_of(self.settings))
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         return resize(pixel_values, self.settings) * self.scale + self.offset

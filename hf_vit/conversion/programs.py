@@ -34,15 +34,10 @@ Scaling = tuple[torch.Tensor, torch.Tensor]  # (scale, offset): the program firs
 class _Outputs(nn.Module):
     """A model whose forward takes only the pixels, and returns selected results as tensors."""
 
-    scale: torch.Tensor | None
-    offset: torch.Tensor | None
-
     def __init__(self, model: HfVisionPreTrainedModel, names: Sequence[str], scaling: Scaling | None):
         super().__init__()
         self.model, self.names = model, list(names) or [_output_of(model)]
-        scale, offset = scaling or (None, None)
-        self.register_buffer("scale", scale)
-        self.register_buffer("offset", offset)
+        self.scale, self.offset = map(nn.Buffer, scaling) if scaling else (None, None)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         if self.scale is not None and self.offset is not None:

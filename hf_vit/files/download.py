@@ -266,8 +266,8 @@ class _Download:
             elif status in TRANSIENT_STATUS:
                 raise _InterruptedError(f"HTTP {status} {response.reason_phrase}")
             elif status != 206:
-                answer = f"the server answers {status} {response.reason_phrase}"
-                raise UnavailableError(f"{self.name} cannot be downloaded: {answer}")
+                reason = f"the server answers {status} {response.reason_phrase}"
+                raise UnavailableError(f"{self.name} cannot be downloaded: {reason}")
             self._append(response, record["size"], start)
 
     def _append(self, response: httpx.Response, size: int | None, start: int) -> None:
