@@ -28,7 +28,7 @@ class Box(NamedTuple):
     width: int
 
     @property
-    def window(self) -> Window:
+    def ranges(self) -> Window:
         """Its rows and columns."""
         return range(self.top, self.top + self.height), range(self.left, self.left + self.width)
 
@@ -41,6 +41,14 @@ class Box(NamedTuple):
         """Return the same crop of an image whose height and width are scaled; each side is at least one pixel."""
         sides = max(round(self.height * down), 1), max(round(self.width * across), 1)
         return Box(int(self.top * down), int(self.left * across), *sides)
+
+
+class Crop(NamedTuple):
+    """A crop of an image: `box` is cut out and resized to `size`, (height, width), of which `window` is taken."""
+
+    box: Box
+    size: tuple[int, int]
+    window: Box
 
 
 @dataclass(frozen=True)
@@ -72,9 +80,10 @@ class TrainTransform:
     background: tuple[int, ...] = (255, 255, 255)
     reduced_decoding: bool = False
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> np.ndarray:
-        """Augment an image; `box` is a crop that `sample_box` has already drawn."""
-        image = self.resized_crop(to_mode(image, self.mode, self.background), rng, box)
+    def __call__(self, image: Image.Image, rng: np.random.Generator, crop: Crop | None = None) -> np.ndarray:
+        """Augment an image; `crop` is given if it has already been drawn."""
+        crop = crop or self.draw_crop(image.height, image.width, rng)
+        image = self.resized_crop(to_mode(image, self.mode, self.background), crop)
         if self.draw_flip(rng):
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.randaugment_layers:
@@ -89,43 +98,35 @@ class TrainTransform:
         """
         return load_image(image, name=image["path"])
 
-    def sample(self, image: Any, rng: np.random.Generator, *drawn: Box) -> dict[str, np.ndarray]:
-        """Return the entries of a training sample; `drawn` is a crop that `sample_box` has already drawn, if any."""
-        return {"image": self(image, rng, *drawn)}
+    def sample(self, image: Any, rng: np.random.Generator, crop: Crop | None = None) -> dict[str, np.ndarray]:
+        """Return the entries of a training sample; `crop` is given if it has already been drawn."""
+        return {"image": self(image, rng, crop)}
 
     def draw_flip(self, rng: np.random.Generator) -> bool:
         """Draw whether the image is mirrored."""
         return self.flip and rng.random() < 0.5
 
-    def sample_box(self, height: int, width: int, rng: np.random.Generator) -> Box:
-        """Draw the crop of an image of this size, for crop "inception" or "none"."""
+    def draw_crop(self, height: int, width: int, rng: np.random.Generator) -> Crop:
+        """Draw the crop of an image of this size."""
+        box = Box(0, 0, height, width)
         if self.crop == "inception":
-            return sample_inception_box(height, width, self.crop_area, rng=rng)
-        return Box(0, 0, height, width)
-
-    def resized_crop(self, image: Image.Image, rng: np.random.Generator, box: Box | None = None) -> Image.Image:
-        """Return a crop of an image, resized to `size`."""
+            box = sample_inception_box(height, width, self.crop_area, rng=rng)
         if self.crop in ("inception", "none"):
-            box = box or self.sample_box(image.height, image.width, rng)
-            return crop_and_resize(image, box, self.size, self.antialias)
-        resized, box = self.sample_window(image.height, image.width, rng)
-        if self.crop == "resmall":
-            return _resize_and_crop(image, resized, box)
-        whole = Box(0, 0, image.height, image.width)
-        return crop_and_resize(image, whole, resized, self.antialias).crop(box.edges)
-
-    def sample_window(self, height: int, width: int, rng: np.random.Generator) -> tuple[tuple[int, int], Box]:
-        """Return the (height, width) to resize an image to, and a random window of `size` in the result.
-
-        For crop "random" or "resmall".
-        """
+            return Crop(box, self.size, Box(0, 0, *self.size))
         assert self.resize is not None
         if self.crop == "random":
-            resized = max(self.resize[0], self.size[0]), max(self.resize[1], self.size[1])
+            size = max(self.resize[0], self.size[0]), max(self.resize[1], self.size[1])
         else:
-            resized = shortest_edge_size(height, width, max(self.resize[0], *self.size), truncate=False)
-        top, left = (int(rng.integers(side - window + 1)) for side, window in zip(resized, self.size, strict=True))
-        return resized, Box(top, left, *self.size)
+            size = shortest_edge_size(height, width, max(self.resize[0], *self.size), truncate=False)
+        top, left = (int(rng.integers(side - window + 1)) for side, window in zip(size, self.size, strict=True))
+        return Crop(box, size, Box(top, left, *self.size))
+
+    def resized_crop(self, image: Image.Image, crop: Crop) -> Image.Image:
+        """Return a crop of an image, which has `size`."""
+        if self.crop == "resmall":
+            return _resize_and_crop(image, crop.size, crop.window)
+        resized = crop_and_resize(image, crop.box, crop.size, self.antialias)
+        return resized if crop.size == self.size else resized.crop(crop.window.edges)
 
 
 @dataclass(frozen=True)
@@ -141,17 +142,13 @@ class ArrayTransform(TrainTransform):
         """Read the levels (channels, height, width) of an image."""
         return read_image(image, self.num_channels, self.background, name=image["path"])
 
-    def sample(self, image: torch.Tensor, rng: np.random.Generator, *drawn: Box) -> dict[str, np.ndarray]:
+    def sample(self, image: torch.Tensor, rng: np.random.Generator, crop: Crop | None = None) -> dict[str, np.ndarray]:
         """Return the "image" (height, width, channels) of a training sample."""
         height, width = image.shape[-2:]
-        if self.crop in ("inception", "none"):
-            image = crop_to(image, self.sample_box(height, width, rng).window)
-            size, box = self.size, Box(0, 0, *self.size)
-        else:
-            size, box = self.sample_window(height, width, rng)
+        crop = crop or self.draw_crop(height, width, rng)
         output = "float" if image.is_floating_point() else "truncated"
         resize_filter = Filter(AREA if self.crop == "resmall" else BILINEAR, self.antialias, output, use_pillow=False)
-        pixels = resize(image, size, box.window, resize_filter)
+        pixels = resize(crop_to(image, crop.box.ranges), crop.size, crop.window.ranges, resize_filter)
         if self.draw_flip(rng):
             pixels = pixels.flip(-1)
         return {"image": pixels.permute(1, 2, 0).contiguous().numpy()}
@@ -160,7 +157,7 @@ class ArrayTransform(TrainTransform):
 def _resize_and_crop(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
     """Resize to `size`, (height, width), as big_vision's `resize_small` does, and return the part in `box`."""
     levels = torch.from_numpy(np.array(image).reshape(image.height, image.width, -1)).permute(2, 0, 1)
-    pixels = resize(levels, size, box.window, _RESIZE_SMALL)  # (channels, box.height, box.width)
+    pixels = resize(levels, size, box.ranges, _RESIZE_SMALL)  # (channels, box.height, box.width)
     return Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy())
 
 

@@ -21,7 +21,7 @@ import torch
 from PIL import ExifTags, Image
 
 from ..models.image_reading import read_size, to_mode
-from .augmentation import Box, TrainTransform, crop_and_resize
+from .augmentation import Crop, TrainTransform
 from .randaugment import (
     FILL,
     GRAY_WEIGHTS,
@@ -66,29 +66,31 @@ class CropTransform(TrainTransform):
         jpeg = _read_jpeg(image) if self.decodes_on_device and self.mode == "RGB" else None
         return jpeg or super().read(image)
 
-    def sample(self, image: Image.Image | Jpeg, rng: np.random.Generator, *drawn: Box) -> dict[str, np.ndarray]:
+    def sample(
+        self, image: Image.Image | Jpeg, rng: np.random.Generator, crop: Crop | None = None
+    ) -> dict[str, np.ndarray]:
         """Return "pixels" (height * width, channels) of the crop, its "sizes", and the random numbers of the rest.
 
         With `decodes_on_device`, also "jpeg": top and left of the crop in an encoded image, and the number of rows of
         "pixels" that its bytes fill; 0 for a decoded image.
         """
+        crop = crop or self.draw_crop(image.height, image.width, rng)
+        box = crop.box
         if isinstance(image, Jpeg):
-            box = self.sample_box(image.height, image.width, rng)
-            content = np.frombuffer(image.content + bytes(-len(image.content) % 3), np.uint8).reshape(-1, 3)
-            jpeg = np.array((box.top, box.left, len(content)))
-            return {"pixels": content, "sizes": np.array((box.height, box.width)), "jpeg": jpeg, **self._draw(rng)}
-        entries = {"jpeg": np.zeros(3, dtype=np.int64)} if self.decodes_on_device else {}
+            pixels = np.frombuffer(image.content + bytes(-len(image.content) % 3), np.uint8).reshape(-1, 3)
+            entries = {"sizes": np.array((box.height, box.width)), "jpeg": np.array((box.top, box.left, len(pixels)))}
+            return {"pixels": pixels, **entries, **self._draw(rng)}
         image = to_mode(image, self.mode, self.background)
-        if self.antialias or self.crop in ("random", "resmall"):
-            image = self.resized_crop(image, rng, *drawn)
+        is_large = box.height * box.width > _LARGEST_CROP * self.size[0] * self.size[1]
+        if self.antialias or is_large or self.crop in ("random", "resmall"):
+            image = self.resized_crop(image, crop)
         else:
-            (box,) = drawn or (self.sample_box(image.height, image.width, rng),)
-            if box.height * box.width > _LARGEST_CROP * self.size[0] * self.size[1]:
-                image = crop_and_resize(image, box, self.size)
-            else:
-                image = image.crop(box.edges)
+            image = image.crop(box.edges)
+        entries = {"sizes": np.array((image.height, image.width))}
+        if self.decodes_on_device:
+            entries["jpeg"] = np.zeros(3, dtype=np.int64)
         pixels = np.asarray(image).reshape(image.height * image.width, -1)
-        return {"pixels": pixels, "sizes": np.array((image.height, image.width)), **entries, **self._draw(rng)}
+        return {"pixels": pixels, **entries, **self._draw(rng)}
 
     def _draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Draw what follows the crop."""

@@ -146,27 +146,28 @@ def _match(
         given: matches stated by the user.
         remedy: advice in the message about a mismatch.
     """
-    ours, counts = split.label_names or [], Counter(theirs)
-    named = _resolve(given, ours, theirs)
-    found = {name: number for number, name in enumerate(theirs) if counts[name] == 1} | named
-    missing = [name for name in ours if name not in found]
-    is_nameless = not ours or (_are_no_names(theirs) and not named)
-    if not is_nameless and not named and ours == list(theirs):
+    ours = split.label_names or []
+    stated = _resolve(given, ours, theirs)
+    has_names = bool(ours) and (bool(stated) or not _are_no_names(theirs))
+    if has_names and not stated and ours == list(theirs):
         return None
-    if ours and not named:
-        numbers = _by_imagenet(ours, theirs)
-        if numbers is None and (is_nameless or missing):
-            numbers = _by_numerals(ours, theirs, who)
-        if numbers is not None:
-            return numbers
-    if not is_nameless and not missing:
-        return [found[name] for name in ours]
-    if not is_nameless:
+    counts = Counter(theirs)
+    numbers = {name: number for number, name in enumerate(theirs) if counts[name] == 1} | stated
+    missing = [name for name in ours if name not in numbers]
+    if ours and not stated:
+        found = _by_imagenet(ours, theirs)
+        if found is None and missing:
+            found = _by_numerals(ours, theirs, who)
+        if found is not None:
+            return found
+    if has_names and missing:
         raise ValueError(
             f"the classes of {who[0]} ({len(ours)}: {_listing(ours)}) are not those of {who[1]} "
             f"({len(theirs)}: {_listing(theirs)}), which has no single class called {_listing(missing)}"
             f"{did_you_mean(missing[0], theirs)}; {remedy}"
         )
+    if has_names:
+        return [numbers[name] for name in ours]
     are_other_numbers = len(ours) > 1 and all(map(str.isdecimal, ours))
     if split.num_labels > len(theirs) or are_other_numbers:
         raise ValueError(

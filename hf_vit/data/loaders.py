@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.image_reading import ImageReadingError, load_image, read_image, to_mode
-from .augmentation import Box, TrainTransform, sample_generator
+from .augmentation import Crop, TrainTransform, sample_generator
 from .samplers import BalancedSampler, BlockSampler, Draw, ShuffledSampler, StepBatchSampler
 from .shards import ShardedDataset
 from .splits import Split
@@ -75,18 +75,19 @@ class TrainDataset(Dataset):
         """
         if not self.transform.reduced_decoding:
             return self.transform.sample(self.transform.read(image), rng)
-        drawn: list[tuple[Box, int, int]] = []
+        drawn: list[tuple[Crop, int, int]] = []
 
         def reduce_to(height: int, width: int) -> tuple[int, int]:
             """Return the image size at which the crop is as large as the result."""
-            box = self.transform.sample_box(height, width, rng)
-            drawn.append((box, height, width))
+            crop = self.transform.draw_crop(height, width, rng)
+            drawn.append((crop, height, width))
             rows, columns = self.transform.size
-            return math.ceil(height * rows / box.height), math.ceil(width * columns / box.width)
+            return math.ceil(height * rows / crop.box.height), math.ceil(width * columns / crop.box.width)
 
         decoded = load_image(image, reduce_to, image["path"])
-        box, height, width = drawn[0]
-        return self.transform.sample(decoded, rng, box.scaled(decoded.height / height, decoded.width / width))
+        crop, height, width = drawn[0]
+        box = crop.box.scaled(decoded.height / height, decoded.width / width)
+        return self.transform.sample(decoded, rng, crop._replace(box=box))
 
 
 class EvalDataset(Dataset):

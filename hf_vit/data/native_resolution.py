@@ -13,7 +13,7 @@ import torch
 
 from ..models.image_reading import ImageReadingError, load_image, read_size
 from ..models.image_resizing import fit_grid
-from .augmentation import Box, TrainTransform, sample_generator, sample_inception_box
+from .augmentation import Box, Crop, TrainTransform, sample_generator, sample_inception_box
 from .loaders import TrainDataset, collate_fn
 from .splits import Split
 
@@ -67,7 +67,8 @@ class NativeDataset(TrainDataset):
         decoded = load_image(image, name=image["path"])
         box, (rows, columns) = self._cut(decoded.height, decoded.width, rng)
         height, width = self.patch_size
-        pixels = replace(self.transform, size=(rows * height, columns * width))(decoded, rng, box)
+        size = rows * height, columns * width
+        pixels = replace(self.transform, size=size)(decoded, rng, Crop(box, size, Box(0, 0, *size)))
         patches = pixels.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(rows * columns, -1)
         entries = {"image": patches, "spatial_shapes": np.array([rows, columns])}
         if self.token_drop:
