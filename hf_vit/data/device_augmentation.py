@@ -147,12 +147,14 @@ class DeviceAugmentation:
     def __call__(self, batch: Batch) -> Batch:
         """Return a batch of the CPU with "image" (batch, height, width, channels) uint8, which is on the device."""
         batch = self._decode(batch, self.decode_jpeg) if self.decode_jpeg else dict(batch)
+        operations = batch["operations"]
         names = ("pixels", "first", "sizes", "flipped", "operations")
-        pixels, *cuts, drawn = (batch[name].to(self.device, non_blocking=True) for name in names)
-        _, _, _, _, operations = (batch.pop(name) for name in names)
+        pixels, *moved = (batch.pop(name).to(self.device, non_blocking=True) for name in names)
         together = max(_PIXELS // (self.size[0] * self.size[1]), 1)
-        parts = zip(*(tensor.split(together) for tensor in (*cuts, drawn, operations)), strict=True)
-        images = [self.apply(self.resize(pixels, *cuts), drawn, operations) for *cuts, drawn, operations in parts]
+        images = []
+        parts = (tensor.split(together) for tensor in (*moved, operations))
+        for *cuts, drawn, chosen in zip(*parts, strict=True):
+            images.append(self.apply(self.resize(pixels, *cuts), drawn, chosen))
         return {**batch, "image": torch.cat(images)}
 
     def _decode(self, batch: Batch, decode_jpeg: Callable[..., list[torch.Tensor]]) -> Batch:
@@ -197,11 +199,14 @@ class DeviceAugmentation:
             sizes: (batch, 2) height and width.
             flipped: (batch,) bool.
         """
-        (top, bottom, down), (left, right, across) = (self._neighbors(sizes[:, axis], axis) for axis in (0, 1))
-        left, right, across = (torch.where(flipped[:, None], t.flip(1), t)[:, None] for t in (left, right, across))
-        rows = [(first[:, None] + y * sizes[:, 1:])[:, :, None] for y in (top, bottom)]  # (batch, height, 1)
-        upper, lower = (_interpolate(pixels[row + left], pixels[row + right], across[..., None]) for row in rows)
-        return _interpolate(upper, lower, down[:, :, None, None]).to(torch.uint8)
+        columns = self._neighbors(sizes[:, 1], axis=1)
+        left, right, across = (torch.where(flipped[:, None], t.flip(1), t)[:, None] for t in columns)
+        top, bottom, down = self._neighbors(sizes[:, 0], axis=0)
+        means = []
+        for y in (top, bottom):
+            row = (first[:, None] + y * sizes[:, 1:])[:, :, None]  # (batch, height, 1)
+            means.append(_interpolate(pixels[row + left], pixels[row + right], across[..., None]))
+        return _interpolate(*means, down[:, :, None, None]).to(torch.uint8)
 
     def _neighbors(self, sides: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the two neighbors of each pixel of the result, and the weight of the second one.

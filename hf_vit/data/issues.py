@@ -72,10 +72,7 @@ def name_images(split: "Split", settings: DataSettings, spec: str) -> list[str]:
         spec: the split in the settings' data set, such as "train" or "train[:98%]".
     """
     folder = Path(str(settings.dataset)).expanduser().absolute()
-    names = [
-        Path(path).relative_to(folder).as_posix() if path and is_file and Path(path).is_relative_to(folder) else ""
-        for path, is_file in split.paths()
-    ]
+    names = [_relative(path, folder) if is_file else "" for path, is_file in split.paths()]
     if all(names):
         return names
     parts = {part.split("[")[0] for part in spec.split("+")}
@@ -83,6 +80,11 @@ def name_images(split: "Split", settings: DataSettings, spec: str) -> list[str]:
     ranges = datasets.ReadInstruction.from_spec(spec).to_absolute(lengths)
     rows = [f"{part.splitname}[{row}]" for part in ranges for row in range(part.from_, part.to)]
     return [name or row for name, row in zip(names, rows, strict=True)]
+
+
+def _relative(path: str | None, folder: Path) -> str:
+    """Return a path inside a folder; "" for one outside of it."""
+    return Path(path).relative_to(folder).as_posix() if path and Path(path).is_relative_to(folder) else ""
 
 
 def clean(split: "Split", settings: DataSettings, spec: str) -> tuple["Split", list[str]]:
@@ -100,29 +102,34 @@ def clean(split: "Split", settings: DataSettings, spec: str) -> tuple["Split", l
         raise ValueError("exclude, relabel and audit do not work with images in shards")
     names = name_images(split, settings, spec)
     suggested = _read_labels(settings.relabel) if settings.relabel else {}
-    excluded = {
-        row["image"]
-        for row in (read_issues(settings.exclude) if settings.exclude else ())
-        if not (row.get("suggested") and row["image"] in suggested)
-    }
+    issues = read_issues(settings.exclude) if settings.exclude else []
+    excluded = {row["image"] for row in issues if not row.get("suggested") or row["image"] not in suggested}
     _check_known({*suggested, *excluded}, names, settings, spec)
     if suggested:
-        labels, feature = split.class_numbers("relabel is set"), split.samples.features[split.label_column]
-        classes = split.label_names or [str(number) for number in range(split.num_labels)]
-        for position, name in enumerate(names):
-            if (label := suggested.get(name)) is not None:
-                if label not in classes:
-                    raise ValueError(
-                        f"{settings.relabel} gives {name} the label {shorten(label)}, which is not a class of the data "
-                        f"({join_names(classes, 20)}){did_you_mean(label, classes)}"
-                    )
-                labels[position] = classes.index(label)
-        samples = split.samples.remove_columns(split.label_column)
-        samples = samples.add_column(split.label_column, labels, feature=feature)
-        split = dataclasses.replace(split, samples=samples)
-    kept = [position for position, name in enumerate(names) if name not in excluded]
-    split = dataclasses.replace(split, samples=split.samples.select(kept)) if excluded else split
-    return split, [names[position] for position in kept]
+        split = _relabel(split, names, suggested, str(settings.relabel))
+    if excluded:
+        kept = [position for position, name in enumerate(names) if name not in excluded]
+        split = dataclasses.replace(split, samples=split.samples.select(kept))
+        names = [names[position] for position in kept]
+    return split, names
+
+
+def _relabel(split: "Split", names: list[str], suggested: dict[str, str], table: str) -> "Split":
+    """Set the labels of some images, by their names, to classes of the data."""
+    labels, column = split.class_numbers("relabel is set"), split.label_column
+    classes = split.label_names or [str(number) for number in range(split.num_labels)]
+    for position, name in enumerate(names):
+        if (label := suggested.get(name)) is None:
+            continue
+        if label not in classes:
+            raise ValueError(
+                f"{table} gives {name} the label {shorten(label)}, which is not a class of the data "
+                f"({join_names(classes, 20)}){did_you_mean(label, classes)}"
+            )
+        labels[position] = classes.index(label)
+    feature = split.samples.features[column]
+    samples = split.samples.remove_columns(column).add_column(column, labels, feature=feature)
+    return dataclasses.replace(split, samples=samples)
 
 
 def _read_labels(path: str) -> dict[str, str]:

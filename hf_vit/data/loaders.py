@@ -258,7 +258,8 @@ def count_processors() -> int:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroups 2 and 1
         with suppress(OSError, ValueError):  # such as "max", without a quota
-            quota, period = map(int, " ".join((_CGROUP / file).read_text(encoding="ascii") for file in files).split())
+            texts = [(_CGROUP / file).read_text(encoding="ascii") for file in files]
+            quota, period = map(int, " ".join(texts).split())
             if quota > 0:
                 count = min(count, max(quota // period, 1))
     return count

@@ -280,12 +280,16 @@ def split_off_holdout(split: Split) -> tuple[Split, Split | None]:
     """
     if split.is_sharded or len(split) < _FEWEST:
         return split, None
-    classes, drawn = _classes_to_divide(split, "a held-out tenth"), np.random.default_rng(0).permutation(len(split))
-    first = [rows[: round(_HELD_OUT * len(rows))] for rows in (drawn[classes[drawn] == n] for n in np.unique(classes))]
-    held_out = np.sort(np.concatenate(first))
-    held_out = held_out if len(held_out) else drawn[:1]  # at least one image
-    rest = np.setdiff1d(np.arange(len(split)), held_out)
-    return _select(split, rest), _select(split, held_out)
+    classes = _classes_to_divide(split, "a held-out tenth")
+    drawn = np.random.default_rng(0).permutation(len(split))
+    parts = []
+    for number in np.unique(classes):
+        rows = drawn[classes[drawn] == number]
+        parts.append(rows[: round(_HELD_OUT * len(rows))])
+    held_out = np.concatenate(parts)
+    if not len(held_out):
+        held_out = drawn[:1]  # at least one image
+    return _select(split, np.setdiff1d(drawn, held_out)), _select(split, np.sort(held_out))
 
 
 def split_into_folds(split: Split, folds: int) -> list[tuple[Split, Split]]:
