@@ -90,15 +90,29 @@ class TrainTransform:
             image = randaugment(image, self.randaugment_layers, self.randaugment_magnitude, rng)
         return np.asarray(image).reshape(*self.size, -1)
 
-    def read(self, image: dict[str, Any]) -> Any:
-        """Read an image in the form that `sample` takes.
+    def load(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Read an image, {"bytes", "path"}, and return the entries of its training sample.
 
         Raises:
-            ImageReadingError: it cannot be read.
+            ImageReadingError: the image cannot be read.
         """
-        return load_image(image, name=image["path"])
+        if not self.reduced_decoding:
+            return self.sample(load_image(image, name=image["path"]), rng)
+        drawn: list[tuple[Crop, int, int]] = []
 
-    def sample(self, image: Any, rng: np.random.Generator, crop: Crop | None = None) -> dict[str, np.ndarray]:
+        def reduce_to(height: int, width: int) -> tuple[int, int]:
+            """Return the image size at which the crop is as large as the result."""
+            crop = self.draw_crop(height, width, rng)
+            drawn.append((crop, height, width))
+            rows, columns = self.size
+            return math.ceil(height * rows / crop.box.height), math.ceil(width * columns / crop.box.width)
+
+        decoded = load_image(image, reduce_to, image["path"])
+        crop, height, width = drawn[0]
+        box = crop.box.scaled(decoded.height / height, decoded.width / width)
+        return self.sample(decoded, rng, crop._replace(box=box))
+
+    def sample(self, image: Image.Image, rng: np.random.Generator, crop: Crop | None = None) -> dict[str, np.ndarray]:
         """Return the entries of a training sample; `crop` is given if it has already been drawn."""
         return {"image": self(image, rng, crop)}
 
@@ -138,17 +152,14 @@ class ArrayTransform(TrainTransform):
 
     num_channels: int = 3
 
-    def read(self, image: dict[str, Any]) -> torch.Tensor:
-        """Read the levels (channels, height, width) of an image."""
-        return read_image(image, self.num_channels, self.background, name=image["path"])
-
-    def sample(self, image: torch.Tensor, rng: np.random.Generator, crop: Crop | None = None) -> dict[str, np.ndarray]:
+    def load(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Return the "image" (height, width, channels) of a training sample."""
-        height, width = image.shape[-2:]
-        crop = crop or self.draw_crop(height, width, rng)
-        output = "float" if image.is_floating_point() else "truncated"
+        levels = read_image(image, self.num_channels, self.background, name=image["path"])  # (channels, height, width)
+        height, width = levels.shape[-2:]
+        crop = self.draw_crop(height, width, rng)
+        output = "float" if levels.is_floating_point() else "truncated"
         resize_filter = Filter(AREA if self.crop == "resmall" else BILINEAR, self.antialias, output, use_pillow=False)
-        pixels = resize(crop_to(image, crop.box.ranges), crop.size, crop.window.ranges, resize_filter)
+        pixels = resize(crop_to(levels, crop.box.ranges), crop.size, crop.window.ranges, resize_filter)
         if self.draw_flip(rng):
             pixels = pixels.flip(-1)
         return {"image": pixels.permute(1, 2, 0).contiguous().numpy()}

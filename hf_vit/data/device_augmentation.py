@@ -14,7 +14,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,14 +42,6 @@ _LARGEST_CROP = 4  # times the size of the result; a worker resizes larger crops
 _PIXELS = 2**23  # of the results that are computed together: bounds the memory
 
 
-class Jpeg(NamedTuple):
-    """An upright RGB file that is not decoded yet, and its size in pixels."""
-
-    content: bytes
-    height: int
-    width: int
-
-
 @dataclass(frozen=True)
 class CropTransform(TrainTransform):
     """The worker's part of the augmentation: random numbers and the crop, for `DeviceAugmentation`.
@@ -62,35 +54,33 @@ class CropTransform(TrainTransform):
 
     decodes_on_device: bool = False
 
-    def read(self, image: dict[str, Any]) -> Image.Image | Jpeg:
-        jpeg = _read_jpeg(image) if self.decodes_on_device and self.mode == "RGB" else None
-        return jpeg or super().read(image)
+    def load(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Return the entries of a training sample.
 
-    def sample(
-        self, image: Image.Image | Jpeg, rng: np.random.Generator, crop: Crop | None = None
-    ) -> dict[str, np.ndarray]:
-        """Return "pixels" (height * width, channels) of the crop, its "sizes", and the random numbers of the rest.
-
-        With `decodes_on_device`, also "jpeg": top and left of the crop in an encoded image, and the number of rows of
+        They are "pixels" (height * width, channels) of the crop, its "sizes", and the random numbers of the rest. With
+        `decodes_on_device`, also "jpeg": top and left of the crop in an encoded image, and the number of rows of
         "pixels" that its bytes fill; 0 for a decoded image.
         """
+        encoded = _read_jpeg(image) if self.decodes_on_device and self.mode == "RGB" else None
+        if encoded is None:
+            return super().load(image, rng)
+        content, height, width = encoded
+        top, left, *size = self.draw_crop(height, width, rng).box
+        pixels = np.frombuffer(content + bytes(-len(content) % 3), np.uint8).reshape(-1, 3)
+        jpeg = np.array((top, left, len(pixels)))
+        return {"pixels": pixels, "sizes": np.array(size), "jpeg": jpeg, **self._draw(rng)}
+
+    def sample(self, image: Image.Image, rng: np.random.Generator, crop: Crop | None = None) -> dict[str, np.ndarray]:
         crop = crop or self.draw_crop(image.height, image.width, rng)
-        box = crop.box
-        if isinstance(image, Jpeg):
-            pixels = np.frombuffer(image.content + bytes(-len(image.content) % 3), np.uint8).reshape(-1, 3)
-            entries = {"sizes": np.array((box.height, box.width)), "jpeg": np.array((box.top, box.left, len(pixels)))}
-            return {"pixels": pixels, **entries, **self._draw(rng)}
         image = to_mode(image, self.mode, self.background)
-        is_large = box.height * box.width > _LARGEST_CROP * self.size[0] * self.size[1]
+        is_large = crop.box.height * crop.box.width > _LARGEST_CROP * self.size[0] * self.size[1]
         if self.antialias or is_large or self.crop in ("random", "resmall"):
             image = self.resized_crop(image, crop)
         else:
-            image = image.crop(box.edges)
-        entries = {"sizes": np.array((image.height, image.width))}
-        if self.decodes_on_device:
-            entries["jpeg"] = np.zeros(3, dtype=np.int64)
+            image = image.crop(crop.box.edges)
         pixels = np.asarray(image).reshape(image.height * image.width, -1)
-        return {"pixels": pixels, **entries, **self._draw(rng)}
+        entries = {"jpeg": np.zeros(3, dtype=np.int64)} if self.decodes_on_device else {}
+        return {"pixels": pixels, "sizes": np.array((image.height, image.width)), **entries, **self._draw(rng)}
 
     def _draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Draw what follows the crop."""
@@ -102,8 +92,8 @@ class CropTransform(TrainTransform):
         }
 
 
-def _read_jpeg(image: dict[str, Any]) -> Jpeg | None:
-    """Read a JPEG without decoding it; None for what the worker should read: other formats, modes and orientations.
+def _read_jpeg(image: dict[str, Any]) -> tuple[bytes, int, int] | None:
+    """Return an upright RGB JPEG that is not decoded, its height and its width; None for what the worker should decode.
 
     Files without an end marker, which may be incomplete, are left to Pillow too: it reports them as unreadable.
     """
@@ -113,7 +103,7 @@ def _read_jpeg(image: dict[str, Any]) -> Jpeg | None:
     height, width = read_size(content, image["path"])
     with Image.open(io.BytesIO(content), formats=["JPEG"]) as file:
         is_upright = file.getexif().get(ExifTags.Base.Orientation, 1) == 1
-        return Jpeg(content, height, width) if file.mode == "RGB" and is_upright else None
+        return (content, height, width) if file.mode == "RGB" and is_upright else None
 
 
 class DeviceAugmentation:

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -117,11 +116,16 @@ def list_directory(folder: Path, directory: str) -> _Listing:
             if entry.is_dir():
                 if not entry.name.startswith("__"):
                     directories.append(entry.name)
-            elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
+            elif _is_image(entry.name):
                 names.append(entry.name)
             elif entry.name.lower().endswith(_FOREIGN):
                 raise _UnsupportedLayout
     return _Listing(directory, changed, sorted(directories), sorted(names))
+
+
+def _is_image(name: str) -> bool:
+    """Return whether a file with this name is an image; hidden files are not."""
+    return os.path.splitext(name)[1].lower() in EXTENSIONS and not name.startswith(".")
 
 
 def _refuse_undecodable(name: str) -> None:
@@ -238,7 +242,15 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
             found = (name.strip() for name in row["labels"].split(";"))
             labels[path] = list(dict.fromkeys(filter(None, found)))
         splits.setdefault(_split_of(row, image), []).append(path)
-    _check_images(table, labels.keys())
+    directories = {os.path.dirname(path) for path in labels}
+    entries = [entry for directory in directories for entry in os.scandir(directory)]
+    files = {entry.path for entry in entries}
+    images = {entry.path for entry in entries if _is_image(entry.name)}
+    if wrong := sorted((images - labels.keys()) | (labels.keys() - files)):
+        raise ValueError(
+            f"{table} lacks images of its folder, or names others that do not exist: {join_names(wrong)} (expected a "
+            "line for each image, with empty labels if it has none)"
+        )
     names = classes or sorted(set(chain(*labels.values())))
     if not names:
         raise ValueError(f"{table} has no labels")
@@ -262,18 +274,3 @@ def _split_of(row: dict[str, str], image: str) -> str:
     first, _, rest = image.partition("/")
     found = find_splits(first) if rest else []
     return found[0] if len(found) == 1 else "train"
-
-
-def _check_images(table: Path, named: Collection[str]) -> None:
-    """Check that a table names exactly the images in the directories of those that it names."""
-    files, images = set(), set()
-    for directory in {os.path.dirname(path) for path in named}:
-        for entry in os.scandir(directory):
-            files.add(entry.path)
-            if os.path.splitext(entry.name)[1].lower() in EXTENSIONS and not entry.name.startswith("."):
-                images.add(entry.path)
-    if wrong := sorted(images.difference(named) | set(named).difference(files)):
-        raise ValueError(
-            f"{table} lacks images of its folder, or names others that do not exist: {join_names(wrong)} (expected a "
-            "line for each image, with empty labels if it has none)"
-        )

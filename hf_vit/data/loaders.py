@@ -1,6 +1,5 @@
 """Data sets that decode and augment, and loaders of their batches; `samplers` has the order of the images."""
 
-import math
 import multiprocessing
 import os
 import threading
@@ -21,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.image_reading import ImageReadingError, load_image, read_image, to_mode
-from .augmentation import Crop, TrainTransform, sample_generator
+from .augmentation import TrainTransform, sample_generator
 from .samplers import BalancedSampler, BlockSampler, Draw, ShuffledSampler, StepBatchSampler
 from .shards import ShardedDataset
 from .splits import Split
@@ -73,21 +72,7 @@ class TrainDataset(Dataset):
         Raises:
             ImageReadingError: the image cannot be read.
         """
-        if not self.transform.reduced_decoding:
-            return self.transform.sample(self.transform.read(image), rng)
-        drawn: list[tuple[Crop, int, int]] = []
-
-        def reduce_to(height: int, width: int) -> tuple[int, int]:
-            """Return the image size at which the crop is as large as the result."""
-            crop = self.transform.draw_crop(height, width, rng)
-            drawn.append((crop, height, width))
-            rows, columns = self.transform.size
-            return math.ceil(height * rows / crop.box.height), math.ceil(width * columns / crop.box.width)
-
-        decoded = load_image(image, reduce_to, image["path"])
-        crop, height, width = drawn[0]
-        box = crop.box.scaled(decoded.height / height, decoded.width / width)
-        return self.transform.sample(decoded, rng, crop._replace(box=box))
+        return self.transform.load(image, rng)
 
 
 class EvalDataset(Dataset):

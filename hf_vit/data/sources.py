@@ -10,8 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import numpy as np
@@ -59,16 +58,20 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         if found[0] not in names and "validation" in names:
             split = _VALIDATION.sub("validation", split)
     with _errors_about(f"split {split!r} of {name}"):
-        source = _find(name)
-        if "://" in name or (streaming and source.builder not in (None, "imagefolder")):
-            return _shards_of(source.find_splits(config), split)
-        if source.builder is None:
-            return slice_split(source.splits, split)
-        samples: Any = datasets.load_dataset(path=source.builder, name=config, split=split, **source.options)
+        splits, loading = _find(name)
+        if "://" in name or (streaming and loading and loading["path"] != "imagefolder"):
+            if splits is None:
+                splits = datasets.load_dataset_builder(name=config, **loading).config.data_files or {}
+            return _shards_of(splits, split)
+        if not loading:
+            return slice_split(splits, split)
+        samples: Any = datasets.load_dataset(name=config, split=split, **loading)
         if samples.info.builder_name != "imagefolder":  # whose paths come from a listing, not from the data
+            path = Path(name).expanduser()
+            folder = None if splits is None else path if path.is_dir() else path.parent
             for column, feature in samples.features.items():
                 if is_image(feature):
-                    check_image_paths(samples.data.column(column), column, source.folder)
+                    check_image_paths(samples.data.column(column), column, folder)
         return samples
 
 
@@ -82,55 +85,42 @@ def _errors_about(what: str) -> Iterator[None]:
         raise ValueError(redact_secrets(f"cannot read {what}: {reason}")) from error
 
 
-class _Source(NamedTuple):
-    """A data set: its splits if this package finds them, and how `datasets` loads it if it is not opened."""
+def _find(name: str) -> tuple[Any, dict[str, Any]]:
+    """Find a data set by its name.
 
-    splits: Mapping[str, Any] | None = None  # data sets, or the names of shards
-    builder: str | None = None  # of `datasets`, with its options
-    options: Mapping[str, Any] = MappingProxyType({})
-    folder: Path | None = None  # of local shards
-
-    def find_splits(self, config: str | None) -> Mapping[str, Any]:
-        """Return data sets or names of files by split; if `datasets` knows only the splits, without files."""
-        if self.splits is not None:
-            return self.splits
-        builder = datasets.load_dataset_builder(path=str(self.builder), name=config, **self.options)
-        return builder.config.data_files or dict.fromkeys(builder.info.splits or (), ())
-
-
-def _find(name: str) -> _Source:
-    """Find a data set by its name, as for `load_split`."""
+    Returns:
+        Its data sets, or the names of its shards, by split; None if only `datasets` knows them. And the arguments with
+        which `datasets` loads it; none if it is opened or remote.
+    """
     path = Path(name).expanduser()
     if name == "digits":
-        return _Source(load_digits())
+        return load_digits(), {}
     if "://" in name:
-        return _Source(_find_remote(name))
+        return _find_remote(name), {}
     if not path.is_dir():
         if path.suffix not in _BUILDERS:
             _require_on_hub(name)
-            return _Source(None, name)
+            return None, {"path": name}
         files = [path] if path.is_file() else sorted(path.parent.glob(path.name))
         if not files:
             raise ValueError(f"there is no file {name}")
-        return _local_shards(files, path.parent)
+        return _local_shards(files)
     if any(path.glob(_IDX_IMAGES)):
-        return _Source(_load_idx_folder(path))
+        return _load_idx_folder(path), {}
     if (table := find_table(path)) is not None:
-        return _Source(load_table(table))
+        return load_table(table), {}
     for suffix in _BUILDERS:
         if files := sorted(path.rglob(f"*{suffix}")):
-            return _local_shards(files, path)
-    if (splits := load_folder(path)) is not None:
-        return _Source(splits)
-    return _Source(None, "imagefolder", {"data_dir": str(path)})
+            return _local_shards(files)
+    splits = load_folder(path)
+    return splits, {} if splits else {"path": "imagefolder", "data_dir": str(path)}
 
 
-def _local_shards(files: list[Path], folder: Path) -> _Source:
-    """Return parquet or tar files, as shards and for the builder of `datasets` that reads them."""
+def _local_shards(files: list[Path]) -> tuple[dict[str, list[str]], dict[str, Any]]:
+    """Return parquet or tar files by split, and the arguments with which `datasets` loads them."""
     shards = _files_by_split([file.as_posix() for file in files])
     escaped = {split: [glob.escape(name) for name in names] for split, names in shards.items()}  # `a[1].parquet`
-    first = next(iter(shards.values()))[0]
-    return _Source(shards, _BUILDERS[Path(first).suffix], {"data_files": escaped}, folder)
+    return shards, {"path": _BUILDERS[files[0].suffix], "data_files": escaped}
 
 
 def check_image_paths(images: pa.ChunkedArray, column: str, folder: Path | None = None) -> None:
@@ -160,7 +150,11 @@ def names_of_splits(name: str, config: str | None = None) -> list[str]:
     if path.is_dir() and (files := sorted(path.glob(_IDX_IMAGES))):
         return [_split_of_idx(file) for file in files]  # decoding them takes long
     with _errors_about(name):
-        return [str(split) for split in _find(name).find_splits(config)]
+        splits, loading = _find(name)
+        if splits is None:
+            builder = datasets.load_dataset_builder(name=config, **loading)
+            splits = builder.config.data_files or builder.info.splits or ()
+        return [str(split) for split in splits]
 
 
 def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
@@ -383,8 +377,8 @@ def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
             raise no_classes(features)
         return "label"
     feature = features[find_column(features, name, is_text, "class label", "--label-column")]
-    is_plain = is_text(feature) or feature == datasets.Value("bool")
-    if not is_plain and not any(is_label(feature) for is_label in _LABELS):
+    is_other = is_text(feature) or feature == datasets.Value("bool")
+    if not is_other and not any(is_label(feature) for is_label in _LABELS):
         raise ValueError(f"the column {name} has no class labels; the columns are {_listing(features)}")
     return name
 

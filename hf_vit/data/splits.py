@@ -282,11 +282,8 @@ def split_off_holdout(split: Split) -> tuple[Split, Split | None]:
         return split, None
     classes = _classes_to_divide(split, "a held-out tenth")
     drawn = np.random.default_rng(0).permutation(len(split))
-    parts = []
-    for number in np.unique(classes):
-        rows = drawn[classes[drawn] == number]
-        parts.append(rows[: round(_HELD_OUT * len(rows))])
-    held_out = np.concatenate(parts)
+    by_class = [drawn[classes[drawn] == number] for number in np.unique(classes)]
+    held_out = np.concatenate([rows[: round(_HELD_OUT * len(rows))] for rows in by_class])
     if not len(held_out):
         held_out = drawn[:1]  # at least one image
     return _select(split, np.setdiff1d(drawn, held_out)), _select(split, np.sort(held_out))

@@ -180,10 +180,7 @@ def test_jpegs_decoded_on_the_device_equal_those_of_the_workers():
     transforms = TrainTransform(**options), CropTransform(**options, decodes_on_device=True)
     plain, encoded = (
         collate_fn(
-            [
-                transform.sample(transform.read({"bytes": file, "path": "file"}), sample_generator(5, 1, n))
-                for n, file in enumerate(files)
-            ]
+            [transform.load({"bytes": file, "path": "file"}, sample_generator(5, 1, n)) for n, file in enumerate(files)]
         )
         for transform in transforms
     )
@@ -193,7 +190,7 @@ def test_jpegs_decoded_on_the_device_equal_those_of_the_workers():
     found = DeviceAugmentation(transforms[1], DEVICE)(encoded)["image"].cpu()
     assert (found.int() - image.int())[1].abs().float().mean() < 0.1  # the file without subsampling
     with pytest.raises(ImageReadingError):
-        transforms[1].read({"bytes": files[1][:-50], "path": "cut.jpg"})
+        transforms[1].load({"bytes": files[1][:-50], "path": "cut.jpg"}, sample_generator(5, 1, 0))
     encoded["pixels"].zero_()
     with pytest.raises(ValueError, match="decode_on"):
         DeviceAugmentation(transforms[1], DEVICE)(encoded)
