@@ -270,11 +270,17 @@ def training_exaflops(multiply_adds: float, epochs: float, dataset_size: float) 
         epochs: number of passes over the data set.
         dataset_size: images per epoch.
 
+    Raises:
+        ValueError: `epochs` or `dataset_size` is negative or infinite.
+
     Example:
         >>> from hf_vit.analysis import training_exaflops
         >>> f"{training_exaflops(17.6e9, epochs=7, dataset_size=303e6):.0f}"
         '224'
     """
+    for name, value in {"epochs": epochs, "dataset_size": dataset_size}.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {value} (expected 0 or more)")
     return _FORWARDS_PER_STEP * FLOPS_PER_MULTIPLY_ADD * multiply_adds * epochs * dataset_size / 1e18
 
 
@@ -360,7 +366,7 @@ def read_runs(path: str | os.PathLike) -> list[Run]:
                 )
                 for row in csv.DictReader(file)
             ]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise ValueError(f"cannot read {path}: {error!r}; {_COLUMNS}") from error
     if not all(0 < value < math.inf for run in runs for value in (run.exaflops, run.accuracy)) or not runs:
         raise ValueError(f"{path} has no runs, or values that are not above 0; {_COLUMNS}")

@@ -42,10 +42,7 @@ _KINDS = {
     "label_error": ("Probable label errors", "Each image with its label and the suggested class."),
     "leak": ("Leaks", "Training images that are also in an evaluation split (the image on the right)."),
     "exact_duplicate": ("Exact duplicates", "The same file twice; the image on the right is kept."),
-    "near_duplicate": (
-        "Near duplicates",
-        "The same picture, re-encoded, resized, mirrored or cropped; the image on the right is kept.",
-    ),
+    "near_duplicate": ("Near duplicates", "Re-encoded, resized, mirrored or cropped; the image on the right is kept."),
     "outlier": ("Outliers", "Images that resemble no other image."),
     "dark": ("Dark images", "Images whose lightest parts are dark."),
     "blurred": ("Blurred images", "Images with far less fine detail than the others."),
@@ -134,7 +131,8 @@ def audit(
         The rows of issues.csv: image, issue, score, label, suggested, other.
 
     Raises:
-        ValueError: a setting is unknown or wrong, or images have no label, several, or all the same.
+        ValueError: a setting is unknown or wrong, fewer than 2 images can be read, or images have no label, several, or
+            all the same.
 
     Example:
         >>> for issue in hf_vit.audit("ti16", "photographs", output_dir="audit"):
@@ -168,6 +166,9 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
         if audited.split.label_column is not None:
             readable = {image.name for image in found}
             unreadable += [Issue(name, "unreadable", 1.0) for name in audited.images if name not in readable]
+    count = sum(image.number >= 0 for image in images)
+    if count < 2:
+        raise ValueError(f"cannot audit {settings.dataset}: {count} of its images can be read (expected 2 or more)")
     issues = find_issues(images, classes) + unreadable
     if settings.output_dir and accelerator.is_main_process:
         output = Path(settings.output_dir)

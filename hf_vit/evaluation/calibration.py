@@ -61,7 +61,7 @@ def calibrate(
         fitted on all images.
 
     Raises:
-        ValueError: images have several labels or none, or there are fewer than 20.
+        ValueError: images have several labels or none, there are fewer than 20, or logits are not finite.
         FileExistsError: `output_dir` exists.
 
     Example:
@@ -86,6 +86,8 @@ def calibrate(
         raise ValueError(
             f"{name} of {dataset} has {len(labels)} images (expected {_MIN_IMAGES} or more, with one label each)"
         )
+    if not np.isfinite(logits).all():
+        raise ValueError(f"cannot calibrate {model}: its logits are NaN or infinite")
     results = {"split": name, "images": len(labels), **measure(logits, labels)}
     if accelerator.is_main_process:
         calibration = fit(logits, labels)

@@ -139,12 +139,9 @@ class Extractor:
         """Compute the features of the images with these indices; those of unreadable images are NaN."""
         part = replace(split, samples=split.samples.select(numbers))
         batches = EvaluationBatches(self.settings, part, self.processor, self.config, self.accelerator)
-
-        def choose(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            which = self.settings.features, self.settings.feature_layer
-            return {"features": _choose_features(self.model, model_inputs(batch), *which).float()}
-
-        columns = collect(self.accelerator, self.model, batches, choose)
+        columns = collect(
+            self.accelerator, self.model, batches, lambda batch: {"features": self.forward(model_inputs(batch)).float()}
+        )
         is_finite = np.isfinite(columns["features"]).all(axis=1)
         if not is_finite.all():
             first = numbers[columns["index"][~is_finite][0]]
@@ -155,30 +152,25 @@ class Extractor:
         labels[columns["index"]] = torch.from_numpy(columns["label"])
         return {"features": features, "label": labels, "index": torch.from_numpy(numbers)}
 
-
-def _choose_features(model: Any, inputs: dict[str, torch.Tensor], which: str, layer: int | None) -> torch.Tensor:
-    """Compute (batch, features) by one forward.
-
-    Args:
-        which: "pre_logits" (the head's input), "class_token", or "patch_mean" (the mean of the patches' tokens).
-        layer: use the tokens after this number of layers, through the final LayerNorm; None: after all layers.
-    """
-    outputs = model(**inputs, output_hidden_states=layer is not None)
-    if which == "pre_logits" and layer is None:
-        return outputs.pooler_output.flatten(1)
-    mask, prefix = inputs.get("pixel_attention_mask"), getattr(model.config, "num_prefix_tokens", 1)
-    tokens = outputs.last_hidden_state if layer is None else outputs.hidden_states[layer]
-    if which == "pre_logits":
-        mask = None if mask is None else F.pad(mask, (prefix, 0), value=1)
-        if model.config.norm_after_pooling:
-            return model.pooler(tokens, mask, model.layernorm)
-        return model.pooler(model.layernorm(tokens), mask)
-    tokens = tokens if layer is None else model.layernorm(tokens)
-    if which == "class_token":
-        return tokens[:, 0]
-    patches = tokens[:, prefix:]
-    weights = patches.new_ones(patches.shape[:2]) if mask is None else mask.to(patches.dtype)
-    return (patches * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+    def forward(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Compute the features that the settings name, (batch, features), from the arguments of the model's forward."""
+        which, layer, model = self.settings.features, self.settings.feature_layer, self.model
+        outputs = model(**inputs, output_hidden_states=layer is not None)
+        if which == "pre_logits" and layer is None:
+            return outputs.pooler_output.flatten(1)
+        tokens = outputs.last_hidden_state if layer is None else outputs.hidden_states[layer]
+        mask, prefix = inputs.get("pixel_attention_mask"), getattr(self.config, "num_prefix_tokens", 1)
+        if which == "pre_logits":  # of the tokens after `layer` layers
+            mask = None if mask is None else F.pad(mask, (prefix, 0), value=1)
+            if self.config.norm_after_pooling:
+                return model.pooler(tokens, mask, model.layernorm)
+            return model.pooler(model.layernorm(tokens), mask)
+        tokens = tokens if layer is None else model.layernorm(tokens)
+        if which == "class_token":
+            return tokens[:, 0]
+        patches = tokens[:, prefix:]
+        weights = patches.new_ones(patches.shape[:2]) if mask is None else mask.to(patches.dtype)
+        return (patches * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True)
 
 
 def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:

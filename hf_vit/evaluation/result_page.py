@@ -88,22 +88,17 @@ def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
     """
     if not held_out.is_single_label or not len(held_out.labeled("label")):
         return {}
-    labels, predicted = held_out.labeled("label"), held_out.labeled("ranked")[:, 0]
-    scores = score_classes(labels, predicted)
-    numbers = sorted(one.number for one in scores)
-    names = held_out.names
-    if 2 <= len(numbers) <= MAX_MATRIX_CLASSES:
-        matrix = confusion_matrix(labels, predicted, numbers)
-        write_matrix(matrix, {number: names[number] for number in numbers}, output / "confusion_matrix.png")
-    scores = [one for one in scores if one.images]
-    is_small = len(scores) <= _CARD_CLASSES
-    shown = sorted(scores, key=lambda one: one.number) if is_small else scores[:_CARD_WORST]
-    pairs = [] if len(numbers) <= MAX_MATRIX_CLASSES else mistaken_pairs(labels, predicted, _CARD_WORST)
-    return {
-        "num_classes": len(scores),
-        "classes": [{"name": names[one.number], "images": one.images, "right": one.right} for one in shown],
-        **({"mistaken": [[names[label], names[other], count] for label, other, count in pairs]} if pairs else {}),
-    }
+    names, confusion = held_out.names, Confusion(held_out.labeled("label"), held_out.labeled("ranked")[:, 0])
+    classes = [one for one in confusion.classes if one.images]
+    is_small = len(classes) <= _CARD_CLASSES
+    shown = sorted(classes) if is_small else classes[:_CARD_WORST]
+    results: dict[str, Any] = {"num_classes": len(classes)}
+    results["classes"] = [{"name": names[one.number], "images": one.images, "right": one.right} for one in shown]
+    if 2 <= len(confusion.numbers) <= MAX_MATRIX_CLASSES:
+        write_matrix(confusion, names, output / "confusion_matrix.png")
+    elif mistakes := confusion.mistakes(_CARD_WORST):
+        results["mistaken"] = [[names[label], names[other], count] for label, other, count in mistakes]
+    return results
 
 
 def title_of(model: Any, dataset: Any) -> str:
@@ -137,6 +132,7 @@ def write_results(
         "recipe": recipe,
         "curve": "" if curve is None else data_uri("png", curve.read_bytes()),
         "skipped": held_out.predictions["skipped"],
+        "unlabeled": int((held_out.predictions["label"] < 0).sum()),
     }
     write_text(output / "report.html", render_page("hf_vit.evaluation", template, **content))
 
@@ -185,21 +181,19 @@ def _single_label(held_out: HeldOut) -> dict[str, Any]:
     rows = np.argsort(-probability, kind="stable")
     mistakes = rows[~right[rows]]
     bins, error = reliability(probability, right)
-    classes = score_classes(labels, predicted)
-    numbers = sorted(one.number for one in classes)
-    has_matrix = len(numbers) <= _MATRIX_CLASSES
+    confusion = Confusion(labels, predicted)
+    has_matrix = len(confusion.numbers) <= _MATRIX_CLASSES
     return {
         "images": len(labels),
         "right": int(right.sum()),
         "interval": wilson_interval(int(right.sum()), len(labels)),
         "top5": (ranked == labels[:, None]).any(axis=1).mean() if ranked.shape[1] == 5 < len(names) else None,
-        "unlabeled": len(held_out.predictions["label"]) - len(labels),
         "mistakes": show(mistakes),
         "least_confident": show(rows[::-1]),
-        "numbers": numbers,
-        "matrix": confusion_matrix(labels, predicted, numbers).tolist() if has_matrix else None,
-        "pairs": [] if has_matrix else mistaken_pairs(labels, predicted, _LISTED_PAIRS),
-        "classes": classes,
+        "numbers": confusion.numbers,
+        "matrix": confusion.matrix().tolist() if has_matrix else None,
+        "pairs": [] if has_matrix else confusion.mistakes(_LISTED_PAIRS),
+        "classes": confusion.classes,
         "bins": bins,
         "calibration_error": error,
         "confidence": float(probability.mean()),
@@ -252,27 +246,25 @@ def thumbnail(file: dict[str, Any]) -> str | None:
     return data_uri("jpeg", content.getvalue())
 
 
-def write_matrix(matrix: np.ndarray, names: Mapping[int, str], path: Path) -> None:
-    """Draw a confusion matrix.
-
-    Args:
-        matrix: images with each label (rows) and prediction (columns), (classes, classes).
-        names: the classes in that order, by class number.
-    """
+def write_matrix(confusion: "Confusion", names: Sequence[str], path: Path) -> None:
+    """Draw a confusion matrix with the names of its classes, or the numbers where the font lacks a letter."""
     from matplotlib.figure import Figure
     from matplotlib.font_manager import findfont, get_font
 
     font = get_font(findfont("DejaVu Sans"))
-    in_font = {number: all(font.get_char_index(ord(letter)) for letter in name) for number, name in names.items()}
-    shown = [name[:_MAX_NAME_LENGTH] if in_font[number] else f"class {number}" for number, name in names.items()]
-    inches = len(names) * (0.5 if len(names) <= 12 else 0.34)
+    shown = []
+    for number in confusion.numbers:
+        is_in_font = all(font.get_char_index(ord(letter)) for letter in names[number])
+        shown.append(names[number][:_MAX_NAME_LENGTH] if is_in_font else f"class {number}")
+    matrix = confusion.matrix()
+    inches = len(shown) * (0.5 if len(shown) <= 12 else 0.34)
     figure = Figure(figsize=(inches + 2.6, inches + 1.8), layout="constrained")
     axes = figure.subplots()
     axes.imshow(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1.5)
     for (row, column), count in np.ndenumerate(matrix):
         axes.text(column, row, str(count or "·"), ha="center", va="center", fontsize=8 if count < 1000 else 6)
-    axes.set_xticks(range(len(names)), shown, rotation=90, parse_math=False)
-    axes.set_yticks(range(len(names)), shown, parse_math=False)
+    axes.set_xticks(range(len(shown)), shown, rotation=90, parse_math=False)
+    axes.set_yticks(range(len(shown)), shown, parse_math=False)
     axes.set_xlabel("prediction")
     axes.set_ylabel("label")
     with new_file(path, overwrite=True) as file:
@@ -298,24 +290,29 @@ class ClassScore(NamedTuple):
         return self.right / self.predictions if self.predictions else None
 
 
-def score_classes(labels: np.ndarray, predicted: np.ndarray) -> list[ClassScore]:
-    """Return the score of each class that occurs in labels or predictions, (number,) each; the worst recall first."""
-    images, predictions = Counter(labels.tolist()), Counter(predicted.tolist())
-    right = Counter(labels[labels == predicted].tolist())
-    scores = [ClassScore(number, images[number], predictions[number], right[number]) for number in images | predictions]
-    return sorted(scores, key=lambda one: (one.images == 0, one.recall or 0.0, one.precision or 0.0, one.number))
+class Confusion:
+    """Numbers of images of each label and prediction, (number,) each.
 
+    Attributes:
+        classes: the classes that occur in labels or predictions; the worst recall first.
+        numbers: their numbers, in order.
+    """
 
-def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
-    """Count the images of each label (rows) and prediction (columns), for the classes in `numbers`."""
-    pairs = Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
-    return np.array([[pairs[label, other] for other in numbers] for label in numbers])
+    def __init__(self, labels: np.ndarray, predicted: np.ndarray):
+        self.pairs = Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
+        images, predictions = Counter(labels.tolist()), Counter(predicted.tolist())
+        self.numbers = sorted(images | predictions)
+        scores = [ClassScore(one, images[one], predictions[one], self.pairs[one, one]) for one in self.numbers]
+        self.classes = sorted(scores, key=lambda one: (one.images == 0, one.recall or 0.0, one.precision or 0.0))
 
+    def matrix(self) -> np.ndarray:
+        """Return the numbers of images of each label (rows) and prediction (columns), in the order of `numbers`."""
+        return np.array([[self.pairs[label, other] for other in self.numbers] for label in self.numbers])
 
-def mistaken_pairs(labels: np.ndarray, predicted: np.ndarray, most: int) -> list[tuple[int, int, int]]:
-    """Return (label, prediction, number of images) of the most frequent mistakes."""
-    pairs = Counter(pair for pair in zip(labels.tolist(), predicted.tolist(), strict=True) if pair[0] != pair[1])
-    return sorted(((*pair, count) for pair, count in pairs.items()), key=lambda found: (-found[2], found))[:most]
+    def mistakes(self, most: int) -> list[tuple[int, int, int]]:
+        """Return (label, prediction, number of images) of the most frequent mistakes."""
+        found = [(label, other, count) for (label, other), count in self.pairs.items() if label != other]
+        return sorted(found, key=lambda mistake: (-mistake[2], mistake))[:most]
 
 
 class Bin(NamedTuple):

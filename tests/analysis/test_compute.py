@@ -157,6 +157,9 @@ def test_training_by_hand():
         analysis.accelerator_days(1, "abacus")
     with pytest.raises(ValueError, match=r"1\.5"):
         analysis.accelerator_days(1, utilization=1.5)
+    for wrong in ({"epochs": -3, "dataset_size": 5}, {"epochs": 1, "dataset_size": float("nan")}):
+        with pytest.raises(ValueError, match=r"-3|nan"):
+            analysis.training_exaflops(1e9, **wrong)
 
 
 def test_counting_allocates_no_weights():
@@ -220,6 +223,7 @@ def test_runs_of_a_csv(tmp_path, run_command):
         ("name,exaflops,accuracy\n", "runs.csv"),
         ("name,exaflops,accuracy\na,1,2\nb,x,2\n", "'x'"),
         ("name,exaflops,accuracy\na,0,2\n", "runs.csv"),
+        (f'name,exaflops,accuracy\n"{"a" * 200_000},1,2\n', "runs.csv"),  # an open quotation mark
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=sentence):

@@ -109,6 +109,12 @@ def test_data_without_labels_to_compare_are_refused(tiny, tmp_path, labels, name
     assert not (tmp_path / "run").exists()
 
 
+def test_one_readable_image_is_refused(tiny, tmp_path):
+    table_of([np.zeros((9, 9, 3), np.uint8), b"no picture"], [0, 1], ["a", "b"]).to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r"\b1\b"):
+        hf_vit.audit(tiny, tmp_path, **QUICK)
+
+
 def test_a_missing_data_set_is_refused(tiny, tmp_path):
     with pytest.raises(ValueError, match="nowhere"):
         hf_vit.audit(tiny, tmp_path / "nowhere")

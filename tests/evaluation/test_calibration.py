@@ -124,3 +124,8 @@ def test_a_calibrated_folder_has_divided_logits(tmp_path, fresh_accelerator):
         hf_vit.calibrate(tmp_path / "model", "digits", tmp_path / "twice", "test[:90]", **more)
     with pytest.raises(ValueError, match="19"):
         hf_vit.calibrate(tmp_path / "model", "digits", tmp_path / "few", "test[:19]", **more)
+    model.classifier.bias.data[3] = torch.nan
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="NaN"):
+        hf_vit.calibrate(tmp_path / "model", "digits", tmp_path / "nan", "test[:90]", **more)
+    assert not (tmp_path / "nan").exists()
