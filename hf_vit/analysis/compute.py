@@ -7,7 +7,7 @@ import csv
 import math
 import os
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -212,18 +212,17 @@ def _bytes_for_backward(model: nn.Module, images: torch.Tensor) -> int:
 
 def _parts(model: nn.Module, flops: dict[str, int], part_of: Callable[[str], str]) -> list[Part]:
     """Sum parameters and multiply-adds by the part of their innermost module, in the order of the model."""
-    parameters, multiply_adds = defaultdict(int), defaultdict(int)
-    root = type(model).__name__
+    own = Counter(flops)  # without those of submodules
+    for name in flops:
+        parent = name.rpartition(".")[0]
+        while parent and parent not in flops:  # a list of modules, which has no forward
+            parent = parent.rpartition(".")[0]
+        own[parent] -= flops[name]
+    parameters, multiply_adds = Counter(), Counter()
     for name, module in model.named_modules():
-        part, full = part_of(name), f"{root}.{name}".rstrip(".")
+        part, full = part_of(name), f"{type(model).__name__}.{name}".rstrip(".")
         parameters[part] += sum(weight.numel() for weight in module.parameters(recurse=False))
-        own = flops.get(full, 0) // FLOPS_PER_MULTIPLY_ADD
-        multiply_adds[part] += own
-        if own and name:
-            parent = name.rpartition(".")[0]
-            while parent and f"{root}.{parent}" not in flops:  # a list of modules, which has no forward
-                parent = parent.rpartition(".")[0]
-            multiply_adds[part_of(parent)] -= own
+        multiply_adds[part] += own[full] // FLOPS_PER_MULTIPLY_ADD
     parts = [Part(name, parameters[name], multiply_adds[name]) for name in parameters]
     return [part for part in parts if part.parameters or part.multiply_adds]
 

@@ -85,11 +85,6 @@ class Measures(NamedTuple):
     sharpness: float
     picture: np.ndarray
 
-    @property
-    def pixels(self) -> int:
-        """Number of pixels."""
-        return self.width * self.height
-
 
 class AuditedSplit(NamedTuple):
     """A split of the data set, or of the other data set, whose images have no labels, and no issues themselves."""
@@ -104,11 +99,17 @@ class AuditedImage(NamedTuple):
 
     name: str  # as in issues.csv
     group: int  # number of its split, in the order of training, validation, test, and the other data set
-    file: dict[str, Any]  # {"bytes", "path"}
+    split: Split
+    row: int  # in the split
     number: int  # of its class; -1 without a label
     label: str  # name of its class
     measures: Measures
     features: torch.Tensor  # (features,) of the model
+
+    @property
+    def file(self) -> dict[str, Any]:
+        """The undecoded image, {"bytes", "path"}."""
+        return self.split.image(self.split.samples[self.row], self.row)
 
 
 def audit(
@@ -138,9 +139,8 @@ def audit(
         >>> for issue in hf_vit.audit("ti16", "photographs", output_dir="audit"):
         ...     print(issue.image, issue.issue, issue.suggested)
     """
-    own = {"model": model, "dataset": dataset, "train": train, "output_dir": output_dir}
-    for name, value in own.items():
-        settings[name] = None if value is None else str(value)
+    settings |= {"model": str(model), "dataset": str(dataset), "train": None if train is None else str(train)}
+    settings["output_dir"] = None if output_dir is None else str(output_dir)
     chosen = build_settings(AuditSettings, settings)
     return run_audit(chosen, start_accelerator(chosen))
 
@@ -174,7 +174,7 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
         output = Path(settings.output_dir)
         output.mkdir(parents=True, exist_ok=True)
         write_issues(issues, output / "issues.csv")
-        sections = write_pages(output, issues, {image.name: image.file for image in images}, str(settings.dataset))
+        sections = write_pages(output, issues, {image.name: image for image in images}, str(settings.dataset))
         if report is not None and report.is_file():
             write_text(report, read_text(report).replace("</main>", sections + "</main>", 1))
     return issues
@@ -226,8 +226,7 @@ def read_images(
         if measures is not None and row in by_row:
             number, features = by_row[row]
             label = classes[number] if number >= 0 else ""
-            file = split.image(split.samples[row], row)
-            images.append(AuditedImage(names[row], group, file, number, label, measures, features))
+            images.append(AuditedImage(names[row], group, split, row, number, label, measures, features))
     return images
 
 
@@ -265,7 +264,7 @@ def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
             image = images[row]
             beyond = [other for other in rows if images[other].group > image.group]
             within = [other for other in rows if images[other].group == image.group]
-            kept = max(within, key=lambda other: images[other].measures.pixels)
+            kept = max(within, key=lambda other: images[other].measures.width * images[other].measures.height)
             if image.number < 0 or (row == kept and not beyond):
                 continue
             other = max(beyond or [kept], key=lambda other: scores.get((row, other), 0.0))
@@ -379,11 +378,11 @@ def find_outliers(features: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return distances > high + _FAR * (high - low), distances
 
 
-def write_pages(output: Path, issues: Sequence[Issue], files: Mapping[str, dict[str, Any]], dataset: str) -> str:
+def write_pages(output: Path, issues: Sequence[Issue], images: Mapping[str, AuditedImage], dataset: str) -> str:
     """Write a contact sheet for each kind, KIND.png, and audit.html; return the sections of the page as HTML.
 
     Args:
-        files: the images that can be read, {"bytes", "path"} by name.
+        images: the images that can be read, by name.
         dataset: name of the data set.
     """
     sections = []
@@ -395,16 +394,16 @@ def write_pages(output: Path, issues: Sequence[Issue], files: Mapping[str, dict[
         if kind != "unreadable":
             path = output / f"{kind}.png"
             with new_file(path, overwrite=True) as file:
-                draw_sheet(shown, files).save(file, "PNG")
+                draw_sheet(shown, images).save(file, "PNG")
             picture = data_uri("png", path.read_bytes())
         sections.append({"title": title, "about": about, "picture": picture, "issues": found, "shown": shown})
-    content = render_page("hf_vit.auditing", "sections.html.jinja", sections=sections, images=len(files))
+    content = render_page("hf_vit.auditing", "sections.html.jinja", sections=sections, images=len(images))
     page = render_page("hf_vit.auditing", "page.html.jinja", dataset=dataset, sections=content)
     write_text(output / "audit.html", page)
     return content
 
 
-def draw_sheet(issues: Sequence[Issue], files: Mapping[str, dict[str, Any]]) -> Image.Image:
+def draw_sheet(issues: Sequence[Issue], images: Mapping[str, AuditedImage]) -> Image.Image:
     """Draw the images of issues with their names and labels; the image that one repeats is next to it."""
     tiles = 2 if any(issue.other for issue in issues) else 1
     columns = min(_COLUMNS // tiles, len(issues))
@@ -416,9 +415,9 @@ def draw_sheet(issues: Sequence[Issue], files: Mapping[str, dict[str, Any]]) -> 
         left, top = number % columns * width + _GAP, number // columns * height + _GAP
         for column, name in enumerate((issue.image, issue.other)[:tiles]):
             x = left + column * (_TILE + 2)
-            if name in files:
+            if name in images:
                 with suppress(ImageReadingError):
-                    sheet.paste(_thumbnail(files[name]), (x, top))
+                    sheet.paste(_thumbnail(images[name].file), (x, top))
             draw.text((x, top + _TILE + 2), name[-_MAX_LENGTH:], page_color("ink"), font)
         lines = issue.label, f"→ {issue.suggested}" if issue.suggested else f"{issue.score:.3f}"
         text = "\n".join(line[:_MAX_LENGTH] for line in lines)

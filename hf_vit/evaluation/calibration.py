@@ -10,7 +10,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,10 +90,9 @@ def calibrate(
         raise ValueError(f"cannot calibrate {model}: its logits are NaN or infinite")
     results = {"split": name, "images": len(labels), **measure(logits, labels)}
     if accelerator.is_main_process:
-        calibration = fit(logits, labels)
-        scale_head(plain, calibration.temperature)
-        plain.config.rejection_thresholds = calibration.rejection_thresholds.tolist()
-        plain.config.coverage_thresholds = calibration.coverage_thresholds
+        temperature, plain.config.coverage_thresholds, limits = fit(logits, labels)
+        plain.config.rejection_thresholds = limits.tolist()
+        scale_head(plain, temperature)
         save_folder(output_dir, plain, processor, resolved.overwrite)
         for file in (Path(model, name) for name in REPORTS):  # of the training, for the card
             if file.is_file():
@@ -103,43 +102,36 @@ def calibrate(
     return results
 
 
-class Calibration(NamedTuple):
-    """Values that are fitted on images with labels."""
+def fit(logits: np.ndarray, labels: np.ndarray) -> tuple[float, dict[str, float], np.ndarray]:
+    """Return the temperature, the threshold of each coverage, and the rejection limit of each class, (classes,).
 
-    temperature: float
-    coverage_thresholds: dict[str, float]  # for each coverage the smallest probability of a class in a prediction set
-    rejection_thresholds: np.ndarray  # (classes,), see `rejection_limits`
-
-
-def fit(logits: np.ndarray, labels: np.ndarray) -> Calibration:
-    """Calibrate on logits (images, classes) and labels (images,)."""
+    Args:
+        logits: (images, classes)
+        labels: (images,)
+    """
     temperature = fit_temperature(logits, labels)
-    calibrated = logits / temperature
-    own = own_values(softmax(calibrated), labels)
+    own = own_values(softmax(logits / temperature), labels)
     thresholds = {str(coverage): coverage_threshold(own, coverage) for coverage in COVERAGES}
-    return Calibration(temperature, thresholds, rejection_limits(calibrated, labels))
+    return temperature, thresholds, rejection_limits(logits / temperature, labels)
 
 
 def measure(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """Return the results of `calibrate` for logits (images, classes) and labels (images,)."""
     half = np.random.default_rng(0).permutation(len(labels)) < len(labels) // 2
-    final, fitted = fit(logits, labels), fit(logits[half], labels[half])
+    temperature, final, _ = fit(logits, labels)
+    fitted, thresholds, limits = fit(logits[half], labels[half])
     rest, its_labels = logits[~half], labels[~half]
-    calibrated = rest / fitted.temperature
-    probabilities = softmax(calibrated)
+    scaled, probabilities = rest / fitted, softmax(rest / fitted)
     own = own_values(probabilities, its_labels)
     coverage = {}
-    for share, threshold in fitted.coverage_thresholds.items():
-        coverage[share] = {
-            "threshold": final.coverage_thresholds[share],
-            "measured": float((own >= threshold).mean()),
-            "classes": float((probabilities >= threshold).sum(axis=1).mean()),
-        }
+    for share, threshold in thresholds.items():
+        measured, classes = (own >= threshold).mean(), (probabilities >= threshold).sum(axis=1).mean()
+        coverage[share] = {"threshold": final[share], "measured": float(measured), "classes": float(classes)}
     errors = {"before": calibration_error(softmax(rest), its_labels)}
     errors["after"] = calibration_error(probabilities, its_labels)
-    is_rejected = calibrated.max(axis=1) < fitted.rejection_thresholds[calibrated.argmax(axis=1)]
+    is_rejected = scaled.max(axis=1) < limits[scaled.argmax(axis=1)]
     return {
-        "temperature": final.temperature,
+        "temperature": temperature,
         "expected_calibration_error": errors,
         "coverage": coverage,
         "rejection": {"asked": REJECTED, "measured": float(is_rejected.mean())},

@@ -11,6 +11,7 @@ protocol on the same model and images reuses them.
 
 import hashlib
 import json
+import shutil
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,12 +93,8 @@ class Extractor:
         if not len(wanted):
             raise ValueError(f"split {name} is empty")
         folder = self._folder_of(split, name)
-        files = [] if folder is None else sorted(folder.glob("*.safetensors"))
-        if self.settings.overwrite:
-            for file in files:
-                file.unlink(missing_ok=True)
-            files = []
-        pieces = [load_file(file) for file in files]
+        is_kept = folder is not None and not self.settings.overwrite
+        pieces = [load_file(file) for file in sorted(folder.glob("*.safetensors"))] if is_kept else []
         self.accelerator.wait_for_everyone()  # before the main process writes more pieces
         missing = np.setdiff1d(wanted, [number for piece in pieces for number in piece["index"].tolist()])
         for start in range(0, len(missing), _PIECE):
@@ -131,6 +128,8 @@ class Extractor:
         text = json.dumps(about, sort_keys=True, default=str)
         folder = Path(self.settings.output_dir) / "features" / hashlib.sha256(text.encode()).hexdigest()[:16]
         if self.accelerator.is_main_process:
+            if self.settings.overwrite:
+                shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / "about.json", text + "\n")
         return folder

@@ -1,6 +1,6 @@
 """Metrics of images with several labels, and the threshold of each class above which it is predicted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,23 +16,26 @@ def average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
         (classes,); NaN for a class that no image has.
     """
     results = np.full(labels.shape[1], np.nan)
-    for number, (score, label) in enumerate(zip(scores.T, labels.T > 0, strict=True)):
-        if label.any():
-            found, images, _ = _counts_by_threshold(score, label)
-            precision, recall = found / images, found / label.sum()
-            results[number] = (np.diff(recall, prepend=0) * precision).sum()
+    for number, found, images, _ in _counts_by_threshold(scores, labels):
+        precision, recall = found / images, found / found[-1]
+        results[number] = (np.diff(recall, prepend=0) * precision).sum()
     return results
 
 
-def _counts_by_threshold(score: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Count, for each distinct score from the highest on, the images with at least that score.
+def _counts_by_threshold(
+    scores: np.ndarray, labels: np.ndarray
+) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """Count, for each class with images and each of its distinct scores, the images with at least that score.
 
-    Returns:
-        Number of images that have the label, number of all images, and the score.
+    Yields:
+        Number of the class; and, from the highest score on, the number of images that have the label, the number of all
+        images, and the score.
     """
-    order = np.argsort(-score, kind="stable")
-    last = np.flatnonzero(np.append(np.diff(score[order]) != 0, True))  # of equal scores
-    return np.cumsum(label[order])[last], last + 1, score[order][last]
+    for number, (score, label) in enumerate(zip(scores.T.astype(float), labels.T > 0, strict=True)):
+        if label.any():
+            order = np.argsort(-score, kind="stable")
+            last = np.flatnonzero(np.append(np.diff(score[order]) != 0, True))  # of equal scores
+            yield number, np.cumsum(label[order])[last], last + 1, score[order][last]
 
 
 def choose_thresholds(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -41,11 +44,9 @@ def choose_thresholds(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     A threshold lies in the middle between the lowest score that is predicted and the next one below.
     """
     thresholds = np.full(labels.shape[1], 0.5)
-    for number, (score, label) in enumerate(zip(scores.T.astype(float), labels.T > 0, strict=True)):
-        if label.any():
-            found, images, at = _counts_by_threshold(score, label)
-            best = int((2 * found / (images + label.sum())).argmax())
-            thresholds[number] = (at[best] + (at[best + 1] if best + 1 < len(at) else 0)) / 2
+    for number, found, images, at in _counts_by_threshold(scores, labels):
+        best = int((2 * found / (images + found[-1])).argmax())
+        thresholds[number] = (at[best] + (at[best + 1] if best + 1 < len(at) else 0)) / 2
     return thresholds
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import datasets
 import numpy as np
@@ -129,11 +129,12 @@ def _load_shuffled(task: Task, name: str, spec: str) -> Split:
     samples = cast(datasets.Dataset, load_split(name, base))  # it is not streamed
     present = {theirs: ours for theirs, ours in task.hub_columns.items() if theirs in samples.column_names}
     samples = samples.rename_columns(present) if present else samples
-    label_column, target = task.label if task.label in samples.features else None, TARGETS.get(str(task.target))
-    if target is not None and target.column in samples.features:
-        rows: Any = samples.select_columns([target.column])
-        labels = [target.function(row[target.column]) for row in rows]
+    label_column = task.label if task.label in samples.features else None
+    column, label_of = TARGETS.get(str(task.target), ("", int))
+    if column in samples.features:
+        rows: Any = samples.select_columns([column])
         label_column = "computed label"
+        labels = [label_of(row[column]) for row in rows]
         samples = samples.add_column(label_column, labels)  # pyright: ignore[reportCallIssue]
     split = open_split(samples, label_column=label_column)
     shuffled = split.samples.select(np.random.default_rng(_SEED).permutation(len(split)))
@@ -169,20 +170,15 @@ def kitti_distance(objects: Any) -> int:
     return bisect_left(_KITTI_DISTANCES, min([*vehicles, _NO_VEHICLE]))
 
 
-class _Target(NamedTuple):
-    column: str  # of annotation
-    function: Callable[[Any], int]
-
-
-# Labels that are computed from the annotation of an image; `objects` is a list of records, or a record of lists
-TARGETS = {
-    "clevr_count": _Target("objects", lambda objects: len(_records(objects)) - 3),  # 3 to 10 objects
-    "clevr_distance": _Target("objects", clevr_distance),
-    "kitti_distance": _Target("objects", kitti_distance),
+# Column of annotations, and the label computed from one; `objects` is a list of records, or a record of lists
+TARGETS: dict[str, tuple[str, Callable[[Any], int]]] = {
+    "clevr_count": ("objects", lambda objects: len(_records(objects)) - 3),  # 3 to 10 objects
+    "clevr_distance": ("objects", clevr_distance),
+    "kitti_distance": ("objects", kitti_distance),
     # 32 horizontal positions in 16 classes of two; 40 orientations in 16 of 2.5, that is three and two in turn
-    "dsprites_location": _Target("label_x_position", lambda position: position // 2),
-    "dsprites_orientation": _Target("label_orientation", lambda orientation: int(orientation // 2.5)),
+    "dsprites_location": ("label_x_position", lambda position: position // 2),
+    "dsprites_orientation": ("label_orientation", lambda orientation: int(orientation // 2.5)),
     # The info files have 18 azimuths 0, 2, 4 to 34, in units of 10 degrees, and elevations 0 to 8, of 30 to 70 degrees
-    "smallnorb_azimuth": _Target("azimuth", lambda azimuth: azimuth // 2),
-    "smallnorb_elevation": _Target("elevation", lambda elevation: elevation),
+    "smallnorb_azimuth": ("azimuth", lambda azimuth: azimuth // 2),
+    "smallnorb_elevation": ("elevation", lambda elevation: elevation),
 }
