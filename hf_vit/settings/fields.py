@@ -2,7 +2,6 @@
 
 import dataclasses
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -47,7 +46,6 @@ _masked = partial(setting, group="masked patch prediction")
 _protocol = partial(setting, group="protocol")
 
 Backend = Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"]
-Mistakes = Iterator[tuple[Any, str]]
 
 
 @dataclass
@@ -94,22 +92,15 @@ class DataSettings:
 
     def validate(self) -> None:
         """Raise ValueError for a setting that is out of range or contradicts another one."""
+        check_bounds(self)
         if "://" in (self.dataset or ""):
             self.streaming = True
-        for is_wrong, message in self.mistakes():
-            if is_wrong:
-                raise ValueError(message)
-        check_bounds(self)
-
-    def mistakes(self) -> Mistakes:
-        """Yield (is_wrong, message) for each rule that these settings must follow."""
-        runs = not self.print_config
-        yield runs and not self.dataset, "no data: set --dataset to a Hub name, a folder, a file or digits"
-        yield (
-            runs and not getattr(self, "model", "of a variant"),
-            "no model: set --model to a Hub name or a folder",
-        )
-        yield self.deterministic and self.cudnn_benchmark, "deterministic excludes cudnn_benchmark: choose one"
+        if not self.dataset and not self.print_config:
+            raise ValueError("no data: set --dataset to a Hub name, a folder, a file or digits")
+        if not getattr(self, "model", "of a variant") and not self.print_config:
+            raise ValueError("no model: set --model to a Hub name or a folder")
+        if self.deterministic and self.cudnn_benchmark:
+            raise ValueError("deterministic excludes cudnn_benchmark: choose one")
 
 
 @dataclass
@@ -271,54 +262,74 @@ class TrainingSettings(DataSettings):
         at_least=0,
     )
 
-    def mistakes(self) -> Mistakes:
-        yield from super().mistakes()
-        yield not self.print_config and not self.output_dir, "no folder for the result: set --output-dir"
-        yield self.steps is None and self.epochs is None, "no length of the run: set --steps or --epochs"
-        both = f"steps ({self.steps}) and epochs ({self.epochs}) are both set: choose one"
-        yield self.steps is not None and self.epochs is not None, both
-        balanced = self.class_sampling == self.class_weights == "balanced"
-        yield balanced, "class_sampling and class_weights both balance the classes: choose one"
-        is_share = self.warmup_steps < 1 or self.warmup_steps == int(self.warmup_steps)
-        yield not is_share, f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a fraction below 1"
+    def validate(self) -> None:
+        super().validate()
+        if not self.output_dir and not self.print_config:
+            raise ValueError("no folder for the result: set --output-dir")
+        if self.resume and self.overwrite:
+            raise ValueError("resume continues the run and overwrite deletes it: choose one")
+        if self.steps is None and self.epochs is None:
+            raise ValueError("no length of the run: set --steps or --epochs")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(f"steps ({self.steps}) and epochs ({self.epochs}) are both set: choose one")
+        if self.class_sampling == self.class_weights == "balanced":
+            raise ValueError("class_sampling and class_weights both balance the classes: choose one")
+        if self.teacher and (self.class_weights != "none" or self.label_smoothing):
+            raise ValueError(
+                "class_weights and label_smoothing have no effect with teacher, which replaces the labels: unset them"
+            )
+        needs_float32 = self.optimizer == "muon" or (self.optimizer == "sgd" and self.weight_decay)
+        if self.momentum_dtype == "bfloat16" and needs_float32:
+            raise ValueError("momentum_dtype must be float32 for muon, and for sgd with weight_decay")
+        self._check_schedule()
+        self._check_images()
+
+    def _check_schedule(self) -> None:
+        """Raise ValueError if the fields of the schedule contradict each other."""
         schedule, steps, last = self.schedule, self.decay_steps, self.final_learning_rate
         decays = schedule in ("linear", "cosine", "polynomial")
-        fits = len(steps) >= 1 if schedule == "staircase" else len(steps) <= decays
-        needed = "staircase needs at least one step; linear, cosine and polynomial take at most one; others none"
-        yield not fits, f"schedule is {schedule} and decay_steps {steps}: {needed}"
-        differ = self.decay_factors and len(self.decay_factors) != len(steps)
-        yield differ, f"decay_factors {self.decay_factors} must have as many entries as decay_steps {steps}"
-        unused = last and not (decays or schedule == "wsd")
-        yield unused, f"final_learning_rate is {last}, but schedule {schedule} does not use it: unset it"
-        is_compact = self.momentum_dtype == "bfloat16"
-        needs_float32 = self.optimizer == "muon" or (self.optimizer == "sgd" and self.weight_decay)
-        yield is_compact and needs_float32, "momentum_dtype must be float32 for muon, and for sgd with weight_decay"
-        area = self.crop_area
-        yield len(area) != 2 or area[0] > area[-1], f"crop_area is {area}; it must be two fractions, such as 0.05,1"
-        resizes_first = self.crop in ("random", "resmall")
-        yield resizes_first and self.resize is None, f"crop {self.crop} needs resize, the size before the crop"
-        yield resizes_first and self.reduced_decoding, f"reduced_decoding does not work with crop {self.crop}"
+        if self.warmup_steps > 1 and self.warmup_steps % 1:
+            raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a fraction below 1")
+        if not (steps if schedule == "staircase" else len(steps) <= decays):
+            raise ValueError(
+                f"schedule is {schedule} and decay_steps {steps}: staircase needs at least one step; linear, cosine "
+                "and polynomial take at most one; others none"
+            )
+        if self.decay_factors and len(self.decay_factors) != len(steps):
+            raise ValueError(f"decay_factors {self.decay_factors} must have as many entries as decay_steps {steps}")
+        if last and not decays and schedule != "wsd":
+            raise ValueError(f"final_learning_rate is {last}, but schedule {schedule} does not use it: unset it")
+
+    def _check_images(self) -> None:
+        """Raise ValueError if crops, decoding or patch sizes contradict each other."""
+        area, crop, resizes_first = self.crop_area, self.crop, self.crop in ("random", "resmall")
+        if len(area) != 2 or area[0] > area[1]:
+            raise ValueError(f"crop_area is {area}; it must be two fractions, such as 0.05,1")
+        if resizes_first and self.resize is None:
+            raise ValueError(f"crop {crop} needs resize, the size before the crop")
+        if resizes_first and self.reduced_decoding:
+            raise ValueError(f"reduced_decoding does not work with crop {crop}")
+        if crop == "resmall" and isinstance(self.resize, list):
+            raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
         on_workers = {"augment_on": self.augment_on == "cpu", "crop": resizes_first}
-        on_workers |= {name: getattr(self, name) for name in ("antialias", "reduced_decoding")}
+        on_workers |= {"antialias": self.antialias, "reduced_decoding": self.reduced_decoding}
         for name, needs_workers in on_workers.items():
-            found = f"{name} is {getattr(self, name)}, which needs images that the data workers decode"
-            yield self.decode_on == "device" and needs_workers, f"{found}: set decode_on to cpu"
-        is_pair = self.crop == "resmall" and isinstance(self.resize, list)
-        yield is_pair, f"resize is {self.resize}; crop resmall takes one number, the shorter side"
+            if needs_workers and self.decode_on == "device":
+                found = f"{name} is {getattr(self, name)}, which needs images that the data workers decode"
+                raise ValueError(f"{found}: set decode_on to cpu")
         weights, sizes = self.patch_size_weights, self.patch_sizes
-        wrong = weights and (len(weights) != len(sizes) or min(weights) < 0 or not sum(weights))
-        yield wrong, f"patch_size_weights is {weights}; it must have a number >= 0 for each of patch_sizes {sizes}"
-        yield self.token_drop and self.preset != "native", f"token_drop ({self.token_drop}) needs preset native"
-        for name, unset in {"class_weights": "none", "label_smoothing": 0}.items():
-            is_set = getattr(self, name) != unset
-            yield self.teacher and is_set, f"{name} has no effect with teacher, which replaces the labels: unset one"
-        of_one_size = "mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes compile reduced_decoding teacher".split()
-        wrong = [name for name in of_one_size if getattr(self, name) not in (None, 0, [], AUTO)]
+        if weights and (len(weights) != len(sizes) or min(weights) < 0 or not sum(weights)):
+            raise ValueError(
+                f"patch_size_weights is {weights}; it must have a number >= 0 for each of patch_sizes {sizes}"
+            )
+        if self.token_drop and self.preset != "native":
+            raise ValueError(f"token_drop ({self.token_drop}) needs preset native")
+        names = "mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes compile reduced_decoding teacher".split()
+        wrong = [name for name in names if getattr(self, name) not in (None, 0, [], AUTO)]
         wrong += ["crop"] * resizes_first
         wrong += [name for name in ("augment_on", "decode_on") if getattr(self, name) == "device"]
-        if self.preset == "native":
-            yield wrong, f"{', '.join(wrong)} must be unset with preset native, whose images have different sizes"
-        yield self.resume and self.overwrite, "resume continues the run and overwrite deletes it: choose one"
+        if wrong and self.preset == "native":
+            raise ValueError(f"{', '.join(wrong)} must be unset with preset native, whose images have different sizes")
 
 
 @dataclass
@@ -357,17 +368,19 @@ class FinetuneSettings(TrainingSettings):
         "hf_vit", "format of the final model (also --for): hf_vit, or transformers' classes; hf_vit.load reads both"
     )
 
-    def mistakes(self) -> Mistakes:
-        yield from super().mistakes()
-        has_split = self.folds and self.eval_split not in (AUTO, None)
-        held_out = f"folds is {self.folds}, which holds out parts of train_split, and eval_split is {self.eval_split}"
-        yield has_split, f"{held_out}: set one of them"
-        yield self.audit and self.streaming, "audit does not work with streaming: set streaming to false"
-        yield self.linear_probe and self.lora_rank, "linear_probe freezes the layers that lora_rank adapts: choose one"
-        yield (
-            self.lora_rank and self.optimizer == "muon",
-            "muon does not train the adapters of lora_rank: set optimizer to adamw or sgd",
-        )
+    def validate(self) -> None:
+        super().validate()
+        if self.folds and self.eval_split not in (AUTO, None):
+            raise ValueError(
+                f"folds is {self.folds}, which holds out parts of train_split, and eval_split is {self.eval_split}: "
+                "set one of them"
+            )
+        if self.audit and self.streaming:
+            raise ValueError("audit does not work with streaming: set streaming to false")
+        if self.linear_probe and self.lora_rank:
+            raise ValueError("linear_probe freezes the layers that lora_rank adapts: choose one")
+        if self.lora_rank and self.optimizer == "muon":
+            raise ValueError("muon does not train the adapters of lora_rank: set optimizer to adamw or sgd")
 
 
 @dataclass
@@ -383,9 +396,10 @@ class AuditSettings(DataSettings):
     backend: Backend = _model("eager", "library that computes the forward, as in `hf-vit predict --backend`")
     overwrite: bool = _report(False, "replace issues.csv in output_dir, and ignore the cached features")
 
-    def mistakes(self) -> Mistakes:
-        yield from super().mistakes()
-        yield self.streaming, "an audit does not work with streaming: set streaming to false"
+    def validate(self) -> None:
+        super().validate()
+        if self.streaming:
+            raise ValueError("an audit does not work with streaming: set streaming to false")
 
 
 @dataclass
@@ -407,23 +421,27 @@ class PretrainSettings(TrainingSettings):
     )
     target: Literal["mean_color", "downsized", "pixels"] = _masked("mean_color", "property of a patch to predict")
 
-    def mistakes(self) -> Mistakes:
-        yield from super().mistakes()
-        is_unknown = not self.variant and not self.config and not self.print_config
-        yield is_unknown, "no architecture: set variant (such as B/16), or config, or both"
-        twice = self.head == "mlp" and self.config.get("representation_size")
-        yield twice, "head mlp and config's representation_size both make a tanh layer: choose one"
+    def validate(self) -> None:
+        super().validate()
+        if not self.variant and not self.config and not self.print_config:
+            raise ValueError("no architecture: set variant (such as B/16), or config, or both")
+        if self.head == "mlp" and self.config.get("representation_size"):
+            raise ValueError("head mlp and config's representation_size both make a tanh layer: choose one")
         share = self.mask_share + self.random_patch_share
-        yield share > 1, f"mask_share and random_patch_share add up to {share}, more than 1"
-        if self.objective == "masked_patch_prediction":
-            defaults = {one.name: one.default for one in dataclasses.fields(self)}
-            for name in "class_weights class_sampling label_smoothing loss head_bias teacher head".split():
-                value = getattr(self, name)
-                yield value != defaults[name], f"{name} is {value}, but masked_patch_prediction has no labels"
-            sizes = self.patch_sizes or self.eval_patch_sizes or self.preset == "native"
-            yield sizes, "masked_patch_prediction needs images and patches of one size: unset patch_sizes and preset"
-            mixes = self.mixup_alpha or self.cutmix_alpha
-            yield mixes, "mixup_alpha or cutmix_alpha is set, but masked_patch_prediction has no labels to mix"
+        if share > 1:
+            raise ValueError(f"mask_share and random_patch_share add up to {share}, more than 1")
+        if self.objective != "masked_patch_prediction":
+            return
+        defaults = {one.name: one.default for one in dataclasses.fields(self)}
+        names = "class_weights class_sampling label_smoothing loss head_bias teacher head mixup_alpha cutmix_alpha"
+        for name in names.split():
+            value = getattr(self, name)
+            if value != defaults[name]:
+                raise ValueError(f"{name} is {value}, but masked_patch_prediction has no labels")
+        if self.patch_sizes or self.eval_patch_sizes or self.preset == "native":
+            raise ValueError(
+                "masked_patch_prediction needs images and patches of one size: unset patch_sizes and preset"
+            )
 
 
 Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", "knn", "vtab"]
@@ -478,24 +496,21 @@ class EvaluateSettings(DataSettings):
     keep_models: bool = _protocol(False, "vtab: keep the fine-tuned models")
 
     def validate(self) -> None:
-        if self.protocol == "vtab" and self.dataset is None:
+        is_vtab = self.protocol == "vtab"
+        if is_vtab and self.dataset is None:
             self.dataset = "hub"  # each task has a name there
         super().validate()
-
-    def mistakes(self) -> Mistakes:
-        yield from super().mistakes()
-        is_vtab = self.protocol == "vtab"
-        yield is_vtab and not self.output_dir and not self.print_config, "no folder for the results: set --output-dir"
-        yield is_vtab and self.patch_size is not None, "patch_size is set, but vtab uses the model's own"
+        if is_vtab and not self.output_dir and not self.print_config:
+            raise ValueError("no folder for the results: set --output-dir")
+        if is_vtab and self.patch_size is not None:
+            raise ValueError("patch_size is set, but vtab uses the model's own")
         is_plain = not is_vtab and self.compile is not True and self.mixed_precision in (None, "no")
-        takes_eager = self.backend != "eager" and not is_plain
-        yield takes_eager, f"backend is {self.backend}, which vtab, compile and mixed_precision do not support"
-        has_map = self.label_map and self.protocol not in ("accuracy", "real")
-        yield has_map, f"label_map needs protocol accuracy or real; protocol is {self.protocol}"
-        selects = self.protocol in ("few_shot", "linear_probe", "knn", "objectnet")
-        yield (
-            selects and self.streaming,
-            f"protocol {self.protocol} does not work with streaming: set streaming to false",
-        )
+        if self.backend != "eager" and not is_plain:
+            raise ValueError(f"backend is {self.backend}, which vtab, compile and mixed_precision do not support")
+        if self.label_map and self.protocol not in ("accuracy", "real"):
+            raise ValueError(f"label_map needs protocol accuracy or real; protocol is {self.protocol}")
+        if self.streaming and self.protocol in ("few_shot", "linear_probe", "knn", "objectnet"):
+            raise ValueError(f"protocol {self.protocol} does not work with streaming: set streaming to false")
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):
-            yield not getattr(self, name), f"{name} is empty; it must have one entry or more"
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty; it must have one entry or more")
