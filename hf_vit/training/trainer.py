@@ -118,7 +118,7 @@ class Trainer:
         self.metrics: dict[str, float] = {}  # results of the last evaluation
         self.predictions: dict[str, Any] = {}  # result of `evaluation.predictions.predict` in the last evaluation
         self.fingerprint: dict[str, Any] = {}  # see `fingerprint_run`
-        # Since the last log entry: sums of loss, correct images and skipped images; (step, gradient norm) of each step
+        # Since the last log entry: sums of loss, correct images and skipped images, and the gradient norm of each step
         self._sums, self._norms = torch.zeros(3, device=device), []
 
     def fit(self) -> dict[str, Any]:
@@ -141,7 +141,8 @@ class Trainer:
                     self.preemption.begin_step()
                     self.train_step(state.step)  # forward, backward, clipping, optimizer, EMA
                     received = self.preemption.end_step()
-                    evaluates, saves = self.is_due(eval_every), self.is_due(save_every) or received is not None
+                    evaluates = self.is_due(eval_every)
+                    saves = self.is_due(save_every) or received is not None
                     if evaluates or saves or self.is_due(settings.log_every):
                         self.console.log(self.mean_metrics())
                     if evaluates:
@@ -195,8 +196,8 @@ class Trainer:
             if step == forward == 0 and accelerator.is_main_process:
                 draw_batch(self, batch)
             # torch is seeded for each micro-batch; the NumPy generator, for mixing, is the same for the whole batch
-            words = np.random.SeedSequence((settings.seed, step, self.layout.micro_batch(forward))).generate_state(1)
-            set_seed(int(words[0]))
+            seeds = np.random.SeedSequence((settings.seed, step, self.layout.micro_batch(forward)))
+            set_seed(int(seeds.generate_state(1)[0]))
             rng = np.random.default_rng((settings.seed, step))
             with accelerator.accumulate(self.model):
                 with accelerator.autocast():
@@ -211,7 +212,7 @@ class Trainer:
                         self.ema.update(self.parameters)
             self._sums += torch.stack([losses.detach().sum(), correct.sum(), batch["skipped"].sum()]).float()
             mark_step(accelerator)
-        self._norms.append((step, norm))  # which is read later, because reading waits for the device
+        self._norms.append(norm)  # which is read later, because reading waits for the device
         self.state.step = step + 1
         self.console.advance()
 
@@ -234,17 +235,17 @@ class Trainer:
         """
         sums: Any = self.accelerator.reduce(self._sums, "sum")
         loss, correct, skipped = sums.tolist()
-        steps, norms = zip(*self._norms, strict=True)
-        norms = torch.stack(norms).tolist()  # each the same on all processes
+        norms = torch.stack(self._norms).tolist()  # each the same on all processes
+        last = self.state.step - 1
         if self.accelerator.scaler is None:  # with fp16, the scaler skips a step with an infinite gradient
-            for step, norm in zip(steps, norms, strict=True):
+            for step, norm in enumerate(norms, start=self.state.step - len(norms)):
                 self._check_finite(step, "the gradient norm", norm)
-        self._check_finite(steps[-1], "the loss", loss)
-        samples = len(steps) * self.layout.batch_size
+        self._check_finite(last, "the loss", loss)
+        samples = len(norms) * self.layout.batch_size
         self.state.skipped += int(skipped)
         self._sums, self._norms = torch.zeros_like(self._sums), []
         means = {"loss": loss / samples, "accuracy": correct / samples}
-        return {**means, "gradient_norm": norms[-1], "learning_rate": self.schedule(steps[-1])}
+        return {**means, "gradient_norm": norms[-1], "learning_rate": self.schedule(last)}
 
     def evaluate(self) -> dict[str, float]:
         """Return the metrics of the current model on the evaluation split; {} without a split.
@@ -256,24 +257,22 @@ class Trainer:
             return {}
         if isinstance(self.objective, MaskedPatches):
             return self.objective.evaluate(self.accelerator, self.model, self.eval_batches)
-        names = distinguish(names_of(self.config))
-
-        def measure(**sizes: int) -> dict[str, float]:
-            loss = self.settings.loss
-            self.predictions = predict(self.accelerator, self.model, self.eval_batches, loss, **sizes)
-            if self.split.multi_label:
-                thresholds = choose_thresholds(self.predictions["scores"], self.predictions["label"])
-                self.config.label_thresholds = thresholds.tolist()
-            return score(self.predictions) | score_classes(self.predictions, names)
-
         sizes = self.settings.eval_patch_sizes or self.settings.patch_sizes
         if not sizes:
-            return measure()
-        by_size = {size: measure(patch_size=size) for size in sizes}
+            return self._evaluate_classifier()
+        by_size = {size: self._evaluate_classifier(patch_size=size) for size in sizes}
         first = by_size[sizes[0]]
         means = {name: float(np.mean([metrics[name] for metrics in by_size.values()])) for name in first}
-        means |= {name: first[name] for name in ("samples", "skipped")}
+        means |= {"samples": first["samples"], "skipped": first["skipped"]}
         return means | {f"accuracy_at_patch_{size}": metrics["accuracy"] for size, metrics in by_size.items()}
+
+    def _evaluate_classifier(self, **sizes: int) -> dict[str, float]:
+        """Return the metrics at one patch size; `predictions` keeps the scores, for the reports."""
+        self.predictions = predict(self.accelerator, self.model, self.eval_batches, self.settings.loss, **sizes)
+        if self.split.multi_label:
+            thresholds = choose_thresholds(self.predictions["scores"], self.predictions["label"])
+            self.config.label_thresholds = thresholds.tolist()
+        return score(self.predictions) | score_classes(self.predictions, distinguish(names_of(self.config)))
 
     def keep_best(self, metrics: dict[str, float]) -> None:
         """Log the metrics of an evaluation, and save the model to best/ if they are the best so far."""
@@ -415,30 +414,29 @@ class Trainer:
             )
 
     def _choose_layout(self, model: Any) -> BatchLayout:
-        """Divide the batch among processes and forwards; `find_batch_size` halves the micro-batch until it fits."""
+        """Divide the batch among processes and forwards; with `find_batch_size`, into parts that fit into memory."""
         settings, accelerator = self.settings, self.accelerator
-        per_device = settings.per_device_batch_size or max(settings.batch_size // accelerator.num_processes, 1)
+        processes = accelerator.num_processes
+        per_device = settings.per_device_batch_size or max(settings.batch_size // processes, 1)
         if settings.resume and (settings.find_batch_size or settings.per_device_batch_size is None):
             per_device = saved_per_device(self.checkpoints) or per_device
-        while True:
-            layout = BatchLayout(settings.batch_size, per_device, accelerator.num_processes, accelerator.process_index)
-            if not settings.find_batch_size:
-                return layout
-            failures = torch.tensor(float(not self._fits(model, layout)), device=accelerator.device)
-            if not torch.as_tensor(accelerator.reduce(failures, "sum")):
-                return layout
-            if per_device == 1:
+        layout = BatchLayout(settings.batch_size, per_device, processes, accelerator.process_index)
+        while settings.find_batch_size and not self._fits(model, layout):
+            smaller = [size for size in range(1, per_device // 2 + 1) if per_device % size == 0]
+            if not smaller:
                 raise TrainingStopped(
                     "not even one image per forward fits into memory; use a smaller model or image size, or set "
                     "--gradient-checkpointing"
                 )
-            accelerator.print(f"{per_device} images per forward do not fit into memory; trying {per_device // 2}.")
-            per_device //= 2
+            accelerator.print(f"{per_device} images per forward do not fit into memory; trying {smaller[-1]}.")
+            per_device = smaller[-1]
+            layout = replace(layout, per_device=per_device)
+        return layout
 
     def _fits(self, model: Any, layout: BatchLayout) -> bool:
-        """Return whether a forward and a backward fit into this process's memory, next to the optimizer state.
+        """Return whether a forward and a backward, next to the optimizer state, fit into memory on all processes.
 
-        The processes do not communicate: the others would wait forever for one that ran out of memory.
+        During both, the processes do not communicate: the others would wait forever for one that ran out of memory.
         """
         settings, device = self.settings, self.accelerator.device
         no_workers = replace(settings, num_workers=0)
@@ -446,6 +444,7 @@ class Trainer:
         batch = self._to_device(next(iter(loader)))
         sizes = {"patch_size": min(settings.patch_sizes)} if settings.patch_sizes else {}
         model.to(device).train()
+        failed = torch.zeros((), device=device)
         try:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             reserved = [torch.empty_like(parameter) for parameter in trained * 3]  # two moments and the moving average
@@ -456,8 +455,7 @@ class Trainer:
         except RuntimeError as error:
             if not should_reduce_batch_size(error):
                 raise
-            return False
-        finally:
-            model.zero_grad()
-            release_memory()
-        return True
+            failed += 1
+        model.zero_grad()
+        release_memory()
+        return not torch.as_tensor(self.accelerator.reduce(failed, "sum"))

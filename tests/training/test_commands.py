@@ -297,8 +297,9 @@ def test_infinite_loss_stops_with_step_rate_and_checkpoint(tmp_path):
     assert all(math.isfinite(entry["loss"]) for entry in state["history"] if "loss" in entry)
 
 
-def test_lack_of_memory_halves_the_forward(tmp_path, monkeypatch):
-    """Forwards of more than 6 lack memory: the same weights as with 6 from the start."""
+@pytest.mark.parametrize(("batch_size", "tried"), [(24, [24, 12, 6]), (14, [14, 7, 1])])
+def test_lack_of_memory_halves_the_forward(tmp_path, monkeypatch, batch_size, tried):
+    """Forwards of more than 6 lack memory: the same weights as with the found number from the start."""
     compute, sizes = Classification.__call__, []
 
     def lack_memory(self, model, batch, rng, **patch):
@@ -309,12 +310,12 @@ def test_lack_of_memory_halves_the_forward(tmp_path, monkeypatch):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
         return losses, correct
 
-    settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "dropout": 0.1}
-    pretrain(arguments(**settings, output_dir=tmp_path / "plain"))
+    settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "dropout": 0.1, "batch_size": batch_size}
+    pretrain(arguments(**settings | {"per_device_batch_size": tried[-1]}, output_dir=tmp_path / "plain"))
     monkeypatch.setattr(Classification, "__call__", lack_memory)
-    settings |= {"find_batch_size": "true", "per_device_batch_size": 24}
+    settings |= {"find_batch_size": "true", "per_device_batch_size": batch_size}
     pretrain(arguments(**settings, output_dir=tmp_path / "found"))
-    assert sizes == [24, 12, 6, 6, 6, 6, 6]  # three tries and the forwards of the step
+    assert sizes == [*tried, *tried[-1:] * (batch_size // tried[-1])]  # the tries and the forwards of the step
     for name, tensor in weights(tmp_path / "plain").items():
         assert torch.equal(tensor, weights(tmp_path / "found")[name]), name
 
