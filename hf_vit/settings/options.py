@@ -101,9 +101,12 @@ def parse_settings(
     recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
     if select and (not recipe or not all("=" in item for item in select)):
         raise ValueError(f"--select {' '.join(select)} must be GROUP=LEVEL of a --recipe")
+    kinds = {field.name: alternatives(field.type) for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
     for name, text in arguments.items():
         with suppress(ValueError):  # text that is no YAML stays as it is
-            arguments[name] = parse_yaml(text, "the command line")
+            value = parse_yaml(text, "the command line")
+            if str not in kinds[name] or isinstance(value, str | None):  # a folder called 2026_11_26 is no number
+                arguments[name] = value
     return build_settings(settings_class, arguments, recipe, dict(item.split("=", 1) for item in select), plan)
 
 

@@ -136,7 +136,7 @@ class Console:
     def totals(self) -> dict[str, float]:
         """Return the time and throughput since the run was started or resumed, and the number of skipped images."""
         seconds = time.perf_counter() - self.started
-        images = (self.bar.n - self.start_step) * self.settings.batch_size
+        images = (self.trainer.state.step - self.start_step) * self.settings.batch_size
         rates = {"train_seconds": seconds, "train_images_per_second": images / seconds}
         return {**rates, "train_images_skipped": self.trainer.state.skipped}
 

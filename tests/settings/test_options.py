@@ -26,6 +26,15 @@ def test_words_too_many():
         parse_settings(PretrainSettings, ["ti16", *FINETUNE])
 
 
+@pytest.mark.parametrize("name", ["2026_11_26", "2026-11-26", "007", "1.10", "yes"])
+def test_a_folder_may_look_like_a_number_or_a_date(name):
+    """YAML 1.1 reads the first one as 20261126."""
+    settings = parse_settings(FinetuneSettings, [*FINETUNE, "ti16", "--output-dir", name])
+    assert settings.output_dir == name
+    with pytest.raises(ValueError, match="output-dir"):
+        parse_settings(FinetuneSettings, [*FINETUNE, "ti16", "--output-dir", "none"])
+
+
 def test_names_of_other_libraries_lead_to_ours():
     fields = {field.name.replace("_", "-") for field in dataclasses.fields(FinetuneSettings)}
     assert set(SAME_ELSEWHERE.values()) <= fields

@@ -108,13 +108,13 @@ os.chdir({folder!r})
 every_run = dict(steps=2, batch_size=8, num_workers=0, report_to="none", eval_split="test[:20]")
 hf_vit.pretrain("digits", "one", config={model!r}, **every_run)
 metrics = hf_vit.finetune("one", "digits", "two", mixed_precision="bf16", **every_run)
-print("samples", metrics["samples"])
+print("samples", metrics["samples"], metrics["train_images_per_second"] > 0)
 """
 
 
 def test_a_program_trains_twice(tmp_path):
     """The second time in another precision."""
     done = finish(start(TWICE.format(folder=str(tmp_path), model=MODEL), 2))
-    assert done.stdout.count("samples 20") == 2
+    assert done.stdout.count("samples 20 True") == 2
     card = json.loads((tmp_path / "two" / "card_data.json").read_text())
     assert (card["processes"], card["command"].split("(")[0]) == (2, "hf_vit.finetune")
