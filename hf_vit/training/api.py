@@ -18,7 +18,7 @@ from ..data.splits import open_splits, split_into_folds
 from ..devices import keep_freed_memory, start_accelerator
 from ..files.messages import USER_ERRORS, silence_progress_bars, user_errors
 from ..files.output import write_json
-from ..loading import check_for_transformers, rewrite_for_transformers
+from ..loading import rewrite_for_transformers
 from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSettings, PretrainSettings
 from ..settings.recipes import build_settings
 from .build import build_for_pretraining, load_for_finetuning
@@ -100,26 +100,31 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
     accelerator = start_accelerator(settings)  # processes, device and precision of `accelerate launch`
     output = Path(str(settings.output_dir))
     if settings.folds is not None:
-        metrics, shown = cross_validate(settings, accelerator, command), None
+        metrics = cross_validate(settings, accelerator, command)
     else:
         split, eval_split = open_splits(settings)  # both with the same class numbers
         model, processor = load_for_finetuning(settings, split)  # pretrained weights and a new head of zeros
-        if settings.save_for == "transformers":
-            check_for_transformers(model)
-        metrics = _fit(Trainer(settings, accelerator, model, processor, split, eval_split, command))
-        shown = eval_split or split
+        metrics = _fit_and_rewrite(Trainer(settings, accelerator, model, processor, split, eval_split, command))
     if settings.audit:
         shared = {field.name: getattr(settings, field.name) for field in fields(DataSettings)}
         own = {"model": settings.model, "output_dir": str(output / "audit"), "overwrite": True}
         splits = [name for name in (settings.train_split, settings.eval_split) if name not in (None, AUTO)]
         run_audit(AuditSettings(**shared | own, splits=splits), accelerator, output / "report.html")
-    if settings.save_for == "transformers" and accelerator.is_main_process and shown is not None:
+    accelerator.wait_for_everyone()
+    return metrics
+
+
+def _fit_and_rewrite(trainer: Trainer) -> dict[str, Any]:
+    """Run a fine-tuning; with `save_for`, rewrite its models for transformers."""
+    metrics = _fit(trainer)
+    if trainer.settings.save_for == "transformers" and trainer.accelerator.is_main_process:
+        shown = trainer.eval_split or trainer.split
         rows = range(0 if shown.is_sharded else min(len(shown), _MEASURED_IMAGES))
         images = [shown.image(shown.samples[row], row) for row in rows]
-        for folder in (output, output / "best"):
+        for folder in (trainer.output, trainer.output / "best"):
             if (folder / "config.json").is_file():
                 print(f"{folder}: {rewrite_for_transformers(folder, images)}")
-    accelerator.wait_for_everyone()
+    trainer.accelerator.wait_for_everyone()
     return metrics
 
 
@@ -135,10 +140,10 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
     output, found = Path(str(settings.output_dir)), []
     for number, parts in enumerate(split_into_folds(split, int(settings.folds or 0)), start=1):
         fold = f"fold {number} of {settings.folds}"
-        own = replace(whole, eval_split=fold, output_dir=str(output / f"fold_{number}"), save_for="hf_vit")
+        own = replace(whole, eval_split=fold, output_dir=str(output / f"fold_{number}"))
         accelerator.print(fold)
         model, processor = load_for_finetuning(own, split)
-        found.append(_fit(Trainer(own, accelerator, model, processor, *parts, command)))
+        found.append(_fit_and_rewrite(Trainer(own, accelerator, model, processor, *parts, command)))
         accelerator.free_memory()
     names = [name for name in found[0] if not name.startswith(("train_", "best"))]
     names = [name for name in names if all(name in metrics for metrics in found)]

@@ -34,7 +34,7 @@ from ..devices import (
 from ..evaluation.models import check_no_random_weights, check_supports_patch_sizes, load_pretrained, read_config
 from ..evaluation.predictions import TOP_K
 from ..files.messages import did_you_mean, join_names
-from ..loading import local_model, with_channels, with_preset
+from ..loading import check_for_transformers, local_model, with_channels, with_preset
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, HfViTHybridConfig, as_pair
 from ..models.flexible_sizes import check_mixed_sizes
@@ -61,7 +61,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     frozen parameters follow the settings.
 
     Raises:
-        ValueError: weights other than the head's are missing, or the architecture is unknown.
+        ValueError: weights other than the head's are missing, or the architecture is unknown to hf_vit or to `save_for`.
     """
     assert settings.model
     name = str(local_model(settings.model))
@@ -83,6 +83,8 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     frozen = freeze_parameters(model, settings.freeze + ([r"^(?!classifier)"] if settings.linear_probe else []))
     if settings.lora_rank and {name for name, _ in model.named_parameters() if ".lora_" in name} <= set(frozen):
         raise ValueError(f"--freeze {settings.freeze} freezes all adapters of --lora-rank {settings.lora_rank}")
+    if settings.save_for == "transformers":
+        check_for_transformers(model)
     return model, processor
 
 

@@ -275,9 +275,9 @@ class Teacher:
             )
         self.size = as_pair(theirs.image_size)
         # Converts pixels normalized for the student to the teacher's normalization: both are affine in the levels
-        own = Normalizer(processor.image_mean, processor.image_std, device)
-        self.scale = own.scale / normalizer.scale
-        self.offset = own.offset - normalizer.offset * self.scale
+        teacher = Normalizer(processor.image_mean, processor.image_std, device)
+        self.scale = teacher.scale / normalizer.scale
+        self.offset = teacher.offset - normalizer.offset * self.scale
 
     @torch.no_grad()
     def __call__(self, pixel_values: torch.Tensor) -> torch.Tensor:

@@ -125,22 +125,24 @@ def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = 
     """
     decay = torch_weight_decay(settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
     groups = parameter_groups(model, decay, settings.layer_decay)
-    compact, betas = settings.momentum_dtype == "bfloat16", (settings.adam_beta1, settings.adam_beta2)
-    if settings.optimizer == "muon":
-        matrices, others = ([one for one in groups if one["hidden_matrices"] == kind] for kind in (True, False))
-        if not matrices:
-            raise ValueError("optimizer is muon, but no weight matrix of a hidden layer is trained: use adamw or sgd")
-        rate, momentum = settings.learning_rate, settings.momentum
-        parts: list[Any] = [torch.optim.Muon(matrices, rate, momentum=momentum, adjust_lr_fn="match_rms_adamw")]
-        parts += [torch.optim.AdamW(others, rate, betas, settings.adam_epsilon, fused=fused)] if others else []
-        return MuonWithAdamW(parts)
+    rate, momentum, epsilon = settings.learning_rate, settings.momentum, settings.adam_epsilon
+    is_compact, betas = settings.momentum_dtype == "bfloat16", (settings.adam_beta1, settings.adam_beta2)
+    if settings.optimizer == "sgd":
+        if is_compact:
+            return Bfloat16MomentumSGD(groups, rate, momentum)
+        return torch.optim.SGD(groups, rate, momentum, fused=fused)
     if settings.optimizer == "adamw":
-        if compact:
-            return Bfloat16MomentumAdamW(groups, settings.learning_rate, betas, settings.adam_epsilon)
-        return torch.optim.AdamW(groups, settings.learning_rate, betas, settings.adam_epsilon, fused=fused)
-    if compact:
-        return Bfloat16MomentumSGD(groups, settings.learning_rate, settings.momentum)
-    return torch.optim.SGD(groups, settings.learning_rate, settings.momentum, fused=fused)
+        if is_compact:
+            return Bfloat16MomentumAdamW(groups, rate, betas, epsilon)
+        return torch.optim.AdamW(groups, rate, betas, epsilon, fused=fused)
+    matrices = [group for group in groups if group["hidden_matrices"]]
+    others = [group for group in groups if not group["hidden_matrices"]]
+    if not matrices:
+        raise ValueError("optimizer is muon, but no weight matrix of a hidden layer is trained: use adamw or sgd")
+    parts: list[Any] = [torch.optim.Muon(matrices, rate, momentum=momentum, adjust_lr_fn="match_rms_adamw")]
+    if others:
+        parts.append(torch.optim.AdamW(others, rate, betas, epsilon, fused=fused))
+    return MuonWithAdamW(parts)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -358,10 +360,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Take one step; `closure` (part of torch's interface) is called first if given."""
         loss = closure() if closure else None
         for part in self._parts:  # in each step, because loading and sharding replace state and groups
+            is_muon = isinstance(part, torch.optim.Muon)
             part.state = self.state
-            part.param_groups = [
-                group for group in self.param_groups if ("ns_steps" in group) == (part is self._parts[0])
-            ]
+            part.param_groups = [group for group in self.param_groups if group["hidden_matrices"] == is_muon]
             part.step()
         return loss
 

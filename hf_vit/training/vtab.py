@@ -202,7 +202,8 @@ def summarize(tasks: list[Task], accuracies: dict[str, float]) -> dict[str, Any]
     groups = {}
     for group in dict.fromkeys(task.group for task in tasks):
         done = [accuracies[task.name] for task in tasks if task.group == group and task.name in accuracies]
-        groups |= {group: statistics.mean(done)} if done else {}
+        if done:
+            groups[group] = statistics.mean(done)
     mean = {"mean": statistics.mean(accuracies.values())} if accuracies else {}
     return {"accuracy": accuracies, "groups": groups, **mean, "tasks_done": len(accuracies), "tasks": len(tasks)}
 

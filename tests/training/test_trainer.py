@@ -58,6 +58,9 @@ def test_folds(flags, tiny, tmp_path):
     assert hf_vit.predict(tmp_path / "out" / "fold_4", sorted(flags.rglob("*.png")))
     again = hf_vit.finetune(tiny, flags, tmp_path / "out", **run, resume=True)
     assert again["mean"] == results["mean"]
+    hf_vit.finetune(tiny, flags, tmp_path / "theirs", **{**run, "folds": 2}, save_for="transformers")
+    configs = [json.loads((tmp_path / "theirs" / f"fold_{fold}" / "config.json").read_text()) for fold in (1, 2)]
+    assert [config["model_type"] for config in configs] == ["vit", "vit"]
     for wrong, match in (({"folds": 5}, "4"), ({"eval_split": "train"}, "eval_split"), ({"folds": 1}, "folds")):
         with pytest.raises(ValueError, match=match):
             hf_vit.finetune(tiny, flags, tmp_path / "other", **run | wrong)
