@@ -61,7 +61,7 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     frozen parameters follow the settings.
 
     Raises:
-        ValueError: weights other than the head's are missing, or the architecture is unknown to hf_vit or to `save_for`.
+        ValueError: weights other than the head's are missing, or hf_vit or `save_for` does not know the architecture.
     """
     assert settings.model
     name = str(local_model(settings.model))

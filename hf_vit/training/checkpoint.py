@@ -37,7 +37,7 @@ from torch.futures import Future as WriteFuture
 from ..data.fingerprint import describe_fingerprint
 from ..devices import cpu_group, is_xla, make_states, on_cpu
 from ..files.download import sha256_of
-from ..files.output import LOCK, MARK, PUSHED, check_overwritable, flush_to_disk
+from ..files.output import LOCK, MARK, PUSHED, check_overwritable, flush_to_disk, write_marker
 from ..models.utils import MANIFEST
 from ..settings.fields import TrainingSettings
 from .objectives import MaskedPatches
@@ -433,7 +433,7 @@ def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]
 
 @contextmanager
 def locked_output(output: Path, settings: TrainingSettings, accelerator: Accelerator) -> Iterator[None]:
-    """Create the output folder of a run, and lock it against other runs.
+    """Create the output folder of a run, mark a new one as ours, and lock it against other runs.
 
     Raises:
         ValueError: another run uses the folder; or it is not empty, and neither `resume` nor `overwrite` is set.
@@ -452,13 +452,19 @@ def locked_output(output: Path, settings: TrainingSettings, accelerator: Acceler
                 stack.callback((output / LOCK).unlink, missing_ok=True)
             if not settings.resume:
                 _delete_earlier_run(output, settings.overwrite)
+            if not settings.resume or not _entries(output):
+                write_marker(output)
         accelerator.wait_for_everyone()
         yield
 
 
+def _entries(output: Path) -> list[Path]:
+    return [entry for entry in output.iterdir() if entry.name not in (LOCK, MARK)]
+
+
 def _delete_earlier_run(output: Path, overwrite: bool) -> None:
     """Delete an earlier run if `overwrite` is set; symbolic links to the folder and to `checkpoints` stay."""
-    found = [entry for entry in output.iterdir() if entry.name not in (LOCK, MARK)]
+    found = _entries(output)
     if found and not overwrite:
         raise ValueError(
             f"{output} is not empty: continue its run with --resume, delete its run with --overwrite, or choose "

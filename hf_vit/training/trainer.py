@@ -28,7 +28,7 @@ from ..devices import mark_step, sharded_parameters
 from ..evaluation.multi_label import choose_thresholds
 from ..evaluation.predictions import EvaluationBatches, predict, score, score_classes, to_device
 from ..files.messages import INTERRUPTED
-from ..files.output import new_model_files, write_json, write_marker, write_text
+from ..files.output import new_model_files, write_json, write_text
 from ..settings.fields import TrainingSettings
 from ..settings.recipes import dump
 from . import checkpoint
@@ -176,8 +176,6 @@ class Trainer:
             )
             self.eval_batches.loader = WatchedBatches(self.eval_batches.loader, self.progress)
         if self.accelerator.is_main_process:
-            if not settings.resume:
-                write_marker(self.output)
             write_text(self.output / "recipe.yaml", dump(settings))
         self.console = Console(self)
         self.model.train()

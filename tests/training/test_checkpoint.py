@@ -3,6 +3,7 @@
 import copy
 import errno
 import json
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
@@ -259,3 +260,17 @@ def test_an_output_folder_or_its_checkpoints_may_be_links(tmp_path, linked):
     with locked_output(output, settings, accelerator):
         assert (tmp_path / linked).is_symlink()
         assert [path.name for path in (tmp_path / "disk").iterdir()] in ([".lock", ".hf_vit"], [".hf_vit", ".lock"], [])
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_resume_marks_only_a_new_folder(tmp_path, is_new):
+    """Jobs on a cluster always resume; what they began may be overwritten, and the user's own files not."""
+    output, accelerator = tmp_path / "out", Accelerator(cpu=True)
+    if not is_new:
+        output.mkdir()
+        (output / "recipe.yaml").touch()
+    with locked_output(output, FinetuneSettings(resume=True), accelerator):
+        (output / "recipe.yaml").touch()
+    expected = nullcontext() if is_new else pytest.raises(FileExistsError, match=r"recipe\.yaml")
+    with expected, locked_output(output, FinetuneSettings(overwrite=True), accelerator):
+        assert not (output / "recipe.yaml").exists()
