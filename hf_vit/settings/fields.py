@@ -102,6 +102,11 @@ class DataSettings:
         if self.deterministic and self.cudnn_benchmark:
             raise ValueError("deterministic excludes cudnn_benchmark: choose one")
 
+    def changed(self, names: str) -> list[str]:
+        """Return those of the named fields that differ from their defaults."""
+        defaults = type(self)()
+        return [name for name in names.split() if getattr(self, name) != getattr(defaults, name)]
+
 
 @dataclass
 class TrainingSettings(DataSettings):
@@ -274,10 +279,8 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"steps ({self.steps}) and epochs ({self.epochs}) are both set: choose one")
         if self.class_sampling == self.class_weights == "balanced":
             raise ValueError("class_sampling and class_weights both balance the classes: choose one")
-        if self.teacher and (self.class_weights != "none" or self.label_smoothing):
-            raise ValueError(
-                "class_weights and label_smoothing have no effect with teacher, which replaces the labels: unset them"
-            )
+        if self.teacher and (wrong := self.changed("class_weights label_smoothing")):
+            raise ValueError(f"{', '.join(wrong)} has no effect with teacher, which replaces the labels: unset one")
         needs_float32 = self.optimizer == "muon" or (self.optimizer == "sgd" and self.weight_decay)
         if self.momentum_dtype == "bfloat16" and needs_float32:
             raise ValueError("momentum_dtype must be float32 for muon, and for sgd with weight_decay")
@@ -311,12 +314,10 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"reduced_decoding does not work with crop {crop}")
         if crop == "resmall" and isinstance(self.resize, list):
             raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
-        on_workers = {"augment_on": self.augment_on == "cpu", "crop": resizes_first}
-        on_workers |= {"antialias": self.antialias, "reduced_decoding": self.reduced_decoding}
-        for name, needs_workers in on_workers.items():
-            if needs_workers and self.decode_on == "device":
-                found = f"{name} is {getattr(self, name)}, which needs images that the data workers decode"
-                raise ValueError(f"{found}: set decode_on to cpu")
+        on_workers = {"crop": resizes_first, "augment_on": self.augment_on == "cpu"}
+        wrong = [*self.changed("antialias reduced_decoding"), *(name for name in on_workers if on_workers[name])]
+        if wrong and self.decode_on == "device":
+            raise ValueError(f"{', '.join(wrong)} needs images that the data workers decode: set decode_on to cpu")
         weights, sizes = self.patch_size_weights, self.patch_sizes
         if weights and (len(weights) != len(sizes) or min(weights) < 0 or not sum(weights)):
             raise ValueError(
@@ -324,10 +325,10 @@ class TrainingSettings(DataSettings):
             )
         if self.token_drop and self.preset != "native":
             raise ValueError(f"token_drop ({self.token_drop}) needs preset native")
-        names = "mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes compile reduced_decoding teacher".split()
-        wrong = [name for name in names if getattr(self, name) not in (None, 0, [], AUTO)]
-        wrong += ["crop"] * resizes_first
-        wrong += [name for name in ("augment_on", "decode_on") if getattr(self, name) == "device"]
+        wrong = self.changed("mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes reduced_decoding teacher")
+        on_device = {"augment_on": self.augment_on == "device", "decode_on": self.decode_on == "device"}
+        of_one_size = {"crop": resizes_first, "compile": self.compile is True, **on_device}
+        wrong += [name for name in of_one_size if of_one_size[name]]
         if wrong and self.preset == "native":
             raise ValueError(f"{', '.join(wrong)} must be unset with preset native, whose images have different sizes")
 
@@ -432,12 +433,9 @@ class PretrainSettings(TrainingSettings):
             raise ValueError(f"mask_share and random_patch_share add up to {share}, more than 1")
         if self.objective != "masked_patch_prediction":
             return
-        defaults = {one.name: one.default for one in dataclasses.fields(self)}
         names = "class_weights class_sampling label_smoothing loss head_bias teacher head mixup_alpha cutmix_alpha"
-        for name in names.split():
-            value = getattr(self, name)
-            if value != defaults[name]:
-                raise ValueError(f"{name} is {value}, but masked_patch_prediction has no labels")
+        if wrong := self.changed(names):
+            raise ValueError(f"{', '.join(wrong)} must be unset: masked_patch_prediction has no labels")
         if self.patch_sizes or self.eval_patch_sizes or self.preset == "native":
             raise ValueError(
                 "masked_patch_prediction needs images and patches of one size: unset patch_sizes and preset"
