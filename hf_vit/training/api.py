@@ -14,7 +14,7 @@ from typing import Any
 from accelerate import Accelerator, PartialState
 
 from ..auditing.audit import run_audit
-from ..data.splits import open_splits, split_into_folds
+from ..data.splits import Split, open_splits, split_into_folds
 from ..devices import keep_freed_memory, start_accelerator
 from ..files.messages import USER_ERRORS, silence_progress_bars, user_errors
 from ..files.output import write_json
@@ -102,29 +102,36 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
     if settings.folds is not None:
         metrics = cross_validate(settings, accelerator, command)
     else:
-        split, eval_split = open_splits(settings)  # both with the same class numbers
-        model, processor = load_for_finetuning(settings, split)  # pretrained weights and a new head of zeros
-        metrics = _fit_and_rewrite(Trainer(settings, accelerator, model, processor, split, eval_split, command))
+        splits = open_splits(settings)  # for training and evaluation, with the same class numbers
+        metrics = _finetune(settings, accelerator, splits[0], splits, command)
     if settings.audit:
         shared = {field.name: getattr(settings, field.name) for field in fields(DataSettings)}
         own = {"model": settings.model, "output_dir": str(output / "audit"), "overwrite": True}
-        splits = [name for name in (settings.train_split, settings.eval_split) if name not in (None, AUTO)]
-        run_audit(AuditSettings(**shared | own, splits=splits), accelerator, output / "report.html")
+        names = [name for name in (settings.train_split, settings.eval_split) if name not in (None, AUTO)]
+        run_audit(AuditSettings(**shared | own, splits=names), accelerator, output / "report.html")
     accelerator.wait_for_everyone()
     return metrics
 
 
-def _fit_and_rewrite(trainer: Trainer) -> dict[str, Any]:
-    """Run a fine-tuning; with `save_for`, rewrite its models for transformers."""
+def _finetune(
+    settings: FinetuneSettings,
+    accelerator: Accelerator,
+    split: Split,
+    splits: tuple[Split, Split | None],
+    command: str,
+) -> dict[str, Any]:
+    """Fine-tune one model on the first of two splits, and evaluate it on the second; `split` is all training images."""
+    model, processor = load_for_finetuning(settings, split)  # pretrained weights and a new head of zeros
+    trainer = Trainer(settings, accelerator, model, processor, *splits, command)
     metrics = _fit(trainer)
-    if trainer.settings.save_for == "transformers" and trainer.accelerator.is_main_process:
+    if settings.save_for == "transformers" and accelerator.is_main_process:
         shown = trainer.eval_split or trainer.split
         rows = range(0 if shown.is_sharded else min(len(shown), _MEASURED_IMAGES))
         images = [shown.image(shown.samples[row], row) for row in rows]
         for folder in (trainer.output, trainer.output / "best"):
             if (folder / "config.json").is_file():
                 print(f"{folder}: {rewrite_for_transformers(folder, images)}")
-    trainer.accelerator.wait_for_everyone()
+    accelerator.wait_for_everyone()
     return metrics
 
 
@@ -142,8 +149,7 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
         fold = f"fold {number} of {settings.folds}"
         own = replace(whole, eval_split=fold, output_dir=str(output / f"fold_{number}"))
         accelerator.print(fold)
-        model, processor = load_for_finetuning(own, split)
-        found.append(_fit_and_rewrite(Trainer(own, accelerator, model, processor, *parts, command)))
+        found.append(_finetune(own, accelerator, split, parts, command))
         accelerator.free_memory()
     names = [name for name in found[0] if not name.startswith(("train_", "best"))]
     names = [name for name in names if all(name in metrics for metrics in found)]
