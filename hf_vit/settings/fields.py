@@ -273,10 +273,8 @@ class TrainingSettings(DataSettings):
             raise ValueError("no folder for the result: set --output-dir")
         if self.resume and self.overwrite:
             raise ValueError("resume continues the run and overwrite deletes it: choose one")
-        if self.steps is None and self.epochs is None:
-            raise ValueError("no length of the run: set --steps or --epochs")
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError(f"steps ({self.steps}) and epochs ({self.epochs}) are both set: choose one")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"set --steps or --epochs, and only one: they are {self.steps} and {self.epochs}")
         if self.class_sampling == self.class_weights == "balanced":
             raise ValueError("class_sampling and class_weights both balance the classes: choose one")
         if self.teacher and (wrong := self.changed("class_weights label_smoothing")):
@@ -320,9 +318,7 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"{', '.join(wrong)} needs images that the data workers decode: set decode_on to cpu")
         weights, sizes = self.patch_size_weights, self.patch_sizes
         if weights and (len(weights) != len(sizes) or min(weights) < 0 or not sum(weights)):
-            raise ValueError(
-                f"patch_size_weights is {weights}; it must have a number >= 0 for each of patch_sizes {sizes}"
-            )
+            raise ValueError(f"patch_size_weights is {weights}; it needs a number >= 0 for each of patch_sizes {sizes}")
         if self.token_drop and self.preset != "native":
             raise ValueError(f"token_drop ({self.token_drop}) needs preset native")
         wrong = self.changed("mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes reduced_decoding teacher")
@@ -372,10 +368,7 @@ class FinetuneSettings(TrainingSettings):
     def validate(self) -> None:
         super().validate()
         if self.folds and self.eval_split not in (AUTO, None):
-            raise ValueError(
-                f"folds is {self.folds}, which holds out parts of train_split, and eval_split is {self.eval_split}: "
-                "set one of them"
-            )
+            raise ValueError(f"folds hold out parts of train_split: unset folds or eval_split ({self.eval_split})")
         if self.audit and self.streaming:
             raise ValueError("audit does not work with streaming: set streaming to false")
         if self.linear_probe and self.lora_rank:
@@ -437,9 +430,7 @@ class PretrainSettings(TrainingSettings):
         if wrong := self.changed(names):
             raise ValueError(f"{', '.join(wrong)} must be unset: masked_patch_prediction has no labels")
         if self.patch_sizes or self.eval_patch_sizes or self.preset == "native":
-            raise ValueError(
-                "masked_patch_prediction needs images and patches of one size: unset patch_sizes and preset"
-            )
+            raise ValueError("masked_patch_prediction needs one image and patch size: unset patch_sizes and preset")
 
 
 Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", "knn", "vtab"]

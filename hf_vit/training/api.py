@@ -114,11 +114,7 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
 
 
 def _finetune(
-    settings: FinetuneSettings,
-    accelerator: Accelerator,
-    split: Split,
-    splits: tuple[Split, Split | None],
-    command: str,
+    settings: FinetuneSettings, accelerator: Accelerator, split: Split, splits: tuple[Split, Split | None], command: str
 ) -> dict[str, Any]:
     """Fine-tune one model on the first of two splits, and evaluate it on the second; `split` is all training images."""
     model, processor = load_for_finetuning(settings, split)  # pretrained weights and a new head of zeros

@@ -450,28 +450,23 @@ def locked_output(output: Path, settings: TrainingSettings, accelerator: Acceler
                 ) from None
             if os.name != "nt":  # where filelock deletes the file itself
                 stack.callback((output / LOCK).unlink, missing_ok=True)
-            if not settings.resume:
-                _delete_earlier_run(output, settings.overwrite)
-            if not settings.resume or not _entries(output):
+            found = [entry for entry in output.iterdir() if entry.name not in (LOCK, MARK)]
+            if found and not settings.resume:
+                _delete_earlier_run(output, found, settings.overwrite)
+            if not (found and settings.resume):
                 write_marker(output)
         accelerator.wait_for_everyone()
         yield
 
 
-def _entries(output: Path) -> list[Path]:
-    return [entry for entry in output.iterdir() if entry.name not in (LOCK, MARK)]
-
-
-def _delete_earlier_run(output: Path, overwrite: bool) -> None:
+def _delete_earlier_run(output: Path, found: list[Path], overwrite: bool) -> None:
     """Delete an earlier run if `overwrite` is set; symbolic links to the folder and to `checkpoints` stay."""
-    found = _entries(output)
-    if found and not overwrite:
+    if not overwrite:
         raise ValueError(
             f"{output} is not empty: continue its run with --resume, delete its run with --overwrite, or choose "
             "another --output-dir"
         )
-    if found:
-        check_overwritable(output.resolve(), _RUN_FILES, linked="checkpoints")
+    check_overwritable(output.resolve(), _RUN_FILES, linked="checkpoints")
     checkpoints = output / "checkpoints"
     for entry in found:
         for unneeded in entry.iterdir() if entry == checkpoints and entry.is_symlink() else [entry]:

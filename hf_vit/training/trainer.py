@@ -171,10 +171,9 @@ class Trainer:
         loader = training_batches(settings, self.split, self.processor, self.transform, self.layout, steps)
         self.batches: Any = iter(WatchedBatches(loader, self.progress))  # a generator, which `fit` closes
         if self.eval_split is not None:
-            self.eval_batches = EvaluationBatches(
-                settings, self.eval_split, self.processor, self.config, self.accelerator
-            )
-            self.eval_batches.loader = WatchedBatches(self.eval_batches.loader, self.progress)
+            batches = EvaluationBatches(settings, self.eval_split, self.processor, self.config, self.accelerator)
+            batches.loader = WatchedBatches(batches.loader, self.progress)
+            self.eval_batches = batches
         if self.accelerator.is_main_process:
             write_text(self.output / "recipe.yaml", dump(settings))
         self.console = Console(self)

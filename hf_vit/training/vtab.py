@@ -202,8 +202,7 @@ def summarize(tasks: list[Task], accuracies: dict[str, float]) -> dict[str, Any]
     groups = {}
     for group in dict.fromkeys(task.group for task in tasks):
         done = [accuracies[task.name] for task in tasks if task.group == group and task.name in accuracies]
-        if done:
-            groups[group] = statistics.mean(done)
+        groups |= {group: statistics.mean(done)} if done else {}
     mean = {"mean": statistics.mean(accuracies.values())} if accuracies else {}
     return {"accuracy": accuracies, "groups": groups, **mean, "tasks_done": len(accuracies), "tasks": len(tasks)}
 
