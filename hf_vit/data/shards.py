@@ -38,7 +38,7 @@ from ..files.output import new_file, write_text
 from ..models.configuration_hf_vit import MAX_LABELS
 from .folders import EXTENSIONS
 from .samplers import Block, BlockSampler, Draw
-from .sources import check_image_paths, find_column, find_label_column, is_image
+from .sources import check_image_paths, find_column, find_label_column, is_image, is_image_struct
 
 _HEADER = 512  # bytes before the content of a tar's member
 _VERSION = 1
@@ -318,12 +318,12 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
         with open_file(file) as source:
             reader = pq.ParquetFile(source)
             features = datasets.Features.from_arrow_schema(reader.schema_arrow)
-            for name, feature in features.items():  # bytes, or bytes with a path
-                if feature == datasets.Value("binary") or (
-                    isinstance(feature, dict) and feature.keys() == {"bytes", "path"}
-                ):
+            for name, feature in features.items():
+                if is_image_struct(feature) or feature == datasets.Value("binary"):
                     features[name] = datasets.Image()
             image = find_column(features, columns.image, is_image, "image", "--image-column")
+            if not is_image(features[image]):
+                raise ValueError(f"the column {image} of {file} has no images; choose another --image-column")
             has_labels = columns.needs_labels or columns.label is not None
             label = find_label_column(features, columns.label) if has_labels else None
             feature = None if label is None else features[label]

@@ -70,7 +70,7 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
             path = Path(name).expanduser()
             folder = None if splits is None else path if path.is_dir() else path.parent
             for column, feature in samples.features.items():
-                if is_image(feature):
+                if is_image(feature) or is_image_struct(feature):
                     check_image_paths(samples.data.column(column), column, folder)
         return samples
 
@@ -315,6 +315,11 @@ def read_idx(file: Path) -> np.ndarray:
 def is_image(feature: Any) -> bool:
     """Return whether a column has images."""
     return isinstance(feature, datasets.Image)
+
+
+def is_image_struct(feature: Any) -> bool:
+    """Return whether a column has what an image column stores, without its type: bytes and paths."""
+    return isinstance(feature, dict) and feature.keys() == {"bytes", "path"}
 
 
 def is_text(feature: Any) -> bool:

@@ -163,7 +163,12 @@ def open_split(
         image_column, label_column = index.image_column, index.label_column
     else:
         image_column = find_column(samples.features, image_column, is_image, "image", "--image-column")
-        samples = samples.cast_column(image_column, datasets.Image(decode=False))
+        try:
+            samples = samples.cast_column(image_column, datasets.Image(decode=False))
+        except (pa.ArrowException, TypeError) as error:
+            raise ValueError(
+                f"the column {image_column} has no images; name another one with --image-column"
+            ) from error
         if needs_labels or label_column is not None:
             label_column = find_label_column(samples.features, label_column)
             samples = _encode_names(samples, label_column, needs_labels)

@@ -403,6 +403,27 @@ def test_columns_that_have_no_classes_are_refused(tmp_path, feature, labels, str
         open_split(load_split(str(tmp_path), "train", streaming=streaming), label_column="other")
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("column", ["fine_label", "number"])
+def test_columns_that_have_no_images_are_refused(tmp_path, column, streaming):
+    make(2, number=(datasets.Value("float64"), [0.5, 1.5])).to_parquet(tmp_path / "train-0.parquet")
+    with pytest.raises(ValueError, match="--image-column"):
+        open_split(load_split(str(tmp_path), "train", streaming=streaming), column, "fine_label")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_paths_of_a_plain_column_are_checked_too(tmp_path, streaming):
+    """A column with the content of images, but without their type, could name any file of this machine."""
+    image = tmp_path / "elsewhere.png"
+    image.write_bytes(numbered(1))
+    struct = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    (tmp_path / "data").mkdir()
+    rows = [{"bytes": None, "path": str(image)}] * 2
+    make(2, plain=(struct, rows)).to_parquet(tmp_path / "data" / "train-0.parquet")
+    with pytest.raises(ValueError, match="elsewhere"):
+        open_split(load_split(str(tmp_path / "data"), "train", streaming=streaming), "plain").samples[0]
+
+
 def test_lists_of_names_need_a_copy(tmp_path):
     """The labels of shards are not read in advance."""
     tags = (datasets.List(datasets.Value("string")), [["a", "b"], ["b"]])
