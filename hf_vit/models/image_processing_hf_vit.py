@@ -38,26 +38,27 @@ MAX_OUTPUT_PIXELS = 2**26  # pixels per image, after the resize and after the cr
 MAX_CHANNELS = 1_024
 MAX_PATCHES = 2**20  # patches per image
 MAX_OUTPUT_VALUES = 2**28  # values per image, including padding
-# Resize of each preset. `crop_pct`, in presets that crop: crop size / shorter side of the resized image, with one value
-# for crops below 384 pixels and one for crops of 384 pixels or more.
+# Resize of each preset.
 PRESETS: dict[str, dict[str, Any]] = {
     # vit_jax: tf.image.resize(image, size), then (x - 127.5) / 127.5
     "vit_jax": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
     # AugReg: resize_small(256)|central_crop(224), and resize_small(448)|central_crop(384)
-    "augreg": {"resample": AREA, "antialias": False, "resize_output": "truncated", "crop_pct": (7 / 8, 6 / 7)},
+    "augreg": {"resample": AREA, "antialias": False, "resize_output": "truncated"},
     # big_vision's classifiers: resize_small(256)|central_crop(224)|value_range(-1, 1)
-    "big_vision": {"resample": AREA, "antialias": False, "resize_output": "truncated", "crop_pct": (7 / 8, 7 / 8)},
+    "big_vision": {"resample": AREA, "antialias": False, "resize_output": "truncated"},
     # big_vision's image-text towers: resize(224)|value_range(-1, 1)
     "lit": {"resample": BILINEAR, "antialias": False, "resize_output": "truncated"},
     # big_transfer: tf.image.resize(image, size), then (x - 127.5) / 127.5, at 480 or 128 pixels (BiT-HyperRule)
     "bit": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
     # timm's entries for the released checkpoints
-    "timm": {"resample": BICUBIC, "antialias": True, "resize_output": "rounded", "crop_pct": (0.9, 1.0)},
+    "timm": {"resample": BICUBIC, "antialias": True, "resize_output": "rounded"},
     # preprocessor_config.json of google/vit-* on the Hub
     "transformers": {"resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
     # transformers' Siglip2ImageProcessor: aspect ratio kept, images as patches
     "native": {"resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
 }
+# Presets that crop -> crop size / shorter side of the resized image, for crops below 384 pixels and from 384 on.
+_CROP_PCT = {"augreg": (7 / 8, 6 / 7), "big_vision": (7 / 8, 7 / 8), "timm": (0.9, 1.0)}
 # Settings that are the same in every preset: pixel values are in [-1, 1].
 _COMMON = {
     "do_resize": True,
@@ -106,37 +107,44 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
     changes = {name: deepcopy(value) for name, value in changes.items() if value is not None}
     if not changes:
         return settings
-    changes |= {name: _complete_size(name, changes[name]) for name in ("size", "crop_size") if name in changes}
+    for name in ("size", "crop_size"):
+        if name in changes:
+            changes[name] = _complete_size(name, changes[name])
     if changes.get("do_pad") or changes.get("pad_size"):
         raise ValueError("do_pad and pad_size are not supported; omit them")
     crop_pct = changes.pop("crop_pct", None)
     if crop_pct is not None and not 0.01 <= crop_pct <= 100:
         raise ValueError(f"crop_pct is {crop_pct}; it must be at least 0.01 and at most 100")
-
     preset = changes.get("preset", settings["preset"])
-    resizing = dict(PRESETS[preset])
-    ratios = resizing.pop("crop_pct", None)  # None if the preset does not crop
-    image_size, sizes_follow = _output_size(settings), "preset" in changes or crop_pct is not None
-    crops = ratios is not None and changes.get("do_center_crop", True)
+    image_size = None  # if the preset determines the sizes from it
+    if "preset" in changes or crop_pct is not None:
+        image_size = _output_size(settings)
+    crops = preset in _CROP_PCT and changes.get("do_center_crop", True)
     if crops and "height" in changes.get("size", {}) and "crop_size" not in changes:
-        image_size, sizes_follow = changes.pop("size"), True
+        image_size = changes.pop("size")
     if "preset" in changes:
-        settings = {**settings, **deepcopy(_COMMON), **resizing}
-    if sizes_follow and ratios is None:
-        settings = {**settings, "size": image_size, "do_center_crop": False}
-    elif sizes_follow and ratios is not None:
-        side = max(image_size.values())
-        size = {"shortest_edge": int(side / (crop_pct or ratios[side >= 384]) + 1e-6)}
-        settings = {**settings, "size": size, "do_center_crop": True, "crop_size": image_size}
+        settings = {**settings, **deepcopy(_COMMON), **PRESETS[preset]}
+    if image_size is not None:
+        settings = {**settings, **_sizes_by_preset(preset, image_size, crop_pct)}
     settings = {**settings, **changes, **_match_channels(settings, changes)}
     if settings["do_center_crop"] and settings["crop_size"] is None:
         settings["crop_size"] = _output_size({**settings, "do_center_crop": False})
     patches_follow = settings["max_num_patches"] is None or not changes.keys().isdisjoint({"size", "patch_size"})
     if preset == "native" and "max_num_patches" not in changes and patches_follow:
         size, (patch_height, patch_width) = _output_size(settings), as_pair(settings["patch_size"])
-        settings["max_num_patches"] = max(1, size["height"] // patch_height) * max(1, size["width"] // patch_width)
+        rows, columns = size["height"] // patch_height, size["width"] // patch_width
+        settings["max_num_patches"] = max(rows, 1) * max(columns, 1)
     _check_settings(settings)
     return settings
+
+
+def _sizes_by_preset(preset: str, image_size: dict[str, int], crop_pct: float | None = None) -> dict[str, Any]:
+    """Return the settings of the resize and the crop with which a preset returns images of `image_size`."""
+    if preset not in _CROP_PCT:
+        return {"size": image_size, "do_center_crop": False}
+    side = max(image_size.values())
+    shortest_edge = int(side / (crop_pct or _CROP_PCT[preset][side >= 384]) + 1e-6)
+    return {"size": {"shortest_edge": shortest_edge}, "do_center_crop": True, "crop_size": image_size}
 
 
 def _output_size(settings: dict[str, Any]) -> dict[str, int]:
@@ -499,8 +507,12 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
     if output_size(processor) == as_pair(image_size):
         return
     wanted = dict(zip(("height", "width"), as_pair(image_size), strict=True))
-    sizes, crops = {"size": wanted}, getattr(processor, "do_center_crop", False)
-    if crops and not _crop_follows_preset(processor):
+    crops, preset = getattr(processor, "do_center_crop", False), getattr(processor, "preset", None)
+    if not crops:
+        sizes = {"size": wanted}
+    elif preset in _CROP_PCT and _sizes_by_preset(preset, processor.crop_size)["size"] == processor.size:
+        sizes = _sizes_by_preset(preset, wanted)
+    else:
         size, crop = dict(processor.size), dict(processor.crop_size)
         longest = max(crop.values())
         if "shortest_edge" in size:
@@ -509,16 +521,9 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
             size = {side: round(size[side] * wanted[side] / crop.get(side, longest)) for side in wanted}
         sizes = {"size": size, "crop_size": wanted}
     if isinstance(processor, HfViTImageProcessor):
-        processor.update(**sizes, do_center_crop=crops)
+        processor.update(**{**sizes, "do_center_crop": crops})
     else:
         vars(processor).update(sizes)
-
-
-def _crop_follows_preset(processor: Any) -> bool:
-    """Return whether a preset's rule determines the size of the resize from the size of the crop."""
-    if not isinstance(processor, HfViTImageProcessor) or "crop_pct" not in PRESETS[processor.preset]:
-        return False
-    return override_settings(processor.settings(), {"size": processor.crop_size})["size"] == processor.size
 
 
 def _process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:

@@ -5,7 +5,8 @@ own arithmetic, float32 and fixed-point, so that the results are bit-identical o
 too; it is faster for large images.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from functools import lru_cache, reduce
 from itertools import count
 from typing import Any, NamedTuple
@@ -19,7 +20,6 @@ from torch.nn.functional import pad
 AREA = "area"  # TensorFlow's area resize, which differs from Pillow's box filter
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR.value, Image.Resampling.BICUBIC.value
 _PILLOW_BITS = 32 - 8 - 2  # fractional bits of a weight in Pillow: 8 bits are for the level, 2 for overflow and sign
-
 _BLOCK = 128  # number of rows of a large image to process at a time, so that they stay in the CPU's cache
 
 Window = tuple[range, range]  # rows and columns of an image
@@ -43,6 +43,28 @@ class Filter(NamedTuple):
     use_pillow: bool
 
 
+class _Axis(NamedTuple):
+    """Resize of the height or the width.
+
+    Args:
+        old, new: pixels of the image, and of the whole resized image.
+        part: pixels of the resized image to compute.
+        values: number of adjacent values per pixel, see `_to_rows`.
+        device: device of the image.
+    """
+
+    old: int
+    new: int
+    part: range
+    values: int
+    device: torch.device
+
+    @property
+    def scale(self) -> np.float32:
+        """Pixels of the image per pixel of the resized image, in TensorFlow's precision."""
+        return np.float32(self.old) / np.float32(self.new)
+
+
 def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, resize_filter: Filter) -> torch.Tensor:
     """Resize images to `size` and return the part inside `window`.
 
@@ -55,17 +77,24 @@ def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, resize_f
     Returns:
         (..., channels, rows, columns) of the window, float32 or uint8.
     """
-    if resize_filter.output == "rounded":
-        levels = levels.round().to(torch.uint8) if levels.is_floating_point() else levels
-        resize_rounded = _resize_with_pillow if resize_filter.use_pillow else _resize_like_pillow
-        return resize_rounded(levels, size, window, resize_filter.resample)
-    if resize_filter.resample == AREA:
-        resized = _resize_area(levels, size, window)
-    elif resize_filter.antialias:
-        resized = _resize_antialiased(levels, size, window, resize_filter.resample)
+    resample, antialias, output, use_pillow = resize_filter
+    if output == "rounded" and levels.is_floating_point():
+        levels = levels.round().to(torch.uint8)
+    if output == "rounded" and use_pillow:
+        return _resize_with_pillow(levels, size, window, resample)
+    rows, values = _to_rows(levels)
+    down = _Axis(levels.shape[-2], size[0], window[0], 1, levels.device)
+    across = _Axis(levels.shape[-1], size[1], window[1], values, levels.device)
+    if output == "rounded":
+        rows = _resize_like_pillow(rows, down, across, resample)
+    elif resample == AREA:
+        rows = _resize_area(rows, down, across)
+    elif antialias:
+        rows = _resize_antialiased(rows, down, across, resample)
     else:
-        resized = _resize_bilinear(levels, size, window)
-    return resized if resize_filter.output == "float" else resized.to(torch.uint8)
+        rows = _resize_bilinear(rows, down, across)
+    resized = _to_images(rows, values)
+    return resized if output == "float" else resized.to(torch.uint8)
 
 
 def shortest_edge_size(height: int, width: int, side: int, truncate: bool) -> tuple[int, int]:
@@ -89,18 +118,16 @@ def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patch
     valid scale makes one of these an integer before rounding, so it is enough to try every number of rows and columns.
     """
     patch_height, patch_width = patch_size
-    grid = (1, 1)
-    for rows in count(1):
-        columns = -(-rows * patch_height * width // (height * patch_width))
-        if rows * columns > max_num_patches:
+    best = (1, 1)
+    for number in count(1):
+        columns = -(-number * patch_height * width // (height * patch_width))  # with this number of rows
+        rows = -(-number * patch_width * height // (width * patch_height))  # with this number of columns
+        grids = [(number, columns), (rows, number)]
+        fitting = [grid for grid in grids if math.prod(grid) <= max_num_patches]
+        if not fitting:
             break
-        grid = max(grid, (rows, columns))
-    for columns in count(1):
-        rows = -(-columns * patch_width * height // (width * patch_height))
-        if rows * columns > max_num_patches:
-            break
-        grid = max(grid, (rows, columns))
-    return grid
+        best = max(best, *fitting)
+    return best
 
 
 def center_window(size: tuple[int, int], crop_size: tuple[int, int], round_half: bool) -> Window:
@@ -133,57 +160,49 @@ def pad_to(levels: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return pad(levels, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
 
 
-# The resize methods. Each converts images to rows with `_to_rows` and back with `_to_images`.
+# The resize methods, for images as rows, see `_to_rows`.
 
 
-def _resize_bilinear(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
+def _resize_bilinear(rows: torch.Tensor, down: _Axis, across: _Axis) -> torch.Tensor:
     """Resize like TensorFlow's bilinear resize without antialiasing: float32, not rounded.
 
     Left is blended with right, then top with bottom. This is TensorFlow's order, on which a later truncation depends.
     """
-    rows, values = _to_rows(levels)
-    used, above, below, down = _bilinear_rows(levels.shape[-2], size[0], window[0], levels.device)
-    left, right, across = _bilinear_taps(levels.shape[-1], size[1], window[1], values, levels.device)
+    used, above, below, weight = _bilinear_rows(down)
     rows = _take_rows(rows, used).float()
-    rows = blend(_take_columns(rows, left), _take_columns(rows, right), across)
-    rows = blend(_take_rows(rows, above), _take_rows(rows, below), down[:, None])
-    return _to_images(rows, values)
+    left, right, weight_right = _bilinear_taps(across)
+    rows = blend(_take_columns(rows, left), _take_columns(rows, right), weight_right)
+    return blend(_take_rows(rows, above), _take_rows(rows, below), weight[:, None])
 
 
-def _resize_area(levels: torch.Tensor, size: tuple[int, int], window: Window) -> torch.Tensor:
+def _resize_area(rows: torch.Tensor, down: _Axis, across: _Axis) -> torch.Tensor:
     """Resize like TensorFlow's area resize: float32, not rounded, summed in the same order."""
-    rows, values = _to_rows(levels)
-    rows = _sum_columns(rows, _area_taps(levels.shape[-1], size[1], window[1], values, levels.device))
-    rows = _sum_rows(rows, _area_taps(levels.shape[-2], size[0], window[0], 1, levels.device))
-    scales = [np.float32(old) / np.float32(new) for old, new in zip(levels.shape[-2:], size, strict=True)]
-    return _to_images(rows.mul_(float(np.float32(1) / (scales[0] * scales[1]))), values)
+    rows = _sum_columns(rows, _area_taps(across))
+    rows = _sum_rows(rows, _area_taps(down))
+    return rows.mul_(float(np.float32(1) / (down.scale * across.scale)))
 
 
-def _resize_antialiased(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
+def _resize_antialiased(rows: torch.Tensor, down: _Axis, across: _Axis, resample: int) -> torch.Tensor:
     """Resize like TensorFlow's resize with antialiasing: float32, not rounded; levels agree within 0.001."""
-    rows, values = _to_rows(levels)
-    across = _filter_taps(resample, levels.shape[-1], size[1], window[1], values, levels.device)
-    down = _filter_taps(resample, levels.shape[-2], size[0], window[0], 1, levels.device)
-    return _to_images(_sum_rows(_sum_columns(rows, across), down), values)
+    rows = _sum_columns(rows, _filter_taps(across, resample))
+    return _sum_rows(rows, _filter_taps(down, resample))
 
 
-def _resize_like_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
+def _resize_like_pillow(rows: torch.Tensor, down: _Axis, across: _Axis, resample: int) -> torch.Tensor:
     """Resize like `PIL.Image.resize` for uint8, with the same fixed-point arithmetic; bit-identical."""
-    rows, values = _to_rows(levels)
-    old_height, old_width = levels.shape[-2:]
-    across = _pillow_taps(resample, old_width, size[1], window[1], values, levels.device)
-    down = _pillow_taps(resample, old_height, size[0], window[0], 1, levels.device)
+    down_taps = _filter_taps(down, resample, fixed_point=True)
+    across_taps = _filter_taps(across, resample, fixed_point=True)
     # The result is rounded after each pass, so the order matters. Pillow 13 resizes the height first if it removes more
     # than twice as many rows as columns (found by comparing 1,500 sizes); Pillow 12.2 only for narrow images.
     if int(PIL.__version__.partition(".")[0]) >= 13:
-        rows_first = 2 * (old_width - size[1]) < old_height - size[0]
+        rows_first = 2 * (across.old - across.new) < down.old - down.new
     else:
-        rows_first = old_height > 100 * old_width
-    if rows_first and size[0] < old_height:
-        rows = _round_sums(_sum_columns(_round_sums(_sum_rows(rows, down)), across))
-    else:
-        rows = _round_sums(_sum_rows(_round_sums(_sum_columns(rows, across)), down))
-    return _to_images(rows.to(torch.uint8), values)
+        rows_first = down.old > 100 * across.old
+    if rows_first and down.new < down.old:
+        rows = _round_sums(_sum_rows(rows, down_taps))
+        return _round_sums(_sum_columns(rows, across_taps))
+    rows = _round_sums(_sum_columns(rows, across_taps))
+    return _round_sums(_sum_rows(rows, down_taps))
 
 
 def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
@@ -199,77 +218,71 @@ def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Win
     return torch.from_numpy(np.array(resized).reshape(resized.height, resized.width, -1)).movedim(-1, 0)
 
 
-# Filter weights for an axis that is resized from `old` to `new` pixels, of which the pixels in `part` are computed.
-# `values` is the number of adjacent values per pixel, see `_to_rows`.
+# Indices and weights of the pixels of an axis. The indices are those of values in a row, see `value_indices`.
 
 
 @lru_cache(maxsize=512)
-def _bilinear_taps(old: int, new: int, part: range, values: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _bilinear_taps(axis: _Axis) -> tuple[torch.Tensor, ...]:
     """Return indices of the two neighbors and the float32 weight of the second, as in TensorFlow's bilinear resize.
 
     Source: `tf.image.resize(method="bilinear")`, with half-pixel centers.
     """
-    scale = np.float32(old) / np.float32(new)
-    position = (np.arange(part.start, part.stop, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+    pixels = np.arange(axis.part.start, axis.part.stop, dtype=np.float32)
+    position = (pixels + np.float32(0.5)) * axis.scale - np.float32(0.5)
     below = np.floor(position)
-    first, second = (
-        value_indices(np.maximum(below, 0), values),
-        value_indices(np.minimum(np.ceil(position), old - 1), values),
-    )
-    return first.to(device), second.to(device), torch.from_numpy(np.tile(position - below, values)).to(device)
+    first = value_indices(np.maximum(below, 0), axis.values)
+    second = value_indices(np.minimum(np.ceil(position), axis.old - 1), axis.values)
+    weight = torch.from_numpy(np.tile(position - below, axis.values))
+    return first.to(axis.device), second.to(axis.device), weight.to(axis.device)
 
 
 @lru_cache(maxsize=512)
-def _bilinear_rows(old: int, new: int, part: range, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _bilinear_rows(axis: _Axis) -> tuple[torch.Tensor, ...]:
     """Return the indices of the rows that are used, and `_bilinear_taps` with indices into these rows."""
-    first, second, weight = _bilinear_taps(old, new, part, 1, torch.device("cpu"))
-    used, indices = torch.cat([first, second]).unique(return_inverse=True)
-    return tuple(tensor.to(device) for tensor in (used, indices[: len(part)], indices[len(part) :], weight))
+    first, second, weight = _bilinear_taps(axis._replace(device=torch.device("cpu")))
+    used, (first, second) = torch.stack([first, second]).unique(return_inverse=True)
+    return tuple(tensor.to(axis.device) for tensor in (used, first, second, weight))
 
 
 @lru_cache(maxsize=512)
-def _area_taps(old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
+def _area_taps(axis: _Axis) -> _Taps:
     """Return the covered fraction of each pixel in float32, as in `tf.image.resize(method="area")`."""
-    scale = np.float32(old) / np.float32(new)
-    start = np.arange(part.start, part.stop, dtype=np.float32)[:, None] * scale
-    end = np.arange(part.start + 1, part.stop + 1, dtype=np.float32)[:, None] * scale
+    edges = np.arange(axis.part.start, axis.part.stop + 1, dtype=np.float32)[:, None] * axis.scale
+    start, end = edges[:-1], edges[1:]
     first, last = np.floor(start), np.ceil(end)
     left = first + np.arange((last - first).max(), dtype=np.float32)
     covered = np.minimum(left + 1, end) - np.maximum(left, start)
-    covered = np.where((left < start) & (left + 1 > end), scale, covered)
-    return _to_taps(np.minimum(left, old - 1), np.where(left < last, covered, np.float32(0)), values, device)
+    covered = np.where((left < start) & (left + 1 > end), axis.scale, covered)
+    weights = np.where(left < last, covered, np.float32(0))
+    return _to_taps(axis, left, weights)
 
 
 @lru_cache(maxsize=512)
-def _filter_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
-    """Return the weights of an antialiasing filter in float32."""
-    indices, weights = _filter_weights(resample, old, new, part)
-    return _to_taps(indices, weights.astype(np.float32), values, device)
-
-
-@lru_cache(maxsize=512)
-def _pillow_taps(resample: int, old: int, new: int, part: range, values: int, device: torch.device) -> _Taps:
-    """Return the weights of Pillow's filter in fixed-point format: int32 with `_PILLOW_BITS` fractional bits."""
-    indices, weights = _filter_weights(resample, old, new, part)
-    scaled = weights * 2.0**_PILLOW_BITS
-    return _to_taps(indices, np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32), values, device)
-
-
-def _filter_weights(resample: int, old: int, new: int, part: range) -> tuple[np.ndarray, np.ndarray]:
-    """Return pixel indices and weights, (pixels of `part`, taps) each, of a filter that widens for a smaller output.
+def _filter_taps(axis: _Axis, resample: int, fixed_point: bool = False) -> _Taps:
+    """Return the weights of an antialiasing filter, which widens for a smaller output.
 
     Source: `precompute_coeffs` in Pillow's Resample.c.
+
+    Args:
+        resample: a key of `KERNELS`.
+        fixed_point: return Pillow's int32 with `_PILLOW_BITS` fractional bits instead of float32.
     """
     if resample not in KERNELS:
         raise ValueError(f'cannot resize with resample={resample} in backend="torch" (expected {sorted(KERNELS)})')
     kernel, radius = KERNELS[resample]
-    widening = max(old / new, 1.0)
-    center = (np.arange(part.start, part.stop) + 0.5)[:, None] * (old / new)
+    scale = axis.old / axis.new
+    widening = max(scale, 1.0)
+    center = (np.arange(axis.part.start, axis.part.stop) + 0.5)[:, None] * scale
     first = np.maximum(np.trunc(center - radius * widening + 0.5), 0)
-    last = np.minimum(np.trunc(center + radius * widening + 0.5), old)
+    last = np.minimum(np.trunc(center + radius * widening + 0.5), axis.old)
     pixels = first + np.arange((last - first).max())
-    weights = np.where(pixels < last, kernel(np.abs(pixels - center + 0.5) * (1 / widening)), 0)
-    return np.minimum(pixels, old - 1), weights * (1 / weights.sum(1, keepdims=True))
+    distances = np.abs(pixels - center + 0.5) * (1 / widening)
+    weights = np.where(pixels < last, kernel(distances), 0)
+    weights *= 1 / weights.sum(1, keepdims=True)
+    if not fixed_point:
+        return _to_taps(axis, pixels, weights.astype(np.float32))
+    scaled = weights * 2.0**_PILLOW_BITS
+    return _to_taps(axis, pixels, (scaled + np.copysign(0.5, scaled)).astype(np.int32))
 
 
 def triangle(distance: np.ndarray) -> np.ndarray:
@@ -291,12 +304,14 @@ KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 }
 
 
-def _to_taps(indices: np.ndarray, weights: np.ndarray, values: int, device: torch.device) -> _Taps:
-    """Convert arrays (pixels, taps) of indices and weights to one pair of tensors per tap."""
-    return [
-        (value_indices(index, values).to(device), torch.from_numpy(np.tile(weight, values)).to(device))
-        for index, weight in zip(indices.T, weights.T, strict=True)
-    ]
+def _to_taps(axis: _Axis, pixels: np.ndarray, weights: np.ndarray) -> _Taps:
+    """Convert arrays (pixels of `axis.part`, taps) of pixel indices and weights to one pair of tensors per tap."""
+    taps = []
+    for pixel, weight in zip(np.minimum(pixels, axis.old - 1).T, weights.T, strict=True):
+        indices = value_indices(pixel, axis.values)
+        repeated = torch.from_numpy(np.tile(weight, axis.values))
+        taps.append((indices.to(axis.device), repeated.to(axis.device)))
+    return taps
 
 
 def value_indices(pixels: np.ndarray, values: int) -> torch.Tensor:
@@ -334,16 +349,20 @@ def blend(first: torch.Tensor, second: torch.Tensor, weight: torch.Tensor) -> to
 
 def _sum_columns(rows: torch.Tensor, taps: _Taps) -> torch.Tensor:
     dtype = taps[0][1].dtype
-    large = rows.device.type == "cpu" and rows.shape[-2] > 4 * _BLOCK
-    sums = [
-        reduce(torch.Tensor.add_, (_take_columns(block, indices).mul_(weights) for indices, weights in taps))
-        for block in (block.to(dtype) for block in (rows.split(_BLOCK, dim=-2) if large else [rows]))
-    ]
-    return torch.cat(sums, dim=-2) if large else sums[0]
+    is_large = rows.device.type == "cpu" and rows.shape[-2] > 4 * _BLOCK
+    sums = []
+    for block in rows.split(_BLOCK, dim=-2) if is_large else [rows]:
+        block = block.to(dtype)
+        sums.append(_sum(_take_columns(block, indices).mul_(weights) for indices, weights in taps))
+    return torch.cat(sums, dim=-2) if is_large else sums[0]
 
 
 def _sum_rows(rows: torch.Tensor, taps: _Taps) -> torch.Tensor:
-    terms = (_take_rows(rows, indices).to(weights.dtype).mul_(weights[:, None]) for indices, weights in taps)
+    return _sum(_take_rows(rows, indices).to(weights.dtype).mul_(weights[:, None]) for indices, weights in taps)
+
+
+def _sum(terms: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Add tensors in order; the first one is overwritten."""
     return reduce(torch.Tensor.add_, terms)
 
 

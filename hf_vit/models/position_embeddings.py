@@ -130,9 +130,8 @@ def resize_relative_embeddings(
     _check_length(embeddings, num_special + num_distances)
     special, distances = embeddings.split([num_special, num_distances], dim=1)
     new_reach = [size - 1 for size in new_grid]
-    old_reach = [
-        old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)
-    ]  # 0 for an axis that shrinks to 1
+    # 0 for an axis that shrinks to 1
+    old_reach = [old - 1 if new > 1 else 0 for old, new in zip(old_grid, new_grid, strict=True)]
     old_indices, _ = _indices_of_distances(old_grid, old_reach, embeddings.device)
     new_indices, counts = _indices_of_distances(new_grid, new_reach, embeddings.device)
     old_size, new_size = ((2 * rows + 1, 2 * columns + 1) for rows, columns in (old_reach, new_reach))

@@ -106,35 +106,56 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
                 these exceptions; a file is damaged or does not match the manifest; or the model is from another
                 library.
         """
-        name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config
-        verify, wants_info = kwargs.pop("verify", False), kwargs.pop("output_loading_info", False)
+        name = pretrained_model_name_or_path
+        verify = kwargs.pop("verify", False)
+        wants_info = kwargs.pop("output_loading_info", False)
         asked = {field: kwargs.pop(field) for field in _ADAPTED if field in kwargs}
+        where = {key: kwargs[key] for key in LOCATION_ARGUMENTS if key in kwargs}
         if isinstance(config, str | os.PathLike):
-            config = config_class.from_pretrained(config)
-        if name is not None:  # else the weights come as `state_dict=`
-            where = {key: kwargs[key] for key in LOCATION_ARGUMENTS if key in kwargs}
-            for index in Path(name).glob("*.index.json"):
-                read_json_object(index)  # checks the size limits, which transformers does not
-            of_loading = {key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs}
-            fields = kwargs if config is None else {}
-            try:
-                settings, _ = config_class.get_config_dict(name, **where)
-                stored, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
-            except ValueError as error:
-                raise ValueError(f"cannot load {name}: {error}") from error
-            config, kwargs = (stored, unused) if config is None else (config, kwargs)
-            kwargs |= of_loading
-        wanted = {**{field: getattr(config, field) for field in _ADAPTED if hasattr(config, field)}, **asked}
-        config = copy.deepcopy(config)
-        for field in wanted:
-            setattr(config, field, getattr(stored, field))
+            config = cast(Any, cls.config_class).from_pretrained(config)
+        if name is None:  # the weights come as `state_dict=`
+            stored = config
+        elif config is None:
+            stored, kwargs = cls._read_config(name, where, kwargs)
+        else:
+            stored, _ = cls._read_config(name, where, {})
+        config = copy.deepcopy(stored if config is None else config)
+        wanted = dict(asked)
+        for field in _ADAPTED:
+            if hasattr(config, field):
+                wanted.setdefault(field, getattr(config, field))
+                setattr(config, field, getattr(stored, field))  # until the weights are loaded
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        model, info = loaded = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
+        model, info = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
         if name is not None:
             check_manifest(name, where, thorough=verify)
         model._check_loading(info, name or "the state_dict")
         model._adapt(wanted)
-        return loaded if wants_info else model
+        return (model, info) if wants_info else model
+
+    @classmethod
+    def _read_config(cls, name: Any, where: dict[str, Any], arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Read the configuration of a model folder.
+
+        Args:
+            name: folder, or name on the Hub.
+            where: arguments that locate the files, such as `revision`.
+            arguments: arguments of `from_pretrained`; those that are fields change the configuration.
+
+        Returns:
+            The configuration, and the other arguments.
+        """
+        config_class = cast(Any, cls.config_class)
+        of_weights = {key: arguments[key] for key in ("dtype", "torch_dtype") if key in arguments}
+        fields = {key: value for key, value in arguments.items() if key not in of_weights}
+        for index in Path(name).glob("*.index.json"):
+            read_json_object(index)  # checks the size limits, which transformers does not
+        try:
+            settings, _ = config_class.get_config_dict(name, **where)
+            config, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
+        except ValueError as error:
+            raise ValueError(f"cannot load {name}: {error}") from error
+        return config, unused | of_weights
 
     @classmethod
     def _load(cls, name: str | os.PathLike | None, *model_args: Any, **kwargs: Any) -> Any:
@@ -151,9 +172,8 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
 
     def _adapt(self, wanted: dict[str, Any]) -> None:
         """Set the image size, patch size and number of channels to those in `wanted`."""
-        changed = {
-            field: size for field, size in wanted.items() if as_pair(size) != as_pair(getattr(self.config, field))
-        }
+        before = {field: getattr(self.config, field, 0) for field in wanted}  # 0: a ResNet has no patch_size
+        changed = {field: size for field, size in wanted.items() if as_pair(size) != as_pair(before[field])}
         if "num_channels" in changed:
             self.set_num_channels(changed["num_channels"])
         if "patch_size" in changed:
