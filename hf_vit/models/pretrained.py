@@ -109,7 +109,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         name = pretrained_model_name_or_path
         verify = kwargs.pop("verify", False)
         wants_info = kwargs.pop("output_loading_info", False)
-        asked = {field: kwargs.pop(field) for field in _ADAPTED if field in kwargs}
+        sizes = {field: kwargs.pop(field, None) for field in _ADAPTED}
         where = {key: kwargs[key] for key in LOCATION_ARGUMENTS if key in kwargs}
         if isinstance(config, str | os.PathLike):
             config = cast(Any, cls.config_class).from_pretrained(config)
@@ -120,11 +120,12 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         else:
             stored, _ = cls._read_config(name, where, {})
         config = copy.deepcopy(stored if config is None else config)
-        wanted = dict(asked)
-        for field in _ADAPTED:
-            if hasattr(config, field):
-                wanted.setdefault(field, getattr(config, field))
-                setattr(config, field, getattr(stored, field))  # until the weights are loaded
+        for field, size in sizes.items():
+            if size is not None:
+                setattr(config, field, size)  # raises ValueError if it is invalid
+        wanted = {field: getattr(config, field) for field in _ADAPTED if hasattr(config, field)}
+        for field in wanted:  # the weights are loaded in the sizes of the folder
+            setattr(config, field, getattr(stored, field, 0))  # 0: a ResNet has no patch_size
         kwargs.setdefault("ignore_mismatched_sizes", True)
         model, info = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
         if name is not None:
@@ -172,7 +173,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
 
     def _adapt(self, wanted: dict[str, Any]) -> None:
         """Set the image size, patch size and number of channels to those in `wanted`."""
-        before = {field: getattr(self.config, field, 0) for field in wanted}  # 0: a ResNet has no patch_size
+        before = {field: getattr(self.config, field) for field in wanted}
         changed = {field: size for field, size in wanted.items() if as_pair(size) != as_pair(before[field])}
         if "num_channels" in changed:
             self.set_num_channels(changed["num_channels"])

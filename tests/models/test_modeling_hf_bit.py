@@ -142,8 +142,9 @@ def test_another_number_of_labels_gives_a_zero_head_and_other_mismatches_are_ref
     tiny_bit().save_pretrained(tmp_path)
     model = HfBiTForImageClassification.from_pretrained(tmp_path, num_labels=5)
     assert not model.classifier.weight.any()
-    with pytest.raises(ValueError, match="patch_size 8"):
-        HfBiTForImageClassification.from_pretrained(tmp_path, patch_size=8)
+    for wrong in ({"patch_size": 8}, {"image_size": 64.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            HfBiTForImageClassification.from_pretrained(tmp_path, **wrong)
     change_json(tmp_path / "config.json", depths=[1, 3])
     with pytest.raises(ValueError, match=r"bit.resnet.stages.1.layers.2.conv1.weight"):
         HfBiTForImageClassification.from_pretrained(tmp_path)
