@@ -506,7 +506,8 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
     """
     if output_size(processor) == as_pair(image_size):
         return
-    wanted = dict(zip(("height", "width"), as_pair(image_size), strict=True))
+    height, width = as_pair(image_size)
+    wanted = {"height": height, "width": width}
     crops, preset = getattr(processor, "do_center_crop", False), getattr(processor, "preset", None)
     if not crops:
         sizes = {"size": wanted}

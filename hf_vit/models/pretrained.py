@@ -127,12 +127,12 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         for field in wanted:  # the weights are loaded in the sizes of the folder
             setattr(config, field, getattr(stored, field, 0))  # 0: a ResNet has no patch_size
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        model, info = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
+        model, info = loaded = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
         if name is not None:
             check_manifest(name, where, thorough=verify)
         model._check_loading(info, name or "the state_dict")
         model._adapt(wanted)
-        return (model, info) if wants_info else model
+        return loaded if wants_info else model
 
     @classmethod
     def _read_config(cls, name: Any, where: dict[str, Any], arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
