@@ -3,7 +3,7 @@
 import torch
 
 from .configuration_hf_vit import HfViTConfig
-from .modeling_hf_vit import HfViTAttention
+from .modeling_hf_vit import HfViTAttention, apply_mask
 from .position_embeddings import Grid, RelativePositions
 
 _SUPPORT_BIAS = ("eager", "sdpa")  # attention implementations that accept a bias of the logits
@@ -34,11 +34,7 @@ class HfViTRelativeAttention(HfViTAttention):
             raise ValueError(f"relative positions need attn_implementation 'sdpa' or 'eager', not {implementation!r}")
         assert grid is not None
         bias = _relative_logits(query * self.scaling, self.positions(grid)[: query.shape[2]])
-        if attention_mask is None:
-            return bias
-        if attention_mask.dtype == torch.bool:
-            return bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
-        return bias + attention_mask
+        return apply_mask(bias, attention_mask)
 
 
 def _relative_logits(query: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:

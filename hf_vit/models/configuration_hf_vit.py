@@ -122,19 +122,6 @@ def thresholds_of(config: PreTrainedConfig) -> list[float]:
     return stored if len(stored) == classes else [0.5] * classes
 
 
-def _check_labels(count: int, id2label: dict[Any, Any], label2id: dict[Any, Any]) -> None:
-    """Raise ValueError unless the classes have the numbers 0, 1, 2, ... and strings as names."""
-    if not 0 <= count <= MAX_LABELS:
-        raise ValueError(f"num_labels is {count} (expected 0 to {MAX_LABELS:,})")
-    expected = {str(number) for number in range(min(len(id2label), MAX_LABELS))}
-    is_counted = {str(number) for number in id2label} == expected
-    has_names = all(isinstance(name, str) for name in id2label.values())
-    has_numbers = all(str(number).isdecimal() for number in label2id.values())
-    if not (is_counted and has_names and has_numbers):
-        found = f"id2label is {reprlib.repr(id2label)} and label2id is {reprlib.repr(label2id)}"
-        raise ValueError(f"{found} (expected class numbers 0, 1, 2, ... and their names)")
-
-
 class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig):
     """Base class of the configurations; subclasses are `@strict` and declare `num_channels` and `image_size`."""
 
@@ -153,7 +140,14 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         check_arguments(type(self).__name__, kwargs, self.argument_names())
         with convert_type_errors("num_labels, id2label or label2id"):
-            _check_labels(kwargs.get("num_labels") or 0, self.id2label or {}, self.label2id or {})
+            count, names, numbers = kwargs.get("num_labels") or 0, self.id2label or {}, self.label2id or {}
+            if not 0 <= count <= MAX_LABELS:
+                raise ValueError(f"num_labels is {count} (expected 0 to {MAX_LABELS:,})")
+            is_counted = {str(name) for name in names} == {str(name) for name in range(min(len(names), MAX_LABELS))}
+            are_names = all(isinstance(name, str) for name in names.values())
+            if not (is_counted and are_names and all(str(number).isdecimal() for number in numbers.values())):
+                found = f"id2label is {reprlib.repr(names)} and label2id is {reprlib.repr(numbers)}"
+                raise ValueError(f"{found} (expected class numbers 0, 1, 2, ... and their names)")
         super().__post_init__(**kwargs)
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
 
@@ -264,14 +258,9 @@ def int_field(default: int | None, highest: int) -> Any:
     return _limited(default, lambda value: 1 <= value <= highest, f"1 to {highest:,}")
 
 
-def float_field(default: float) -> Any:
-    """Declare a float field with finite values of 0 or more."""
-    return _limited(default, lambda value: 0 <= value < math.inf, "a finite number, 0 or more")
-
-
-def rate_field(default: float) -> Any:
-    """Declare a field for a rate: at least 0 and less than 1."""
-    return _limited(default, lambda value: 0 <= value < 1, "at least 0 and less than 1")
+def float_field(default: float, below: float = math.inf) -> Any:
+    """Declare a float field with values of at least 0 and less than `below`."""
+    return _limited(default, lambda value: 0 <= value < below, f"at least 0 and less than {below}")
 
 
 def size_field(default: Size | None) -> Any:
@@ -424,9 +413,9 @@ class HfViTConfig(HfVisionConfig):
     num_attention_heads: int = int_field(12, MAX_WIDTH)
     intermediate_size: int = int_field(3072, MAX_WIDTH)
     hidden_act: str = "gelu_pytorch_tanh"
-    hidden_dropout_prob: float | int = rate_field(0.0)
-    attention_probs_dropout_prob: float | int = rate_field(0.0)
-    drop_path_rate: float | int = rate_field(0.0)
+    hidden_dropout_prob: float | int = float_field(0.0, below=1)
+    attention_probs_dropout_prob: float | int = float_field(0.0, below=1)
+    drop_path_rate: float | int = float_field(0.0, below=1)
     initializer_range: float = float_field(0.02)
     layer_norm_eps: float = float_field(1e-6)
     image_size: Size = size_field(224)

@@ -107,9 +107,7 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
     changes = {name: deepcopy(value) for name, value in changes.items() if value is not None}
     if not changes:
         return settings
-    for name in ("size", "crop_size"):
-        if name in changes:
-            changes[name] = _complete_size(name, changes[name])
+    changes |= {name: _complete_size(name, changes[name]) for name in ("size", "crop_size") if name in changes}
     if changes.get("do_pad") or changes.get("pad_size"):
         raise ValueError("do_pad and pad_size are not supported; omit them")
     crop_pct = changes.pop("crop_pct", None)
@@ -132,8 +130,7 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
     patches_follow = settings["max_num_patches"] is None or not changes.keys().isdisjoint({"size", "patch_size"})
     if preset == "native" and "max_num_patches" not in changes and patches_follow:
         size, (patch_height, patch_width) = _output_size(settings), as_pair(settings["patch_size"])
-        rows, columns = size["height"] // patch_height, size["width"] // patch_width
-        settings["max_num_patches"] = max(rows, 1) * max(columns, 1)
+        settings["max_num_patches"] = max(1, size["height"] // patch_height) * max(1, size["width"] // patch_width)
     _check_settings(settings)
     return settings
 

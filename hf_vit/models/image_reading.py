@@ -54,7 +54,6 @@ _DOWNLOAD_TIMEOUT = 60.0  # of the whole download, in seconds
 _READ_TIMEOUT = 15.0  # connect and read timeout, in seconds
 _EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
 _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-_CHANNEL_COUNTS = (1, 2, 3, 4)  # possible lengths of an array's channel axis, in addition to `num_channels`
 
 
 class ImageReadingError(ValueError):
@@ -404,15 +403,13 @@ def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | Non
     If exactly one of the two axes has the length `num_channels`, it is the channel axis. Otherwise, it is an axis of
     this length or of length 1 to 4; if both are, it is the first axis of a tensor and the last axis of an array.
     """
-    first, last = array.shape[-3], array.shape[-1]
-    if (first == num_channels) != (last == num_channels):
-        return "channels_first" if first == num_channels else "channels_last"
-    candidates = {"channels_last": last, "channels_first": first}
-    if isinstance(array, torch.Tensor):
-        candidates = {"channels_first": first, "channels_last": last}
-    for data_format, length in candidates.items():
-        if length in _CHANNEL_COUNTS or length == num_channels:
-            return data_format
+    lengths = {"channels_first": array.shape[-3], "channels_last": array.shape[-1]}
+    possible = [data_format for data_format, length in lengths.items() if length == num_channels]
+    if len(possible) != 1:
+        counts = (1, 2, 3, 4, num_channels)
+        possible = [data_format for data_format, length in lengths.items() if length in counts]
+    if possible:
+        return possible[0 if isinstance(array, torch.Tensor) else -1]
     raise ValueError(f"it has shape {tuple(array.shape)}, without an axis of 1 to 4 channels; set input_data_format")
 
 

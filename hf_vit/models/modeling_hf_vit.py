@@ -201,15 +201,20 @@ def eager_attention_forward(
     Returns:
         The output (batch, queries, heads, head_dim) and the probabilities (batch, heads, queries, tokens).
     """
-    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    elif attention_mask is not None:
-        scores = scores + attention_mask
+    scores = apply_mask(torch.matmul(query, key.transpose(2, 3)) * scaling, attention_mask)
     softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
     probabilities = F.softmax(scores, dim=-1, dtype=softmax_dtype).to(query.dtype)
     probabilities = F.dropout(probabilities, p=dropout, training=module.training)
     return torch.matmul(probabilities, value).transpose(1, 2), probabilities
+
+
+def apply_mask(logits: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Apply a mask, True for allowed pairs, or add a bias to attention logits (batch, heads, queries, tokens)."""
+    if attention_mask is None:
+        return logits
+    if attention_mask.dtype == torch.bool:
+        return logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
+    return logits + attention_mask
 
 
 class HfViTAttention(nn.Module):

@@ -106,23 +106,27 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
                 these exceptions; a file is damaged or does not match the manifest; or the model is from another
                 library.
         """
-        name = pretrained_model_name_or_path
-        verify = kwargs.pop("verify", False)
-        wants_info = kwargs.pop("output_loading_info", False)
-        sizes = {field: kwargs.pop(field, None) for field in _ADAPTED}
-        where = {key: kwargs[key] for key in LOCATION_ARGUMENTS if key in kwargs}
+        name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config
+        verify, wants_info = kwargs.pop("verify", False), kwargs.pop("output_loading_info", False)
+        sizes = {field: size for field in _ADAPTED if (size := kwargs.pop(field, None)) is not None}
         if isinstance(config, str | os.PathLike):
-            config = cast(Any, cls.config_class).from_pretrained(config)
-        if name is None:  # the weights come as `state_dict=`
-            stored = config
-        elif config is None:
-            stored, kwargs = cls._read_config(name, where, kwargs)
-        else:
-            stored, _ = cls._read_config(name, where, {})
-        config = copy.deepcopy(stored if config is None else config)
+            config = config_class.from_pretrained(config)
+        if name is not None:  # else the weights come as `state_dict=`
+            where = {key: kwargs[key] for key in LOCATION_ARGUMENTS if key in kwargs}
+            for index in Path(name).glob("*.index.json"):
+                read_json_object(index)  # checks the size limits, which transformers does not
+            of_loading = {key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs}
+            fields = kwargs if config is None else {}
+            try:
+                settings, _ = config_class.get_config_dict(name, **where)
+                stored, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
+            except ValueError as error:
+                raise ValueError(f"cannot load {name}: {error}") from error
+            config, kwargs = (stored, unused) if config is None else (config, kwargs)
+            kwargs |= of_loading
+        config = copy.deepcopy(config)
         for field, size in sizes.items():
-            if size is not None:
-                setattr(config, field, size)  # raises ValueError if it is invalid
+            setattr(config, field, size)  # raises ValueError if it is invalid
         wanted = {field: getattr(config, field) for field in _ADAPTED if hasattr(config, field)}
         for field in wanted:  # the weights are loaded in the sizes of the folder
             setattr(config, field, getattr(stored, field, 0))  # 0: a ResNet has no patch_size
@@ -133,30 +137,6 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         model._check_loading(info, name or "the state_dict")
         model._adapt(wanted)
         return loaded if wants_info else model
-
-    @classmethod
-    def _read_config(cls, name: Any, where: dict[str, Any], arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Read the configuration of a model folder.
-
-        Args:
-            name: folder, or name on the Hub.
-            where: arguments that locate the files, such as `revision`.
-            arguments: arguments of `from_pretrained`; those that are fields change the configuration.
-
-        Returns:
-            The configuration, and the other arguments.
-        """
-        config_class = cast(Any, cls.config_class)
-        of_weights = {key: arguments[key] for key in ("dtype", "torch_dtype") if key in arguments}
-        fields = {key: value for key, value in arguments.items() if key not in of_weights}
-        for index in Path(name).glob("*.index.json"):
-            read_json_object(index)  # checks the size limits, which transformers does not
-        try:
-            settings, _ = config_class.get_config_dict(name, **where)
-            config, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
-        except ValueError as error:
-            raise ValueError(f"cannot load {name}: {error}") from error
-        return config, unused | of_weights
 
     @classmethod
     def _load(cls, name: str | os.PathLike | None, *model_args: Any, **kwargs: Any) -> Any:

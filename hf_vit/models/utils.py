@@ -151,17 +151,11 @@ def parse_json(text: str, name: str) -> Any:
         raise ValueError(f"{name} is not JSON: {error}") from None
     level = [content]
     for _ in range(MAX_DEPTH + 1):
-        level = [entry for value in level for entry in _entries(value)]
+        nested = [value for value in level if isinstance(value, dict | list)]
+        level = [one for value in nested for one in (value.values() if isinstance(value, dict) else value)]
     if any(isinstance(value, dict | list) for value in level):
         raise ValueError(f"cannot read {name}: it is nested more than {MAX_DEPTH} levels deep")
     return content
-
-
-def _entries(value: Any) -> Collection[Any]:
-    """Return the values in an object or list of JSON; none for other values."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 # Files of a model folder, local or on the Hub.
@@ -175,8 +169,7 @@ def check_model_path(name: str | os.PathLike, subfolder: str | None = None) -> N
     """
     path = Path(name, subfolder or "")
     if path.is_dir() and not (path / "config.json").exists():
-        is_adapter = (path / "adapter_config.json").exists()
-        hint = " (it is a PEFT adapter: load it with hf_vit.load)" if is_adapter else ""
+        hint = " (it is a PEFT adapter: load it with hf_vit.load)" if (path / "adapter_config.json").exists() else ""
         raise FileNotFoundError(f"{name} has no config.json{hint}")
     if (path.is_file() and path.suffix != ".json") or not (path.exists() or HUB_NAME.fullmatch(os.fspath(name))):
         raise FileNotFoundError(f"{name} is neither a model folder nor owner/name on the Hub (see `hf-vit catalog`)")
@@ -390,8 +383,7 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[A
 def check_url(url: str) -> None:
     """Raise UnsafeURLError unless a URL uses https and its host is public, see `allowed`."""
     parts = urlsplit(url)
-    schemes = ("http", "https") if allowed("http") else ("https",)
-    if parts.scheme not in schemes or not parts.hostname:
+    if parts.scheme not in (("http", "https") if allowed("http") else ("https",)) or not parts.hostname:
         raise UnsafeURLError(f"{redact_secrets(url)} is not https://HOST/... (HF_VIT_ALLOW=http also allows http://)")
     port = parts.port or 443
     try:
