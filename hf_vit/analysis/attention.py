@@ -4,6 +4,7 @@ Attentions are collected with hooks, for a tensor or any number of batches of im
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -118,19 +119,14 @@ def collect_attentions(
         attentions = output[1].to(torch.promote_types(output[1].dtype, torch.float32))
         reduced.append(reduce(attentions))
 
-    modes = {module: module.training for module in encoder.modules()}
-    hooks = []
-    for layer in encoder.layers:
-        hooks.append(layer.attention.register_forward_pre_hook(request_attentions, with_kwargs=True))
-        hooks.append(layer.attention.register_forward_hook(reduce_attentions))
-    try:
+    with ExitStack() as restored:
+        for module in encoder.modules():
+            restored.callback(setattr, module, "training", module.training)
+        for layer in encoder.layers:
+            restored.enter_context(layer.attention.register_forward_pre_hook(request_attentions, with_kwargs=True))
+            restored.enter_context(layer.attention.register_forward_hook(reduce_attentions))
         # output_attentions=False, or all would be collected; the hooks get them from the layers
         outputs = encoder.eval()(images, interpolate_pos_encoding=True, output_attentions=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
     return reduced, getattr(outputs, "last_hidden_state", None)
 
 

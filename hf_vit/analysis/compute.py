@@ -354,17 +354,12 @@ def read_runs(path: str | os.PathLike) -> list[Run]:
     Raises:
         ValueError: there is no run, a column is missing, or a value is not a number above 0.
     """
+    runs = []
     with Path(path).open(newline="", encoding="utf-8-sig") as file:
         try:
-            runs = [
-                Run(
-                    row["name"],
-                    row.get("family") or _family_of(row["name"]),
-                    float(row["exaflops"]),
-                    float(row["accuracy"]),
-                )
-                for row in csv.DictReader(file)
-            ]
+            for row in csv.DictReader(file):
+                family = row.get("family") or _family_of(row["name"])
+                runs.append(Run(row["name"], family, float(row["exaflops"]), float(row["accuracy"])))
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise ValueError(f"cannot read {path}: {error!r}; {_COLUMNS}") from error
     if not all(0 < value < math.inf for run in runs for value in (run.exaflops, run.accuracy)) or not runs:

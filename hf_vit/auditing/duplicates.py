@@ -6,6 +6,8 @@ perhaps mirrored), and then the two and their gradients must correlate. Differen
 airplanes in a blue sky, correlate in their levels, but not in their edges.
 """
 
+from itertools import product
+
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -110,7 +112,7 @@ def _find_window(whole: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor,
     best, mirror = torch.full((pairs,), -torch.inf), torch.zeros(pairs, dtype=torch.bool)
     window = torch.zeros(pairs, 4)
     sizes = range(_MIN_WINDOW, _COARSE + 1)
-    for height, width in ((height, width) for height in sizes for width in sizes):
+    for height, width in product(sizes, sizes):
         template = _standardize(F.interpolate(part[:, None], (height, width), mode="area").squeeze(1))
         mean, square = (F.avg_pool2d(values[:, None], (height, width), 1) for values in (small, small.square()))
         deviation = (square - mean.square()).clamp(min=1e-2).sqrt().squeeze(1) * (height * width) ** 0.5
