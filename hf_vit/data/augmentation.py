@@ -88,7 +88,7 @@ class TrainTransform:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.randaugment_layers:
             image = randaugment(image, self.randaugment_layers, self.randaugment_magnitude, rng)
-        return np.asarray(image).reshape(*self.size, -1)
+        return np.asarray(image).reshape(image.height, image.width, -1)
 
     def load(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Read an image, {"bytes", "path"}, and return the entries of its training sample.
@@ -136,11 +136,11 @@ class TrainTransform:
         return Crop(box, size, Box(top, left, *self.size))
 
     def resized_crop(self, image: Image.Image, crop: Crop) -> Image.Image:
-        """Return a crop of an image, which has `size`."""
+        """Return a crop of an image, resized."""
         if self.crop == "resmall":
             return _resize_and_crop(image, crop.size, crop.window)
         resized = crop_and_resize(image, crop.box, crop.size, self.antialias)
-        return resized if crop.size == self.size else resized.crop(crop.window.edges)
+        return resized if crop.window == Box(0, 0, *crop.size) else resized.crop(crop.window.edges)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class TrainDataset(Dataset):
             sample = self.split.samples[drawn.row] if read is None or skipped else read
             try:
                 image, rng = self.split.image(sample, drawn.row), sample_generator(self.seed, drawn.visit, drawn.row)
-                augmented, label = self.augment(image, rng), self.split.label(sample)
+                augmented, label = self.transform.load(image, rng), self.split.label(sample)
             except ImageReadingError as error:
                 self.split.log_unreadable(error)
                 failure = error
@@ -65,14 +65,6 @@ class TrainDataset(Dataset):
     def draw(self, position: int) -> Draw:
         """Return the row at a position."""
         return self.sampler.draw(*divmod(position, len(self.split)))
-
-    def augment(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Return the sample's "image" and other entries.
-
-        Raises:
-            ImageReadingError: the image cannot be read.
-        """
-        return self.transform.load(image, rng)
 
 
 class EvalDataset(Dataset):

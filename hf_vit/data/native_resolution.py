@@ -5,13 +5,14 @@ a sequence, with masks. Here a sequence has one image, as in SigLIP 2 NaFlex (ar
 patches as an image of the model's size. Images are bucketed by their number of patches to reduce padding.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
-from ..models.image_reading import ImageReadingError, load_image, read_size
+from ..models.image_reading import ImageReadingError, read_size
 from ..models.image_resizing import fit_grid
 from .augmentation import Box, Crop, TrainTransform, sample_generator, sample_inception_box
 from .loaders import TrainDataset, collate_fn
@@ -20,28 +21,47 @@ from .splits import Split
 _RATIOS = 0.75, 1.33  # range of a crop's aspect ratio divided by the image's
 
 
-class NativeDataset(TrainDataset):
-    """Patches of augmented images at their aspect ratios, by position in the endless sequence.
+@dataclass(frozen=True)
+class NativeTransform(TrainTransform):
+    """Training augmentation: an image -> patches at its aspect ratio; their number replaces `size`.
 
     Args:
-        transform: the augmentation; its `size` is not used, as the number of patches sets the size.
         patch_size: (height, width) in pixels.
         max_num_patches: largest number of patches of an image.
         token_drop: share of an image's patches to drop.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        transform: TrainTransform,
-        seed: int,
-        class_sampling: str,
-        patch_size: tuple[int, int],
-        max_num_patches: int,
-        token_drop: float = 0.0,
-    ):
+    patch_size: tuple[int, int] = (16, 16)
+    max_num_patches: int = 196
+    token_drop: float = 0.0
+
+    def draw_crop(self, height: int, width: int, rng: np.random.Generator) -> Crop:
+        box = Box(0, 0, height, width)
+        if self.crop == "inception":
+            ratios = (_RATIOS[0] * width / height, _RATIOS[1] * width / height)
+            box = sample_inception_box(height, width, self.crop_area, ratios, rng=rng)
+        rows, columns = fit_grid(box.height, box.width, self.patch_size, self.max_num_patches)
+        size = rows * self.patch_size[0], columns * self.patch_size[1]
+        return Crop(box, size, Box(0, 0, *size))
+
+    def sample(self, image: Image.Image, rng: np.random.Generator, crop: Crop | None = None) -> dict[str, np.ndarray]:
+        pixels = self(image, rng, crop)
+        height, width = self.patch_size
+        rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
+        patches = pixels.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(rows * columns, -1)
+        entries = {"image": patches, "spatial_shapes": np.array([rows, columns])}
+        if self.token_drop:
+            number = max(round(len(patches) * (1 - self.token_drop)), 1)
+            entries["kept_patches"] = np.sort(rng.permutation(len(patches))[:number])
+        return entries
+
+
+class NativeDataset(TrainDataset):
+    """Patches of augmented images by position in the endless sequence, and their number without decoding them."""
+
+    def __init__(self, split: Split, transform: NativeTransform, seed: int, class_sampling: str = "natural"):
         super().__init__(split, transform, seed, class_sampling)
-        self.patch_size, self.max_num_patches, self.token_drop = patch_size, max_num_patches, token_drop
+        self.patch_pixels = transform.patch_size[0] * transform.patch_size[1]
         self._sizes: dict[int, tuple[int, int]] = {}  # row -> (height, width), a cache
 
     def count_patches(self, position: int) -> int:
@@ -52,29 +72,10 @@ class NativeDataset(TrainDataset):
                 self._sizes[row] = read_size(self.split.image(self.split.samples[row], row))
             except ImageReadingError:  # is logged when its pixels are needed
                 self._sizes[row] = 0, 0
-        height, width = self._sizes[row]
-        return int(np.prod(self._cut(height, width, sample_generator(self.seed, visit, row))[1])) if height else 0
-
-    def _cut(self, height: int, width: int, rng: np.random.Generator) -> tuple[Box, tuple[int, int]]:
-        """Draw the crop of an image of this size, and return it with the (rows, columns) of its patches."""
-        box = Box(0, 0, height, width)
-        if self.transform.crop == "inception":
-            ratios = (_RATIOS[0] * width / height, _RATIOS[1] * width / height)
-            box = sample_inception_box(height, width, self.transform.crop_area, ratios, rng=rng)
-        return box, fit_grid(box.height, box.width, self.patch_size, self.max_num_patches)
-
-    def augment(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        decoded = load_image(image, name=image["path"])
-        box, (rows, columns) = self._cut(decoded.height, decoded.width, rng)
-        height, width = self.patch_size
-        size = rows * height, columns * width
-        pixels = replace(self.transform, size=size)(decoded, rng, Crop(box, size, Box(0, 0, *size)))
-        patches = pixels.reshape(rows, height, columns, width, -1).swapaxes(1, 2).reshape(rows * columns, -1)
-        entries = {"image": patches, "spatial_shapes": np.array([rows, columns])}
-        if self.token_drop:
-            number = max(round(len(patches) * (1 - self.token_drop)), 1)
-            entries["kept_patches"] = np.sort(rng.permutation(len(patches))[:number])
-        return entries
+        if self._sizes[row] == (0, 0):
+            return 0
+        crop = self.transform.draw_crop(*self._sizes[row], sample_generator(self.seed, visit, row))
+        return crop.size[0] * crop.size[1] // self.patch_pixels
 
 
 def collate_patches(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

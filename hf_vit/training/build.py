@@ -19,7 +19,7 @@ from ..data.device_augmentation import CropTransform
 from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import distinguish, names_of
 from ..data.loaders import TrainDataset, channel_statistics, train_loader
-from ..data.native_resolution import NativeDataset, collate_patches
+from ..data.native_resolution import NativeDataset, NativeTransform, collate_patches
 from ..data.samplers import BatchLayout, BucketBatchSampler, StepBatchSampler
 from ..data.splits import Split
 from ..devices import (
@@ -352,6 +352,9 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
             raise ValueError(f"{', '.join(wrong)} needs 1 or 3 channels, but the images have {channels}")
         return ArrayTransform(**common, num_channels=channels)
     common["mode"] = "L" if channels == 1 else "RGB"
+    if settings.preset == "native":
+        common |= {"patch_size": as_pair(processor.patch_size), "max_num_patches": processor.max_num_patches}
+        return NativeTransform(**common, token_drop=settings.token_drop)
     if on_device:
         return CropTransform(**common, decodes_on_device=settings.decode_on == "device")
     if settings.decode_on == "device":
@@ -362,7 +365,6 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
 def training_batches(
     settings: TrainingSettings,
     split: Split,
-    processor: Any,
     transform: TrainTransform,
     layout: BatchLayout,
     steps: range,
@@ -370,8 +372,7 @@ def training_batches(
     """Return the training batches of this process for a range of steps, one per forward."""
     loading = settings.num_workers, settings.prefetch_factor
     if settings.preset == "native":
-        patches = as_pair(processor.patch_size), processor.max_num_patches, settings.token_drop
-        dataset = NativeDataset(split, transform, settings.seed, settings.class_sampling, *patches)
+        dataset = NativeDataset(split, transform, settings.seed, settings.class_sampling)
         batches = BucketBatchSampler(layout, steps, dataset.count_patches, settings.seed)
         return train_loader(dataset, batches, *loading, collate_patches)
     dataset = TrainDataset(split, transform, settings.seed, settings.class_sampling)

@@ -251,7 +251,7 @@ def _seconds_per_image(
     images = 8 if device.type == "cpu" else min(64, settings.batch_size)
     transform = train_transform(settings, processor, network.config)
     seconds, started = 0.0, time.perf_counter()
-    for batch in training_batches(settings, split, processor, transform, BatchLayout(images, images), range(2)):
+    for batch in training_batches(settings, split, transform, BatchLayout(images, images), range(2)):
         with accelerator.autocast():
             tensors = {name: tensor.to(device) for name, tensor in batch.items()}
             losses, _ = objective(network, tensors, np.random.default_rng(0))

@@ -168,7 +168,7 @@ class Trainer:
             checkpoint.resume(self)
         self.phase = "starting"
         steps = range(self.state.step, self.num_steps)
-        loader = training_batches(settings, self.split, self.processor, self.transform, self.layout, steps)
+        loader = training_batches(settings, self.split, self.transform, self.layout, steps)
         self.batches: Any = iter(WatchedBatches(loader, self.progress))  # a generator, which `fit` closes
         if self.eval_split is not None:
             batches = EvaluationBatches(settings, self.eval_split, self.processor, self.config, self.accelerator)
@@ -437,7 +437,7 @@ class Trainer:
         """
         settings, device = self.settings, self.accelerator.device
         no_workers = replace(settings, num_workers=0)
-        loader = training_batches(no_workers, self.split, self.processor, self.transform, layout, range(1))
+        loader = training_batches(no_workers, self.split, self.transform, layout, range(1))
         batch = self._to_device(next(iter(loader)))
         sizes = {"patch_size": min(settings.patch_sizes)} if settings.patch_sizes else {}
         model.to(device).train()

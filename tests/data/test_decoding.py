@@ -17,7 +17,7 @@ from PIL import Image, features
 from hf_vit.data.augmentation import TrainTransform
 from hf_vit.data.fingerprint import fingerprint_data
 from hf_vit.data.loaders import EvalDataset, TrainDataset
-from hf_vit.data.native_resolution import NativeDataset
+from hf_vit.data.native_resolution import NativeDataset, NativeTransform
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import SKIPPED_IMAGES, Split, open_named, open_split
 from hf_vit.evaluation.predictions import EvaluationBatches
@@ -118,7 +118,7 @@ def test_evaluation_batches_have_the_pixels_of_the_image_processor(preset, dtype
 @pytest.mark.parametrize("name", FILES)
 def test_native_training_decodes_like_the_image_processor(name):
     split = split_of(FILES[name])
-    samples = NativeDataset(split, UNCHANGED, 0, "natural", (4, 4), 6)
+    samples = NativeDataset(split, NativeTransform(**vars(UNCHANGED), patch_size=(4, 4), max_num_patches=6), 0)
     processor: Any = HfViTImageProcessor(preset="native", patch_size=4, max_num_patches=6)
     expected = processor(FILES[name], do_rescale=False, do_normalize=False, return_tensors="np")
     assert samples.count_patches(0) == 6
@@ -149,7 +149,7 @@ def test_what_no_command_decodes_is_an_unreadable_image(content, caplog):
     assert not EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))[0]["valid"]
     with pytest.raises(ImageReadingError):
         read_size(content)
-    samples = NativeDataset(split, UNCHANGED, 0, "natural", (4, 4), 6)
+    samples = NativeDataset(split, NativeTransform(**vars(UNCHANGED), patch_size=(4, 4), max_num_patches=6), 0)
     assert sorted(samples.count_patches(position) for position in range(2)) == [0, 6]
     assert caplog.text.count("bad.jpg") == 1
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from hf_vit.data.augmentation import TrainTransform
-from hf_vit.data.native_resolution import NativeDataset, collate_patches
+from hf_vit.data.native_resolution import NativeDataset, NativeTransform, collate_patches
 from hf_vit.data.samplers import BatchLayout, BucketBatchSampler
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_split
@@ -51,7 +51,9 @@ def strips(tmp_path_factory):
 
 def samples_of(folder, transform=WHOLE, token_drop=0.0) -> NativeDataset:
     split = open_split(load_split(str(folder), "train"))
-    return NativeDataset(split, transform, 3, "natural", PATCH, MOST, token_drop)
+    return NativeDataset(
+        split, NativeTransform(**vars(transform), patch_size=PATCH, max_num_patches=MOST, token_drop=token_drop), 3
+    )
 
 
 @pytest.mark.parametrize(
