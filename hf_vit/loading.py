@@ -165,34 +165,34 @@ def _load_or_convert(name: str | os.PathLike, settings: Mapping[str, Any], model
         settings: arguments of `from_pretrained`.
         model_class: None: the class that the model was saved as, which an Auto class cannot choose.
     """
-    stored = _stored_settings(name, {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings})
+    where = {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings}
+    stored = _stored_settings(name, where)
     if stored.get("model_type") not in CONFIGURATIONS:
-        return _convert(name, settings)
+        return _convert(name, where, settings)
     saved = saved_class(stored)
     if saved not in MODEL_CLASSES:
         raise ValueError(f"cannot load {name}: its config.json names {saved or 'no class'} (expected an hf_vit class)")
     return (model_class or MODEL_CLASSES[saved]).from_pretrained(name, **settings), None
 
 
-def _convert(name: str | os.PathLike, settings: Mapping[str, Any]) -> tuple[HfVisionPreTrainedModel, Any]:
-    """Convert a model of another library in memory; `settings` are arguments of `from_pretrained`."""
+def _convert(name: str | os.PathLike, where: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Convert a model of another library in memory; arguments as in `_load_adapted`."""
     from .conversion.converting import convert_with_reasons  # slow to import
 
-    where = {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings}
     subfolder = where.pop("subfolder", None) or ""
     source = Path(name, subfolder) if Path(name).exists() else str(name)
     model, processor, _ = convert_with_reasons(source, False, where)
-    record = model.conversion_record or {}
+    record: Any = model.conversion_record
     if record["dialect"]["names"] == "transformers":  # hf_vit may have written the folder
         file = find_file(source, CONVERSION_RECORD, where, needs_hub=False)
         earlier = {} if file is None else read_json_object(file)
-        model.conversion_record = earlier if earlier.get("fingerprint") == record["fingerprint"] else record
+        if earlier.get("fingerprint") == record["fingerprint"]:
+            record = earlier
     ignored = (*LOCATION_ARGUMENTS, "trust_remote_code", "verify")
     if own := {key: value for key, value in settings.items() if key not in ignored}:
         config, rest = type(model.config).from_dict(model.config.to_dict(), return_unused_kwargs=True, **own)
-        weights, record = model.state_dict(), model.conversion_record
-        model = type(model).from_pretrained(None, config=config, state_dict=weights, **rest)
-        model.conversion_record = record
+        model = type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), **rest)
+    model.conversion_record = record
     return model, processor
 
 
@@ -246,13 +246,6 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     trusted = settings.get("trust_remote_code", False)
     processor = load_processor(name, trusted, **where) or base_processor or load_processor(base, trusted)
     return adapted.merge_and_unload(), processor or _make_processor(base, model.config, {})
-
-
-def check_for_transformers(model: Any) -> None:
-    """Raise ValueError if transformers' own classes do not support a model."""
-    from .conversion.exporting import find_writer
-
-    find_writer(model, "transformers")
 
 
 def rewrite_for_transformers(folder: str | os.PathLike, images: Sequence[Any] = ()) -> str:
@@ -371,10 +364,9 @@ def with_preset(processor: Any, preset: str | None, config: Any, keeps_normaliza
     if preset == "native" and getattr(config, "stride", 1) != 1:
         raise ValueError("cannot set preset native: it cuts images into patches, and a ResNet needs whole images")
     processor = _as_ours(processor, config)
-    kept = {name: getattr(processor, name) for name in _NORMALIZATION} if keeps_normalization else {}
+    kept = {name: getattr(processor, name) for name in _NORMALIZATION if keeps_normalization}
     patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
-    processor.update(preset=preset, **patches)
-    processor.update(**kept)
+    processor.update(preset=preset, **patches, **kept)
     return processor
 
 

@@ -34,7 +34,7 @@ from ..devices import (
 from ..evaluation.models import check_no_random_weights, check_supports_patch_sizes, load_pretrained, read_config
 from ..evaluation.predictions import TOP_K
 from ..files.messages import did_you_mean, join_names
-from ..loading import check_for_transformers, local_model, with_channels, with_preset
+from ..loading import local_model, with_channels, with_preset
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, HfViTHybridConfig, as_pair
 from ..models.flexible_sizes import check_mixed_sizes
@@ -84,7 +84,9 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     if settings.lora_rank and {name for name, _ in model.named_parameters() if ".lora_" in name} <= set(frozen):
         raise ValueError(f"--freeze {settings.freeze} freezes all adapters of --lora-rank {settings.lora_rank}")
     if settings.save_for == "transformers":
-        check_for_transformers(model)
+        from ..conversion.exporting import find_writer  # slow to import
+
+        find_writer(model, "transformers")  # raises if its own classes do not support the model
     return model, processor
 
 
