@@ -229,7 +229,6 @@ class ONNXRuntimeModel(ProgramModel):
         output_class, names = _outputs_of(model, self.dtypes)
 
         def convert(folder: Path) -> None:
-            require("onnx", "onnxscript")
             program = make_onnx(_float_copy(model), as_pair(model.config.image_size), names)
             weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
             program.save(folder / "program.onnx", external_data=weights > _MOST_IN_ONE_FILE)

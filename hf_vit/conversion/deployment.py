@@ -18,7 +18,6 @@ import jinja2
 import torch
 
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json, write_text
-from ..files.versions import require
 from ..models.configuration_hf_vit import Size, score_function
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, set_processor_size
 from ..models.image_resizing import AREA, BILINEAR
@@ -63,7 +62,6 @@ def export_deployment(
     check_no_model(folder)
     any_size = size == ANY_SIZE and to == "onnx"
     processor = _processor_for_size(check_classifier(model, processor), None if any_size else size)
-    require(*(("onnx", "onnxscript") if to == "onnx" else ("openvino",)))
     if model.dtype != torch.float32:
         model = copy.deepcopy(model).float()
     settings = processor.settings()

@@ -77,7 +77,6 @@ def export_onnx(
 
 def write_onnx(path: str | os.PathLike, overwrite: bool, make_program: Callable[[], Any]) -> None:
     """Write the `torch.onnx.ONNXProgram` that a function makes, and its second file; arguments as in `export_onnx`."""
-    require("onnx", "onnxscript")
     refuse_existing(path, overwrite)
     program = make_program()
     with new_file(path, overwrite) as file:
@@ -101,6 +100,7 @@ def make_onnx(
 
 def trace_onnx(module: nn.Module, pixel_values: torch.Tensor, shapes: dict[str, Any], names: Sequence[str]) -> Any:
     """Export a module to a `torch.onnx.ONNXProgram`, with these dynamic axes and names of outputs."""
+    require("onnx", "onnxscript")
     with quiet():
         program: Any = torch.onnx.export(
             module,
@@ -128,6 +128,7 @@ def make_openvino(
 
     OpenVINO's `convert_model` is not used, because it sends telemetry by default.
     """
+    require("openvino")
     import openvino
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder

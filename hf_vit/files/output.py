@@ -245,8 +245,7 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 def write_marker(folder: Path, marker: str = MARK) -> None:
     """Write the marker of a folder: its files, with size and hash. A manifest omits README.md, which people edit."""
     unlisted = (LOCK, MARK, MANIFEST, *(["README.md"] if marker == MANIFEST else []))
-    names = [name for name in sorted(_names(folder)) if name not in unlisted]
-    names = [name for name in names if not (folder / name).is_symlink()]
+    names = [name for name in _names(folder) if name not in unlisted and not (folder / name).is_symlink()]
     (folder / marker).write_text(manifest_text({name: manifest_entry(folder / name) for name in names}), "utf-8")
 
 
