@@ -321,9 +321,9 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"patch_size_weights is {weights}; it needs a number >= 0 for each of patch_sizes {sizes}")
         if self.token_drop and self.preset != "native":
             raise ValueError(f"token_drop ({self.token_drop}) needs preset native")
-        wrong = self.changed("mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes reduced_decoding teacher")
-        on_device = {"augment_on": self.augment_on == "device", "decode_on": self.decode_on == "device"}
-        of_one_size = {"crop": resizes_first, "compile": self.compile is True, **on_device}
+        wrong = self.changed("mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes reduced_decoding decode_on teacher")
+        is_on_device = self.augment_on == "device"
+        of_one_size = {"crop": resizes_first, "compile": self.compile is True, "augment_on": is_on_device}
         wrong += [name for name in of_one_size if of_one_size[name]]
         if wrong and self.preset == "native":
             raise ValueError(f"{', '.join(wrong)} must be unset with preset native, whose images have different sizes")

@@ -62,10 +62,8 @@ class Console:
             config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(self.settings).items()}
             self._safely(self.accelerator.init_trackers, "training", config=config)
 
-    def __enter__(self) -> "Console":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """End the progress bar and the profile."""
         if self.profiler is not None:
             self.profiler.stop()
         self.bar.close()
@@ -129,9 +127,9 @@ class Console:
 
     def print_early_stop(self) -> None:
         """Print why the run ends before its last step."""
-        trainer, best = self.trainer, self.trainer.best_evaluation()["best_step"]
-        reason = f"{self.settings.early_stopping} evaluations in a row were no better than that of step {best}"
-        self.accelerator.print(f"training ends at step {trainer.state.step} of {trainer.num_steps}: {reason}")
+        state, patience = self.trainer.state, self.settings.early_stopping
+        reason = f"{patience} evaluations in a row were no better than that of step {state.best_step}"
+        self.accelerator.print(f"training ends at step {state.step} of {self.trainer.num_steps}: {reason}")
 
     def totals(self) -> dict[str, float]:
         """Return the time and throughput since the run was started or resumed, and the number of skipped images."""

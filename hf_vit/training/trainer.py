@@ -136,7 +136,7 @@ class Trainer:
             locked_output(self.output, settings, self.accelerator),
         ):
             self.start()  # with --resume, from the newest checkpoint
-            with self.console, self.preemption, self.report_interruption(), closing(self.batches):
+            with closing(self.console), self.preemption, self.report_interruption(), closing(self.batches):
                 while state.step < self.num_steps and not self.has_plateaued:
                     self.preemption.begin_step()
                     self.train_step(state.step)  # forward, backward, clipping, optimizer, EMA

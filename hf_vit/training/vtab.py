@@ -30,7 +30,8 @@ from .checkpoint import FREE_ON_RESUME
 from .trainer import Trainer, TrainingStopped
 
 _SHARED = (  # fields of both EvaluateSettings and FinetuneSettings
-    "num_workers eval_batch_size mixed_precision compile compile_mode deterministic tf32 cudnn_benchmark seed".split()
+    "image_size preset num_workers eval_batch_size mixed_precision compile compile_mode deterministic tf32 "
+    "cudnn_benchmark seed".split()
 )
 
 _COLORS = {"natural": "tab:red", "specialized": "tab:green", "structured": "tab:blue"}  # as in Figure 2 of the paper
@@ -124,9 +125,8 @@ class Runner:
         """Return the paper's settings with the task's augmentation and the user's changes."""
         folder = self.output / task.folder
         values = {**self.common, **self.augmentation[task.augmentation]}
-        values |= {name: getattr(self.settings, name) for name in _SHARED}
-        changes = {name: getattr(self.settings, name) for name in ("image_size", "preset")}
-        values |= {name: value for name, value in changes.items() if value is not None}
+        given = {name: getattr(self.settings, name) for name in _SHARED}
+        values |= {name: value for name, value in given.items() if value is not None}
         values = merge(values, self.settings.finetune)
         if "resize" not in self.settings.finetune:
             share = self.common["resize"] / self.common["image_size"]
