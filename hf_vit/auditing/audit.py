@@ -419,7 +419,7 @@ def draw_sheet(issues: Sequence[Issue], images: Mapping[str, AuditedImage]) -> I
                 with suppress(ImageReadingError):
                     sheet.paste(_thumbnail(images[name].file), (x, top))
             draw.text((x, top + _TILE + 2), name[-_MAX_LENGTH:], page_color("ink"), font)
-        lines = issue.label, f"→ {issue.suggested}" if issue.suggested else f"{issue.score:.3f}"
+        lines = issue.label, f"-> {issue.suggested}" if issue.suggested else f"{issue.score:.3f}"
         text = "\n".join(line[:_MAX_LENGTH] for line in lines)
         draw.multiline_text((left, top + _TILE + 2 + _LINE), text, page_color("ink"), font)
     return sheet
