@@ -192,11 +192,9 @@ class DeviceAugmentation:
         columns = self._neighbors(sizes[:, 1], axis=1)
         left, right, across = (torch.where(flipped[:, None], t.flip(1), t)[:, None] for t in columns)
         top, bottom, down = self._neighbors(sizes[:, 0], axis=0)
-        means = []
-        for y in (top, bottom):
-            row = (first[:, None] + y * sizes[:, 1:])[:, :, None]  # (batch, height, 1)
-            means.append(_interpolate(pixels[row + left], pixels[row + right], across[..., None]))
-        return _interpolate(*means, down[:, :, None, None]).to(torch.uint8)
+        rows = [(first[:, None] + y * sizes[:, 1:])[:, :, None] for y in (top, bottom)]  # (batch, height, 1)
+        upper, lower = (_interpolate(pixels[row + left], pixels[row + right], across[..., None]) for row in rows)
+        return _interpolate(upper, lower, down[:, :, None, None]).to(torch.uint8)
 
     def _neighbors(self, sides: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the two neighbors of each pixel of the result, and the weight of the second one.
