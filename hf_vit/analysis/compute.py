@@ -26,7 +26,7 @@ from transformers.initialization import no_init_weights
 
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.resnet_stem import StandardizedConv2d
-from ..models.utils import check_choice, check_model_path
+from ..models.utils import check_choice, check_model_path, explain_missing_folder
 from ..variants import VARIANTS, config_of_variant
 
 FLOPS_PER_MULTIPLY_ADD = 2
@@ -241,9 +241,9 @@ def load_config(name: str) -> PreTrainedConfig:
     """
     if name in VARIANTS:
         return config_of_variant(name, num_labels=1000)
-    if Path(name).is_dir():
-        check_model_path(name)
-    return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    check_model_path(name)
+    with explain_missing_folder(name):
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 class Run(NamedTuple):
@@ -361,7 +361,7 @@ def read_runs(path: str | os.PathLike) -> list[Run]:
                 family = row.get("family") or _family_of(row["name"])
                 runs.append(Run(row["name"], family, float(row["exaflops"]), float(row["accuracy"])))
         except (KeyError, TypeError, ValueError, csv.Error) as error:
-            raise ValueError(f"cannot read {path}: {error!r}; {_COLUMNS}") from error
+            raise ValueError(f"cannot read {path}: {type(error).__name__}: {error!s:.200}; {_COLUMNS}") from error
     if not all(0 < value < math.inf for run in runs for value in (run.exaflops, run.accuracy)) or not runs:
         raise ValueError(f"{path} has no runs, or values that are not above 0; {_COLUMNS}")
     return runs

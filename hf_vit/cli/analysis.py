@@ -2,11 +2,11 @@
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ..files.messages import silence_progress_bars
-from ..files.output import new_file, refuse_existing
-from .arguments import ImageSize, Model, Overwrite, check_output
+from ..files.output import new_file
+from .arguments import ImageSize, Model, Overwrite, check_figure, check_output, parse_positive
 
 
 def inspect(
@@ -42,8 +42,10 @@ def compute(
     model: Annotated[str | None, 'model: a variant such as "B/16", a folder, or a name on the Hub'] = None,
     *,
     image_size: ImageSize = None,
-    epochs: Annotated[float | None, "epochs of the training run, for --dataset-size (default 1)"] = None,
-    dataset_size: Annotated[float | None, "images per epoch, such as 303e6", "IMAGES"] = None,
+    epochs: Annotated[
+        float | None, "epochs of the training run, for --dataset-size (default 1)", {"type": parse_positive}
+    ] = None,
+    dataset_size: Annotated[float | None, "images per epoch, such as 303e6", "IMAGES", {"type": parse_positive}] = None,
     accelerator: Annotated[
         str | None, "training hardware, for --dataset-size: tpu-v3-core (default), a100 or h100"
     ] = None,
@@ -51,11 +53,7 @@ def compute(
         float | None,
         "share of the hardware's peak that is reached, for --dataset-size, 0 to 1 (default 0.38, as in the paper)",
     ] = None,
-    table: Annotated[
-        int | None,
-        "print table 2 or 6 of the paper next to the values computed here",
-        {"choices": [2, 6]},
-    ] = None,
+    table: Annotated[Literal[2, 6] | None, "print table 2 or 6 of the paper next to the values computed here"] = None,
     runs: Annotated[
         Path | None,
         "training runs to draw, with the columns name, exaflops, accuracy (in percent) and, optionally, family",
@@ -77,7 +75,7 @@ def compute(
     if (runs is not None and output is None) or (output is not None and runs is None and table != 6):
         raise ValueError("--output is the figure of --runs CSV, which needs it, or of --table 6")
     if output is not None:
-        refuse_existing(output, overwrite)
+        check_figure("--output", output, overwrite)
         from ..analysis import plot_compute_accuracy, published_runs, read_runs
 
         found = published_runs() if runs is None else read_runs(runs)

@@ -6,6 +6,7 @@ parameter, then perhaps its metavar; a dictionary adds other keyword arguments o
 
 import argparse
 import inspect
+import math
 import typing
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -17,37 +18,49 @@ from ..files.image_files import images_below
 from ..files.output import refuse_existing
 
 
-def add_arguments(parser: Any, command: Callable[..., None]) -> None:
+def add_arguments(parser: Any, command: Callable[..., Any]) -> None:
     """Add an argument for each parameter of a command to a parser, or to a group of its options."""
+    metavars = {int: "INT", parse_count: "INT", float: "FLOAT", parse_positive: "FLOAT"}
     for parameter in inspect.signature(command).parameters.values():
-        kind, *metadata = typing.get_args(parameter.annotation)
-        about: dict[str, Any] = {}
-        for item in metadata:
-            about |= item if isinstance(item, dict) else {"metavar" if "help" in about else "help": item}
-        if NoneType in typing.get_args(kind):
-            kind = typing.get_args(kind)[0]
-        is_option = parameter.kind is parameter.KEYWORD_ONLY
+        about = _read_annotation(parameter.annotation)
         is_required = parameter.default is parameter.empty
-        if kind is bool:
-            about["action"] = "store_true"
-        elif typing.get_origin(kind) is Literal:
-            about["choices"] = typing.get_args(kind)
-        else:
-            if typing.get_origin(kind) is list and "action" not in about:
-                about["nargs"] = "+" if is_option or is_required else "*"
-                (kind,) = typing.get_args(kind)
-            about.setdefault("type", kind)
-            if is_option and "choices" not in about:
-                about.setdefault("metavar", {int: "INT", float: "FLOAT"}.get(about["type"], "TEXT"))
         if not is_required:
             about["default"] = [] if parameter.default == () else parameter.default
             if "default" not in about["help"] and parameter.default not in (None, False, ()):
                 about["help"] += f" (default {parameter.default})"
         about["help"] = about["help"].replace("%", "%%")
-        if is_option:
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            if "type" in about and "choices" not in about:
+                about.setdefault("metavar", metavars.get(about["type"], "TEXT"))
             parser.add_argument(f"--{parameter.name.replace('_', '-')}", required=is_required, **about)
         else:
-            parser.add_argument(parameter.name, **about if is_required else {"nargs": "?", **about})
+            if not is_required:
+                about["nargs"] = "*" if "nargs" in about else "?"
+            parser.add_argument(parameter.name, **about)
+
+
+def _read_annotation(annotation: Any) -> dict[str, Any]:
+    """Return the keyword arguments of `add_argument` for the type of a parameter, and its help text."""
+    kind, *metadata = typing.get_args(annotation)
+    texts = [item for item in metadata if isinstance(item, str)]
+    about: dict[str, Any] = dict(zip(("help", "metavar"), texts, strict=False))
+    for more in metadata:
+        if isinstance(more, dict):
+            about = more | about
+    if NoneType in typing.get_args(kind):
+        kind = typing.get_args(kind)[0]
+    if kind is bool:
+        about["action"] = "store_true"
+    elif typing.get_origin(kind) is Literal:
+        about["choices"] = typing.get_args(kind)
+        about["type"] = type(about["choices"][0])
+    elif typing.get_origin(kind) is list:
+        about.setdefault("type", *typing.get_args(kind))
+        if "action" not in about:
+            about["nargs"] = "+"
+    else:
+        about.setdefault("type", kind)
+    return about
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
@@ -65,8 +78,19 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def parse_positive(text: str) -> float:
+    """Parse a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
 # Arguments of several commands
-Count = Annotated[int, {"type": parse_count, "metavar": "INT"}]
+Count = Annotated[int, {"type": parse_count}]
 Size = Annotated[int | tuple[int, int] | None, {"type": parse_size, "metavar": "N|HxW"}]
 Model = Annotated[
     str, "a folder, a name on the Hub, a checkpoint file, or a released checkpoint such as augreg:Ti/16", "model"
@@ -90,6 +114,8 @@ Images = Annotated[
 def example_images(save_for: str | None, images: Path | None) -> list[Any]:
     """Return the images of `--images`, or else the two photographs of scikit-learn, if it is installed."""
     if save_for != "transformers":
+        if images is not None:
+            raise ValueError("--images needs --for transformers")
         return []
     if images is not None:
         return [images] if images.is_file() else list(images_below(images))
@@ -99,6 +125,15 @@ def example_images(save_for: str | None, images: Path | None) -> list[Any]:
     from sklearn.datasets import load_sample_images
 
     return [Image.fromarray(pixels) for pixels in load_sample_images()["images"]]
+
+
+def check_figure(option: str, path: Path, overwrite: bool) -> None:
+    """Raise an error if a figure may not be written, or matplotlib does not know its format."""
+    refuse_existing(path, overwrite)
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if path.suffix.lower().removeprefix(".") not in FigureCanvasBase.get_supported_filetypes():
+        raise ValueError(f"{option} is {path} (expected a name that ends in .png, .jpg, .pdf or .svg)")
 
 
 def check_output(output: Path, overwrite: bool, *sources: str) -> None:

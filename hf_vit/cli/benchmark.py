@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from ..files.messages import format_error, silence_progress_bars
+from ..files.messages import format_error
 from .arguments import ImageSize, Model, parse_count
 from .image_list import Device, load_on
 
@@ -24,9 +24,10 @@ _MIN_ROUNDS = 5
 def benchmark(
     folder: Model,
     *,
-    batch_sizes: Annotated[
-        list[int], "batch sizes to time, in images (default 1 and 8)", {"type": parse_count, "metavar": "INT"}
-    ] = (1, 8),  # pyright: ignore[reportArgumentType]
+    batch_sizes: Annotated[list[int], "batch sizes to time, in images (default 1 and 8)", {"type": parse_count}] = (
+        1,
+        8,
+    ),  # pyright: ignore[reportArgumentType]
     image_size: ImageSize = None,
     device: Device = "auto",
     compile: Annotated[bool, "also time torch.compile, which needs a C++ compiler and about a minute"] = False,
@@ -37,7 +38,6 @@ def benchmark(
     The images are random. The backends run in turns, so that other load on the machine affects all of them. The table
     shows median times. Its last column is the largest difference from the logits of PyTorch in float32.
     """
-    silence_progress_bars()
     import torch
 
     from ..models.utils import as_pair

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 training.run_script(name, given[1:])
                 return 0
             commands = commands_of(parser)
+            if "" in given:
+                raise ValueError(f"an argument is empty: {shlex.join(given)}")
             arguments = vars(commands[name].parse_args(given[1:]) if name in commands else parser.parse_args(given))
             arguments.pop("run")(**arguments)
     except SystemExit as end:

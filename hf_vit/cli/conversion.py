@@ -42,6 +42,10 @@ def catalog(
         print(f"{len(found)} files" + ("" if index else f"; to search all files of AugReg, add --index {INDEX}"))
 
 
+# Other arguments of `convert_to_folder`, which --set may not change.
+_NOT_FIELDS = ("source", "output", "overwrite", "save_for", "images", "weights")
+
+
 def _setting(text: str) -> tuple[str, object]:
     """Parse `name=value`; the value is JSON, or else text."""
     name, separator, value = text.partition("=")
@@ -102,8 +106,11 @@ def convert(
     source = address_of(source, index)
     options: dict[str, Any] = {"labels": labels, "image_size": image_size}
     options |= {"patch_size": patch_size, "position_grid": position_grid}
-    if twice := [name for name, _ in set if options.get(name) is not None]:
-        raise ValueError(f"{twice[0]} is given twice: with --set and with its own option; remove one of them")
+    for name, value in set:
+        if name in _NOT_FIELDS:
+            raise ValueError(f"--set {name}={value}: {name} is not a configuration field")
+        if options.get(name) is not None:
+            raise ValueError(f"{name} is given twice: with --set and with its own option; remove one of them")
     options |= dict(set)
     if output is None or check:
         print(conversion.check(source, **options))
@@ -160,6 +167,8 @@ def export(
     overwrite: Overwrite = False,
 ) -> None:
     """Write a model in another format."""
+    if size == "any" and to in ("torch-export", "aot-inductor"):
+        raise ValueError(f"--size any needs --to onnx, not {to}")
     check_output(output, overwrite, folder)
     silence_progress_bars()
     from .. import conversion

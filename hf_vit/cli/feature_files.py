@@ -96,8 +96,10 @@ class Features:
         try:
             about, self.names = self._open()
             self.about = {key: str(about[key]) for key in ("model", "sha256")}
+        except (FileNotFoundError, PermissionError):
+            raise
         except (ValueError, KeyError, OSError, TypeError, BadZipFile) as error:
-            raise ValueError(f"cannot read {path} ({error}): expected a .parquet or .npz of `hf-vit embed`") from error
+            raise ValueError(f"{path} is damaged, or not a .parquet or .npz of `hf-vit embed`") from error
 
     def _open(self) -> tuple[dict[str, Any], list[str]]:
         if self._is_parquet:
@@ -121,3 +123,12 @@ class Features:
         with pq.ParquetFile(self._path) as file:
             for batch in file.iter_batches(_ROWS, columns=["features"]):
                 yield batch["features"].flatten().to_numpy().reshape(len(batch), -1)
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the features (numbers, features) of some images, whose numbers ascend."""
+        found, start = [], 0
+        for chunk in self.chunks():
+            inside = (numbers >= start) & (numbers < start + len(chunk))
+            found.append(chunk[numbers[inside] - start])
+            start += len(chunk)
+        return np.concatenate(found)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from ..files.image_files import images_below
-from ..files.messages import format_error
+from ..files.messages import format_error, silence_progress_bars
 from .arguments import Count
 
 _URLS = ("https://", "http://")  # http:// is refused when the image is read
@@ -56,8 +56,10 @@ class ImageList(Sequence[Any]):
         if rows is None:
             return name
         (image,) = rows[number].values()
-        content, path = (image["bytes"], image["path"]) if image else (b"", None)  # a row may have no image
-        return {"bytes": content or b"", "path": name} if content is not None or path is None else path
+        image = image or {"bytes": b"", "path": None}  # a row may have no image
+        if image["bytes"] is None and image["path"] is not None:
+            return image["path"]
+        return {"bytes": image["bytes"] or b"", "path": name}
 
 
 def find_images(
@@ -186,6 +188,7 @@ def load_on(
     Raises:
         ValueError: there is no such device, or the backend does not support it.
     """
+    silence_progress_bars()
     import torch
 
     from ..loading import find_better, load

@@ -1,12 +1,12 @@
 """`hf-vit predict`."""
 
 import argparse
+import math
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ..files.messages import silence_progress_bars
 from ..files.output import new_file, refuse_existing
 from .arguments import Count, ImageSize, Model, Overwrite
 from .image_list import (
@@ -26,8 +26,11 @@ _FORMATS = {"": "text", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}  # by 
 
 
 def _parse_threshold(text: str) -> float | str:
+    if text == "auto":
+        return text
     with suppress(ValueError):
-        return text if text == "auto" else float(text)
+        if not math.isnan(threshold := float(text)):
+            return threshold
     raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto")
 
 
@@ -73,6 +76,8 @@ def predict(
     An image that cannot be read is skipped, with a message on standard error; the exit status is then 1, or 2 if no
     image can be read.
     """
+    if json and format not in (None, "jsonl"):
+        raise ValueError(f"--json and --format {format} contradict each other; remove one of them")
     suffix = output.suffix.lower() if output else ""
     kind = "jsonl" if json else format or _FORMATS.get(suffix)
     if kind is None:
@@ -81,7 +86,6 @@ def predict(
     if output:
         refuse_existing(output, overwrite)  # before the work, not after
     found = find_images(images, dataset, split, image_column)
-    silence_progress_bars()
     from ..files.predictions import lowest_scores, predictions_writer
     from ..models.configuration_hf_vit import score_function
     from ..prediction import classify_batches

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from ..files.messages import silence_progress_bars
 from ..files.output import refuse_existing
-from .arguments import Count, Model, Overwrite
+from .arguments import Count, Model, Overwrite, check_figure
 from .image_list import (
     Backend,
     BatchProgress,
@@ -66,7 +66,7 @@ def embed(
     batches = embed_batches(model, processor, found, batch_size, normalize=normalize, skip_unreadable=True)
     progress = BatchProgress("hf-vit embed", found)
     count, width = write_features(output, about, progress.follow(batches), overwrite)
-    print(f"{count:,} images, {width} features each: {output}")
+    print(f"{count:,} {'image' if count == 1 else 'images'}, {width} features each: {output}")
     if suffix != ".csv":
         print(f"next: hf-vit search {output} QUERY.jpg")
     progress.end()
@@ -118,16 +118,13 @@ def search(
     if sheet:
         if len(found) > 1:
             raise ValueError(f"--sheet draws only one query, but {len(found)} are given")
-        refuse_existing(sheet, overwrite)
-        import matplotlib  # noqa: F401
+        check_figure("--sheet", sheet, overwrite)
     stored = Features(features)
-    silence_progress_bars()
     from .. import prediction
 
     folder = model or stored.about["model"]
     encoder, processor = load_on(folder, device)
-    fingerprint = _identify(folder)
-    if stored.about["sha256"] != fingerprint["sha256"]:
+    if _identify(folder)["sha256"] != stored.about["sha256"]:
         raise ValueError(
             f"{features} was computed by another model than {folder}, by {stored.about['model']}; give that model's "
             "folder with --model, or run hf-vit embed again"
@@ -139,29 +136,33 @@ def search(
         vectors.append(outputs)
     count = top_k * _ROWS_PER_GROUP if group else top_k
     rows, cosines = prediction.search(stored.chunks(), np.concatenate(vectors), count)
-    same = _find_duplicates(stored, np.unique(rows).tolist()) if group else {}
+    duplicates = _find_duplicates(stored, np.unique(rows)) if group else set()
     for query, its_rows, its_cosines in zip(names, rows.tolist(), cosines.tolist(), strict=True):
-        results = _join_duplicates(its_rows, its_cosines, same)[:top_k]
         if len(found) > 1 and not json:
             print(query)
-        for (row, *others), cosine in results:
-            name, duplicates = stored.names[row], [stored.names[other] for other in others]
+        results = []
+        for numbers, cosine in _group_duplicates(its_rows, its_cosines, duplicates)[:top_k]:
+            name, *others = [stored.names[number] for number in numbers]
+            results.append((name, cosine))
             if json:
                 about = {"query": query} if len(found) > 1 else {}
-                about |= {"image": name, "similarity": cosine} | ({"duplicates": duplicates} if group else {})
+                about |= {"image": name, "similarity": cosine}
+                if group:
+                    about["duplicates"] = others
                 print(json_format.dumps(about))
             else:
-                print("\n".join([f"{cosine:7.4f}  {name}", *(f"         = {other}" for other in duplicates)]))
+                print(f"{cosine:7.4f}  {name}")
+                for other in others:
+                    print(f"         = {other}")
         if sheet:
             from ..demo.contact_sheet import draw_neighbors
 
-            shown = [(stored.names[first], cosine) for (first, *_), cosine in results]
-            draw_neighbors(query, [(read_named(name), name, cosine) for name, cosine in shown], sheet)
+            draw_neighbors(query, [(read_named(name), name, cosine) for name, cosine in results], sheet)
     progress.end()
 
 
-def _find_duplicates(stored: Any, rows: list[int]) -> dict[int, set[int]]:
-    """Return the near duplicates of each row; rows whose images can no longer be read have none."""
+def _find_duplicates(stored: Any, rows: Any) -> set[tuple[int, int]]:
+    """Return the pairs of near duplicates among rows, in both orders; images that cannot be read have none."""
     import numpy as np
     import torch
     from PIL import Image
@@ -170,31 +171,30 @@ def _find_duplicates(stored: Any, rows: list[int]) -> dict[int, set[int]]:
     from ..models.image_reading import ImageReadingError, read_for_display
 
     pictures: dict[int, Any] = {}
-    for row in rows:
+    for row in rows.tolist():
         with suppress(ImageReadingError, OSError):
             picture = read_for_display(read_named(stored.names[row]), 4 * SIDE).convert("L")
             pictures[row] = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
-    known, vectors, start = np.array(list(pictures), np.int64), [], 0
-    if len(known) < 2:
-        return {}
-    for chunk in stored.chunks():
-        vectors.append(chunk[known[(known >= start) & (known < start + len(chunk))] - start])
-        start += len(chunk)
-    features, levels = torch.from_numpy(np.concatenate(vectors)), torch.from_numpy(np.stack([*pictures.values()]))
-    same: dict[int, set[int]] = {}
-    for first, second in known[np.array([*find_near_duplicates(features, levels)], int).reshape(-1, 2)].tolist():
-        same.setdefault(first, set()).add(second)
-        same.setdefault(second, set()).add(first)
-    return same
+    if len(pictures) < 2:
+        return set()
+    known = list(pictures)
+    features = torch.from_numpy(stored.rows(np.array(known)))
+    levels = torch.from_numpy(np.stack(list(pictures.values())))
+    found = find_near_duplicates(features, levels)
+    pairs = {(known[first], known[second]) for first, second in found}
+    return pairs | {(second, first) for first, second in pairs}
 
 
-def _join_duplicates(rows: list[int], cosines: list[float], same: dict[int, set[int]]) -> list[tuple[list[int], float]]:
+def _group_duplicates(
+    rows: list[int], cosines: list[float], duplicates: set[tuple[int, int]]
+) -> list[tuple[list[int], float]]:
     """Group the results of a query by near duplicates; return (rows, highest cosine), the most similar group first."""
     groups: list[tuple[list[int], float]] = []
     for row, cosine in zip(rows, cosines, strict=True):
-        joined = next((group for group, _ in groups if same.get(row, set()) & set(group)), None)
-        if joined is None:
-            groups.append(([row], cosine))
+        for group, _ in groups:
+            if any((row, other) in duplicates for other in group):
+                group.append(row)
+                break
         else:
-            joined.append(row)
+            groups.append(([row], cosine))
     return groups

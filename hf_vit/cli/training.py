@@ -3,63 +3,69 @@
 import argparse
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..files.messages import silence_progress_bars
 from ..models.utils import check_choice
-from .arguments import add_arguments
+from ..settings.options import OptionParser
+from .arguments import add_arguments, parse_positive
 
 _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path"]
+
+
+@dataclass(kw_only=True)
+class _HubOptions:
+    """Options of the scripts besides their settings; `add_arguments` reads the fields."""
+
+    push: Annotated[
+        str | None,
+        "Hub repository to push to at the end: finetune and pretrain push the model; audit and evaluate push their "
+        "results as a data set",
+        "NAME",
+    ] = None
+    job: Annotated[
+        str | None, "run on Hugging Face Jobs, on hardware such as a10g-small; needs --push and --package", "FLAVOR"
+    ] = None
+    package: Annotated[
+        str | None, "for --job: pip requirement of hf_vit: the URL of a wheel, or git+https://...", "REQUIREMENT"
+    ] = None
+    timeout: Annotated[str, "for --job: time limit, such as 90m", "TIME"] = "6h"
+    dry_run: Annotated[bool, "for --job: check the settings, data and model, but start nothing"] = False
 
 
 def run_script(command: str, options: list[str]) -> None:
     """Run a script of the folder training/, locally or as a job, and push its result if requested."""
     script = import_module(f"hf_vit.scripts.{command}").main
-
-    def run(
-        *,
-        push: Annotated[
-            str | None,
-            "Hub repository to push to at the end: finetune and pretrain push the model; audit and evaluate push their "
-            "results as a data set",
-            "NAME",
-        ] = None,
-        job: Annotated[
-            str | None, "run on Hugging Face Jobs, on hardware such as a10g-small; needs --push and --package", "FLAVOR"
-        ] = None,
-        package: Annotated[
-            str | None, "for --job: pip requirement of hf_vit: the URL of a wheel, or git+https://...", "REQUIREMENT"
-        ] = None,
-        timeout: Annotated[str, "for --job: time limit, such as 90m", "TIME"] = "6h",
-        dry_run: Annotated[bool, "for --job: check the settings, data and model, but start nothing"] = False,
-    ) -> None:
-        if job is None and push is None:
-            script(rest)
-            return
-        from ..hub.jobs import push_result, run_job
-        from ..settings.options import parse_settings
-
-        settings = parse_settings(settings_of(command), rest, f"hf-vit {command}")
-        if not settings.output_dir:
-            raise ValueError("--push and --job need --output-dir")
-        if job is not None:
-            where = {"flavor": job, "package": package, "timeout": timeout, "dry_run": dry_run}
-            run_job(command, rest, settings, result=push, **where)
-            return
-        script(rest)
-        push_result(command, settings, str(push))
-
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
-    add_arguments(parser.add_argument_group("Hub and Jobs"), run)
-    own, rest = parser.parse_known_args(options)
+    parser = OptionParser(add_help=False, usage=argparse.SUPPRESS)
+    add_arguments(parser.add_argument_group("Hub and Jobs"), _HubOptions)
+    given, rest = parser.parse_known_args(options)
     if {"-h", "--help"} & {*rest}:
         with suppress(SystemExit):
             script(rest)
         print(f"\n{parser.format_help()}", end="")
         return
-    run(**vars(own))
+    hub = _HubOptions(**vars(given))
+    if "" in (hub.push, hub.job, hub.package):
+        raise ValueError("--push, --job or --package is empty")
+    if hub.job is None and (hub.dry_run or hub.package is not None):
+        raise ValueError("--dry-run and --package need --job")
+    if hub.job is None and hub.push is None:
+        script(rest)
+        return
+    from ..hub.jobs import push_result, run_job
+    from ..settings.options import parse_settings
+
+    settings = parse_settings(settings_of(command), rest, f"hf-vit {command}")
+    if not settings.output_dir:
+        raise ValueError("--push and --job need --output-dir")
+    if hub.job is None:
+        script(rest)
+        push_result(command, settings, str(hub.push))
+    else:
+        run_job(command, rest, settings, **vars(hub))
 
 
 def settings_of(command: str) -> type[Any]:
@@ -75,7 +81,7 @@ def plan(
         str | None, "model to fine-tune (default: the largest AugReg model that finishes within --minutes)"
     ] = None,
     *,
-    minutes: Annotated[float, "time limit of the run on this machine, in minutes"] = 30,
+    minutes: Annotated[float, "time limit of the run on this machine, in minutes", {"type": parse_positive}] = 30,
     image_size: Annotated[int | None, "image size to use, in pixels (default: chosen by the plan)", "PIXELS"] = None,
     eval_split: Annotated[str, "split to evaluate on, as in finetune", "SPLIT"] = "auto",
 ) -> None:

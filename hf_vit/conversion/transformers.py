@@ -21,7 +21,7 @@ from ..files.reading import read_json_object
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.image_reading import read_image
+from ..models.image_reading import name_image, read_image
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import CONVERSION_RECORD
 from ..models.utils import check_manifest
@@ -455,8 +455,9 @@ def _preprocessing_cost(theirs: Any, processor: Any, nearest: Any, images: Itera
     levels, changed, similarities = [], 0, []
     levels_of_one = np.reshape(processor.image_std, (-1, 1, 1)) / processor.rescale_factor
     with torch.no_grad():
-        for image in images:
-            pixels = read_image(image, processor.num_channels or 3, processor.background).byte()
+        for index, image in enumerate(images):
+            name = name_image(image, index)
+            pixels = read_image(image, processor.num_channels or 3, processor.background, name=name).byte()
             image = Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy())
             pair = [np.asarray(one(image).pixel_values[0], dtype=np.float32) for one in (processor, nearest)]
             levels.append(np.abs(pair[0] - pair[1]) * levels_of_one)

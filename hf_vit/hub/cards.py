@@ -71,8 +71,7 @@ class Sources:
     """
 
     def __init__(self, texts: Mapping[str, str]):
-        names = "config.json", "preprocessor_config.json", "conversion.json", "card_data.json", "calibration.json"
-        contents = {name: parse_json(texts.get(name, "{}"), name) for name in names}
+        contents = {name: parse_json(texts.get(name, "{}"), name) for name in CARD_SOURCES[:-1]}
         for name, content in contents.items():
             if not isinstance(content, dict):
                 raise ValueError(f"{name} holds a {type(content).__name__} (expected an object with names and values)")

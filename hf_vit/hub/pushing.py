@@ -138,10 +138,11 @@ def push(
         def attempt() -> Pushed:
             remote = _look_up(api, repo_id, revision, private)
             files, problems = _with_card(local, remote, license=license, tags=tags or (), space=space)
-            outdated = _replaced_weights(files, remote)
+            others = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
+            outdated = others if any(map(_WEIGHTS.fullmatch, files)) else []
             if (manifest := _manifest(local, remote, outdated)) is not None:
                 files[MANIFEST] = manifest.encode()
-            sizes = {name: _size_of(content) for name, content in files.items()}
+            sizes = {name: len(it) if isinstance(it, bytes) else it.stat().st_size for name, it in files.items()}
             pushed = Pushed(None, sizes, outdated, problems, tuple(skipped))
             if dry_run:
                 return pushed
@@ -302,13 +303,6 @@ def _with_card(local: _Files, remote: _Remote, **options: Any) -> tuple[_Files, 
     return files, [*_size_problems(texts), *check_card(card)]
 
 
-def _replaced_weights(files: _Files, remote: _Remote) -> list[str]:
-    """Return the weights in the repository that new ones replace under other names."""
-    if not any(map(_WEIGHTS.fullmatch, files)):
-        return []
-    return [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
-
-
 def _manifest(local: _Files, remote: _Remote, outdated: list[str]) -> str | None:
     """Build the new manifest, with entries of unchanged files; None if another program's has this name."""
     found: dict[str, dict[str, Any]] | None = {}
@@ -336,10 +330,6 @@ def _size_problems(texts: dict[str, str]) -> list[str]:
         f"the model's image size is {taken}, but its image processor returns {made} (height, width); load both with "
         "hf_vit.load(..., image_size=...) and save them again"
     ]
-
-
-def _size_of(content: Path | bytes) -> int:
-    return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
 def _create(remote: _Remote, files: _Files, private: bool | None) -> None:

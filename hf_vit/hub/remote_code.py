@@ -47,8 +47,8 @@ def code_files(folder: Path) -> dict[str, str]:
         ValueError: the folder holds no model of hf_vit.
     """
     config = _read_settings(folder / "config.json")
-    model_type = config.get("model_type")
-    if str(model_type) not in CONFIGURATIONS:
+    model_type = str(config.get("model_type"))
+    if model_type not in CONFIGURATIONS:
         raise ValueError(f"{folder} holds a model of type {model_type!r}; known: {', '.join(CONFIGURATIONS)}")
     config_class = CONFIGURATIONS[model_type]
     classes = {"AutoConfig": config_class}

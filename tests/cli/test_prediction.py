@@ -292,6 +292,9 @@ def test_many_queries_and_groups_of_near_duplicates(model, photographs, tmp_path
     assert [text[0], text[2].split()] == [firsts[0], ["=", str(folder / "0_small.jpg")]]
     assert run("search", features, *firsts, "--sheet", tmp_path / "sheet.png") == 2
     assert "--sheet" in capsys.readouterr().err
+    assert run("search", features, firsts[0], "--sheet", tmp_path / "sheet.xyz") == 2
+    out, err = capsys.readouterr()
+    assert (out, "--sheet" in err) == ("", True)
 
 
 def test_features_as_text(model, photographs, tmp_path, capsys, monkeypatch):
