@@ -456,11 +456,10 @@ def _recommended(variant: str, resolution: int) -> str:
     """
     copied = (location.rpartition("/")[2] for location in released_facts()["copies"])
     names = [entry.name for entry in released() if entry.family == "augreg"] if resolution == 384 else copied
+    wanted = (variant, "i21k", "imagenet2012", str(resolution))
     for name in names:
         parsed = parse_augreg(name)
-        if parsed is None or (parsed.data, parsed.adapted_to) != ("i21k", "imagenet2012"):
-            continue
-        if AUGREG_MODELS[parsed.model] == variant and parsed.resolution == str(resolution):
+        if parsed and (AUGREG_MODELS[parsed.model], parsed.data, parsed.adapted_to, parsed.resolution) == wanted:
             return name
     known = ", ".join(AUGREG_MODELS.values())
     raise ValueError(f"there is no augreg:{variant}-{resolution} (expected {known}, also with -384 except for B/8)")

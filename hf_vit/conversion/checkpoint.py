@@ -53,13 +53,22 @@ _FOREIGN = {  # by the first bytes of the file
 }
 
 
-def is_torch_file(path: Path) -> bool:
-    """Return whether a file is PyTorch's, by its content; a damaged file, by its name."""
+def container_of(path: Path) -> str:
+    """Return the kind of a file or folder of arrays, by its content; of a damaged file, by its name.
+
+    It is "tensorstore", "msgpack", "safetensors", "pickle" (of PyTorch) or "npz", also for any other file.
+    """
+    if path.is_dir():
+        return "tensorstore"
+    if is_msgpack(path):
+        return "msgpack"
     with suppress(Exception), zipfile.ZipFile(path) as archive:  # zipfile raises nearly anything for another file
-        return any(name.endswith("/data.pkl") for name in archive.namelist())
+        return "pickle" if any(name.endswith("/data.pkl") for name in archive.namelist()) else "npz"
     with open(path, "rb") as file:
         start = file.read(9)
-    return start[:1] == b"\x80" or start[8:] == b"{" or path.suffix in _TORCH_SUFFIXES
+    if start[8:] == b"{" or path.suffix == ".safetensors":
+        return "safetensors"
+    return "pickle" if start[:1] == b"\x80" or path.suffix in _TORCH_SUFFIXES else "npz"
 
 
 def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
@@ -68,10 +77,8 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     Raises:
         ConversionError: the file is damaged, holds no arrays, or holds objects that would need code to restore.
     """
-    with open(path, "rb") as file:
-        is_safetensors = file.read(9)[8:] == b"{" or path.suffix == ".safetensors"
     try:
-        contents: Any = load_file(path) if is_safetensors else _read_pickle(path)
+        contents: Any = load_file(path) if container_of(path) == "safetensors" else _read_pickle(path)
     except UnpicklingError as error:
         raise ConversionError(
             f"{path.name} contains pickled objects other than tensors, which could run code and are not loaded; save "
@@ -256,47 +263,46 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
         ValueError: the file is damaged, or the folder does not hold exactly one checkpoint.
         ImportError: a package that its container needs is not installed.
     """
-    path = fetched.path
+    path, location = fetched.path, fetched.location
     if (path / "adapter_config.json").is_file():
         check_model_path(path)
     settings = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
-    if path.is_dir() and array_container(path) is None:
+    if path.is_dir() and tensorstore_folder(path) is None:
         path = _checkpoint_in(path, settings)
-    arrays_at = array_container(path)
-    if arrays_at is None:
+    path = tensorstore_folder(path) or path  # a file NAME-LAST refers to a folder
+    if path.is_file():
         with path.open("rb") as file:
             beginning = file.read(8).lower()
         if kind := next((kind for start, kind in _FOREIGN.items() if beginning.startswith(start)), None):
             raise ConversionError(f"{path.name} is {kind}")
-    if arrays_at is None and settings.get("model_type"):
-        yield Checkpoint(fetched.location, path, settings)
-    elif arrays_at is None and is_torch_file(path):
-        arrays, container = read_arrays(path)
+    container = container_of(path)
+    if settings.get("model_type") and container not in ("msgpack", "tensorstore"):
+        yield Checkpoint(location, path, settings)
+    elif container in ("safetensors", "pickle"):
+        arrays, key = read_arrays(path)
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         dtypes = {name: str(array.dtype).removeprefix("torch.") for name, array in arrays.items()}
-        yield Checkpoint(fetched.location, path, settings, shapes, dtypes, container, arrays.__getitem__)
+        yield Checkpoint(location, path, settings, shapes, dtypes, key, arrays.__getitem__)
     else:
-        with open_arrays(arrays_at or path) as reader:
+        with open_arrays(path) as reader:
             shapes = {name: array.shape for name, array in reader.arrays.items()}
             dtypes = {name: str(array.dtype).replace("|V2", "bfloat16") for name, array in reader.arrays.items()}
-            yield Checkpoint(fetched.location, reader.path, settings, shapes, dtypes, "", reader.read, streams=True)
+            yield Checkpoint(location, path, settings, shapes, dtypes, "", reader.read, streams=True)
 
 
 def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
     if settings and (weights := [folder / name for name in _WEIGHTS if (folder / name).is_file()]):
         return weights[0]
-    containers = {path: array_container(path) for path in folder.iterdir()}
-    candidates = {container or path for path, container in containers.items() if container or path.suffix in _SUFFIXES}
+    candidates = set()
+    for path in folder.iterdir():
+        arrays = tensorstore_folder(path)
+        if arrays or path.suffix in _SUFFIXES or (path.is_file() and is_msgpack(path)):
+            candidates.add(arrays or path)
     if len(candidates) != 1:
         found = ", ".join(sorted(candidate.name for candidate in candidates)) or "none"
         kinds = f"{', '.join(_SUFFIXES)}, an Orbax or TensorStore folder"
         raise ConversionError(f"{folder} must hold one checkpoint ({kinds}); it holds {found}")
     return candidates.pop()
-
-
-def array_container(path: Path) -> Path | None:
-    """Return the array file or folder of a JAX trainer that a path is or leads to; None for others, such as .npz."""
-    return path if path.is_file() and is_msgpack(path) else tensorstore_folder(path)
 
 
 def open_arrays(path: Path) -> AbstractContextManager[NpzReader | MsgpackReader | TensorStoreReader]:
@@ -306,6 +312,7 @@ def open_arrays(path: Path) -> AbstractContextManager[NpzReader | MsgpackReader 
         ValueError: it is damaged or holds no arrays.
         ImportError: a package that its kind needs is not installed.
     """
-    if path.is_dir():
+    container = container_of(path)
+    if container == "tensorstore":
         return nullcontext(TensorStoreReader(path))
-    return nullcontext(MsgpackReader(path)) if is_msgpack(path) else NpzReader(path)
+    return nullcontext(MsgpackReader(path)) if container == "msgpack" else NpzReader(path)

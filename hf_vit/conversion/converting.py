@@ -148,20 +148,21 @@ def convert_with_reasons(
     if labels is not None:
         set_labels(model, labels)
     processor = HfViTImageProcessor.for_model(model.config, **preprocessing.value)
-    shows_size = "image_size" in sizes or not isinstance(model.config, HfBiTConfig)  # BiT's arrays show no size
-    if follows := not shows_size and "size" in preprocessing.value:
+    is_requested = "image_size" in sizes
+    if isinstance(model.config, HfBiTConfig) and not is_requested and "size" in preprocessing.value:
+        # the arrays of a BiT show no image size, so it follows the preprocessing
         model.set_image_size(output_size(processor) or model.config.image_size)
         fields["image_size"] = preprocessing
-    sync_processor_size(model, processor, source, is_requested="image_size" in sizes or follows)
+        is_requested = True
+    sync_processor_size(model, processor, source, is_requested=is_requested)
     used = preprocessing.value["preset"]
     fields |= {"preset": preprocessing._replace(value=used), "labels": _describe_labels(model)}
     found = as_configured(fields, model.config, overrides.keys() | sizes.keys())
-    assumed = [
-        f"{name} {as_text(value)}: {reason}" for name, (value, reason, is_assumed) in found.items() if is_assumed
-    ]
+    assumed = {name: inferred for name, inferred in found.items() if inferred.is_assumed}
+    reasons = [f"{name} {as_text(value)}: {reason}" for name, (value, reason, _) in assumed.items()]
     if getattr(model.config, "is_flexible", False):
         sizes["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
-    record |= {**sizes, "assumed": assumed, "preset": used, "versions": versions_of(_PACKAGES)}
+    record |= {**sizes, "assumed": reasons, "preset": used, "versions": versions_of(_PACKAGES)}
     model.conversion_record = record
     return model, processor, found
 

@@ -112,7 +112,7 @@ def export(
                 f"of {width} classes; pass original=ORIGINAL to keep a projection."
             )
         writer, dialect = find_writer(model, to, dialect)
-        return writer.write(model, Path(path), dialect, overwrite, processor, images)
+        return writer.write(model, Path(path), dialect, overwrite, processor, images) or {}
     return {}
 
 

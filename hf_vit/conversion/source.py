@@ -28,7 +28,6 @@ from .checkpoint import Checkpoint
 from .tables import ConversionError, Rule, check_arrays, check_values, expand
 
 Model = HfVisionPreTrainedModel
-Shapes = Mapping[str, tuple[int, ...]]
 Grid = tuple[int, int] | None
 
 
@@ -46,6 +45,45 @@ class Inferred(NamedTuple):
 
 
 Fields = dict[str, Inferred]
+
+
+class Shapes(dict[str, tuple[int, ...]]):
+    """Name in the rules -> shape of an array; infers fields of the configuration from them."""
+
+    def sizes(self, name: str, optional: bool = False, **axes: int) -> Fields:
+        """Read fields off the axes of an array, field=axis; no fields without an optional array."""
+        if optional and name not in self:
+            return {}
+        sizes = {field: self[name][axis] for field, axis in axes.items()}
+        return with_reason(sizes, f"{name} is {by(self[name])}")
+
+    def patch_size(self, name: str, rows: int) -> Inferred:
+        """Infer the patch size from a kernel, whose axes `rows` and `rows + 1` are those of a patch."""
+        return Inferred(one_or_pair(*self[name][rows : rows + 2]), f"{name} is {by(self[name])}")
+
+    def has(self, name: str) -> Inferred:
+        """Infer True if an array of this name exists, else False."""
+        return Inferred(name in self, f"there is {'an array' if name in self else 'no'} {name}")
+
+    def layers(self, pattern: str) -> Inferred:
+        """Infer the number of encoder blocks: of different groups in names that begin with a pattern, at least 1."""
+        blocks = {match[1] for name in self if (match := re.match(pattern, name))}
+        return Inferred(len(blocks) or 1, "the number of encoder blocks")
+
+    def stages(self, pattern: str, first: int) -> Inferred:
+        """Infer the units of each stage of a ResNet; an empty stage counts 1, so that its arrays are reported missing.
+
+        Args:
+            pattern: regular expression of the beginning of names; its groups are the numbers of stage and unit.
+            first: their first number.
+        """
+        depths: dict[int, int] = {}
+        for match in filter(None, (re.match(pattern, name) for name in self)):
+            stage, unit = int(match[1]) - first, int(match[2]) - first
+            depths[stage] = max(depths.get(stage, 0), unit + 1)
+        stages = min(max(depths, default=-1), MAX_STAGES) + 1  # the configuration refuses more
+        units = [depths.get(stage, 1) for stage in range(stages)]
+        return Inferred(units, f"the ResNet has {stages} stages, counted by their units")
 
 
 class StoredArray(NamedTuple):
@@ -135,7 +173,7 @@ class Source(ABC):
         raise NotImplementedError
 
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
-        """Write a model that the format supports; return settings that the format does not store.
+        """Write a model that the format supports; return settings that the format does not store, if there are any.
 
         Args:
             dialect: one of the source's dialects.
@@ -185,10 +223,10 @@ class RuleSource(Source):
     def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
         skipped = self._untrained_head(checkpoint, naming.arrays)
         arrays = {name: stored for name, stored in naming.arrays.items() if not skipped or name not in self.head}
-        shapes = {
-            name: tuple(_in_rules(stored, torch.empty(checkpoint.shapes[stored.name], device="meta")).shape)
-            for name, stored in arrays.items()
-        }
+        shapes = Shapes()
+        for name, stored in arrays.items():
+            empty = torch.empty(checkpoint.shapes[stored.name], device="meta")
+            shapes[name] = tuple(_in_rules(stored, empty).shape)
         fields = self.infer(shapes, checkpoint, naming, request)
         config = build_config({**values_of(fields), **request.overrides})
         with torch.device("meta"):
@@ -373,42 +411,6 @@ def as_text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def sizes_of(shapes: Shapes, name: str, optional: bool = False, **axes: int) -> Fields:
-    """Read fields off the axes of an array, field=axis; no fields without an optional array."""
-    if optional and name not in shapes:
-        return {}
-    sizes = {field: shapes[name][axis] for field, axis in axes.items()}
-    return with_reason(sizes, f"{name} is {by(shapes[name])}")
-
-
-def has_array(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Inferred:
-    """Infer True if an array of this name exists, else False."""
-    return Inferred(name in shapes, f"there is {'an array' if name in shapes else 'no'} {name}")
-
-
-def count_layers(names: Iterable[str], pattern: str) -> Inferred:
-    """Infer the number of encoder blocks: of different groups in names that begin with a pattern, at least 1."""
-    blocks = {match[1] for name in names if (match := re.match(pattern, name))}
-    return Inferred(len(blocks) or 1, "the number of encoder blocks")
-
-
-def count_units(names: Iterable[str], pattern: str, first: int) -> Inferred:
-    """Infer the units of each stage of a ResNet; an empty stage counts 1, so that its arrays are reported as missing.
-
-    Args:
-        names: names of arrays.
-        pattern: regular expression of the beginning of their names; its groups are the numbers of stage and unit.
-        first: their first number.
-    """
-    depths: dict[int, int] = {}
-    for match in filter(None, (re.match(pattern, name) for name in names)):
-        stage, unit = int(match[1]) - first, int(match[2]) - first
-        depths[stage] = max(depths.get(stage, 0), unit + 1)
-    stages = min(max(depths, default=-1), MAX_STAGES) + 1  # the configuration refuses more
-    units = [depths.get(stage, 1) for stage in range(stages)]
-    return Inferred(units, f"the ResNet has {stages} stages, counted by their units")
-
-
 def one_or_pair(rows: int, columns: int) -> int | tuple[int, int]:
     """Return a size in the form of the configuration: an int if both numbers are equal."""
     return rows if rows == columns else (rows, columns)
@@ -491,16 +493,18 @@ def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Field
 
 
 # Settings of the paper's ablations, which no other format stores.
-PLAIN: dict[str, Collection[Any]] = {"position_embedding_placement": ("input",), "attention_axes": ("all",)}
+PLAIN: dict[str, Any] = {"position_embedding_placement": "input", "attention_axes": "all"}
 
 
-def lacking(config: HfVisionConfig, supported: Mapping[str, Collection[Any]]) -> list[str]:
+def lacking(config: HfVisionConfig, choices: Mapping[str, Collection[Any]], fixed: Mapping[str, Any]) -> list[str]:
     """List the settings of a model that a format cannot store.
 
     Args:
         config: configuration of the model.
-        supported: field -> the values that the format can store.
+        choices: field -> the values that the format can store.
+        fixed: field -> the only value that the format can store.
     """
+    supported = {**choices, **{name: (value,) for name, value in fixed.items()}}
     values = {name: getattr(config, name) for name in supported}
     return [
         f"{name}={value!r} (expected {' or '.join(map(repr, supported[name]))})"

@@ -28,15 +28,10 @@ from .source import (
     Request,
     Shapes,
     TorchSource,
-    by,
-    count_layers,
-    count_units,
-    has_array,
     has_head,
     image_size_of,
     lacking,
     one_or_pair,
-    sizes_of,
     with_class_row,
     with_reason,
 )
@@ -118,12 +113,8 @@ _HYBRIDS = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
-_SUPPORTED = PLAIN | {
-    "projection_dim": (None,),
-    "representation_size": (None,),
-    "position_embedding_type": ("learned", "none"),
-    "hidden_act": _ACTIVATIONS.values(),
-}
+_CHOICES = {"position_embedding_type": ("learned", "none"), "hidden_act": _ACTIVATIONS.values()}
+_FIXED = PLAIN | {"projection_dim": None, "representation_size": None}
 
 
 class Timm(TorchSource):
@@ -149,32 +140,31 @@ class Timm(TorchSource):
         return naming._replace(arrays=arrays)
 
     def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
-        patch_size = shapes[self.marker][2:]
         has_cls = "cls_token" in shapes
         stem = _stem(shapes)
         stride = stem_stride(stem["stem_depths"].value) if stem else 1
-        class_token = has_array("cls_token", shapes)
+        class_token = shapes.has("cls_token")
         fields: Fields = {
-            "patch_size": Inferred(one_or_pair(*patch_size), f"{self.marker} is {by(shapes[self.marker])}"),
-            **sizes_of(shapes, self.marker, num_channels=1, hidden_size=0),
-            "num_hidden_layers": count_layers(shapes, r"blocks\.(\d+)\."),
-            **sizes_of(shapes, _FC1, intermediate_size=0),
+            "patch_size": shapes.patch_size(self.marker, rows=2),
+            **shapes.sizes(self.marker, num_channels=1, hidden_size=0),
+            "num_hidden_layers": shapes.layers(r"blocks\.(\d+)\."),
+            **shapes.sizes(_FC1, intermediate_size=0),
             **with_reason({"hidden_act": "gelu", "layer_norm_eps": 1e-6}, "no array shows it; timm's default", True),
-            "qkv_bias": has_array("blocks.0.attn.qkv.bias", shapes),
+            "qkv_bias": shapes.has("blocks.0.attn.qkv.bias"),
             "pooling": _pooling(shapes),
             "use_cls_token": class_token,
             "pool_patches_only": Inferred(has_cls, f"{class_token.reason}; timm pools without the class token"),
-            "norm_after_pooling": has_array("fc_norm.weight", shapes),
+            "norm_after_pooling": shapes.has("fc_norm.weight"),
             "representation_size": Inferred(None, "there is no pre_logits.fc.weight"),
-            **sizes_of(shapes, "pre_logits.fc.weight", optional=True, representation_size=0),
+            **shapes.sizes("pre_logits.fc.weight", optional=True, representation_size=0),
             "position_interpolation": Inferred("bicubic", "as in timm"),
             **stem,
-            **sizes_of(shapes, "head.weight", optional=True, num_labels=0),
+            **shapes.sizes("head.weight", optional=True, num_labels=0),
         }
         if POSITIONS not in shapes:
             fields["position_embedding_type"] = Inferred("none", "there is no table of positions")
         num_patches = shapes[POSITIONS][1] - has_cls if POSITIONS in shapes else None
-        pixels = [size * stride for size in patch_size]
+        pixels = [size * stride for size in shapes[self.marker][2:]]
         return {**fields, "image_size": image_size_of(num_patches, pixels, grid, has_cls)}
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -214,14 +204,15 @@ class Timm(TorchSource):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        supported = _SUPPORTED
+        choices: dict[str, Any] = dict(_CHOICES)
+        fixed = dict(_FIXED)
         if isinstance(config, HfViTHybridConfig):
-            supported = supported | {"stem_depths": [list(depths) for depths in _HYBRIDS]}
+            choices["stem_depths"] = list(map(list, _HYBRIDS))
         if config.use_cls_token and config.pooling in ("mean", "map"):
-            supported = supported | {"pool_patches_only": (True,)}
+            fixed["pool_patches_only"] = True
         elif config.pooling == "cls":
-            supported = supported | {"norm_after_pooling": (False,)}
-        return lacking(config, supported)
+            fixed["norm_after_pooling"] = False
+        return lacking(config, choices, fixed)
 
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
         """Write the weights to a .safetensors file, or to a folder with a config.json; return the arguments."""
@@ -298,8 +289,8 @@ def _stem(shapes: Shapes) -> Fields:
     if name is None:
         return {}
     return {
-        "stem_depths": count_units(shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0),
-        **sizes_of(shapes, name, stem_width=0, num_channels=1),
+        "stem_depths": shapes.stages(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0),
+        **shapes.sizes(name, stem_width=0, num_channels=1),
         **with_reason(TIMM_NUMBERS, "as in timm's ResNets"),
     }
 
@@ -327,12 +318,12 @@ class TimmBit(Timm):
 
     def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
         return {
-            **sizes_of(shapes, _ROOT, num_channels=1, embedding_size=0),
-            "depths": count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0),
+            **shapes.sizes(_ROOT, num_channels=1, embedding_size=0),
+            "depths": shapes.stages(r"stages\.(\d+)\.blocks\.(\d+)\.", first=0),
             # other numbers are big_transfer's, the defaults of the configuration
             "weight_standardization_eps": Inferred(_NUMBERS["weight_standardization_eps"], "as in timm's ResNets"),
             "image_size": UNKNOWN_IMAGE_SIZE,
-            **sizes_of(shapes, "head.fc.weight", optional=True, num_labels=0),
+            **shapes.sizes("head.fc.weight", optional=True, num_labels=0),
         }
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -358,7 +349,7 @@ class TimmBit(Timm):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        found = lacking(config, {name: (value,) for name, value in _NUMBERS.items()})
+        found = lacking(config, {}, _NUMBERS)
         if not self.architecture(config):
             found.append(f"depths={config.depths} with embedding_size={config.embedding_size}")
         return found

@@ -5,19 +5,7 @@ from typing import Any
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_resizing import BILINEAR
 from .checkpoint import Checkpoint
-from .source import (
-    Fields,
-    Grid,
-    Inferred,
-    Shapes,
-    TorchSource,
-    by,
-    count_layers,
-    image_size_of,
-    one_or_pair,
-    sizes_of,
-    with_reason,
-)
+from .source import Fields, Grid, Inferred, Shapes, TorchSource, image_size_of, with_reason
 from .tables import IMAGENET, Rule, as_is, part, weight_and_bias, within
 
 _POSITIONS = "encoder.pos_embedding"
@@ -65,15 +53,15 @@ class Torchvision(TorchSource):
         pixels = shapes[self.marker][2:]
         theirs = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "position_interpolation": "bicubic"}
         return {
-            "patch_size": Inferred(one_or_pair(*pixels), f"{self.marker} is {by(shapes[self.marker])}"),
-            **sizes_of(shapes, self.marker, num_channels=1, hidden_size=0),
-            "num_hidden_layers": count_layers(shapes, rf"{_BLOCK}(\d+)\."),
-            **sizes_of(shapes, _FC1, intermediate_size=0),
+            "patch_size": shapes.patch_size(self.marker, rows=2),
+            **shapes.sizes(self.marker, num_channels=1, hidden_size=0),
+            "num_hidden_layers": shapes.layers(rf"{_BLOCK}(\d+)\."),
+            **shapes.sizes(_FC1, intermediate_size=0),
             "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, has_cls=True),
             **with_reason(theirs, "as in torchvision's ViTs"),
             "representation_size": Inferred(None, "there is no heads.pre_logits.weight"),
-            **sizes_of(shapes, "heads.pre_logits.weight", optional=True, representation_size=0),
-            **sizes_of(shapes, "heads.head.weight", optional=True, num_labels=0),
+            **shapes.sizes("heads.pre_logits.weight", optional=True, representation_size=0),
+            **shapes.sizes("heads.head.weight", optional=True, num_labels=0),
         }
 
     def table(self, config: HfViTConfig) -> list[Rule]:

@@ -343,29 +343,26 @@ class Transformers(Source):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        supported: dict[str, Any] = PLAIN | {"model_type": (HfViTConfig.model_type,), "projection_dim": (None,)}
-        supported |= {"norm_after_pooling": (False,), "position_embedding_type": ("learned",)}
         if isinstance(config, HfBiTConfig):
             paddings = ("fixed", "same") if config.layer_type == "preactivation" else ("same",)
-            supported = {name: (value,) for name, value in BIT_NUMBERS.items()} | {"padding": paddings}
-            supported["spatial_mixing"] = ("convolution",)
-        elif config.pooling == "map" and not has_head(model):  # a SigLIP tower, of square images
-            supported |= {"use_cls_token": (False,), "representation_size": (None,), "qkv_bias": (True,)}
-            supported |= {name: (as_pair(getattr(config, name))[0],) for name in ("image_size", "patch_size")}
-            supported["hidden_dropout_prob"] = (0,)
-        else:
-            supported |= {"pooling": ("cls",), "use_cls_token": (True,)}
-            if has_head(model):
-                supported["representation_size"] = (None,)
-            if isinstance(model, HfViTForMaskedPatchPrediction):  # which predicts the pixels of square grids
-                supported |= {"patch_target": ("pixels",), "patch_size": (as_pair(config.patch_size)[0],)}
-                supported["grid_size"] = (config.grid_size[:1] * 2,)
-        return lacking(config, supported)
+            return lacking(config, {"padding": paddings}, BIT_NUMBERS | {"spatial_mixing": "convolution"})
+        fixed = PLAIN | {"model_type": HfViTConfig.model_type, "projection_dim": None}
+        fixed |= {"norm_after_pooling": False, "position_embedding_type": "learned"}
+        if config.pooling == "map" and not has_head(model):  # a SigLIP tower, of square images
+            fixed |= {"use_cls_token": False, "representation_size": None, "qkv_bias": True, "hidden_dropout_prob": 0}
+            fixed |= {name: as_pair(getattr(config, name))[0] for name in ("image_size", "patch_size")}
+            return lacking(config, {}, fixed)
+        fixed |= {"pooling": "cls", "use_cls_token": True}
+        if has_head(model):
+            fixed["representation_size"] = None
+        if isinstance(model, HfViTForMaskedPatchPrediction):  # which predicts the pixels of square grids
+            fixed |= {"patch_target": "pixels", "patch_size": as_pair(config.patch_size)[0]}
+            fixed["grid_size"] = config.grid_size[:1] * 2
+        return lacking(config, {}, fixed)
 
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
         with new_folder(path, overwrite) as folder:
             save_for_transformers(model, processor, folder, images)
-        return {}
 
 
 def _read_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

@@ -63,7 +63,7 @@ class MsgpackReader:
             raise MsgpackError(f"{path} is damaged, or is not a tree of arrays in msgpack: {reason}") from error
         if not self._values:
             raise MsgpackError(f"{path} holds no arrays")
-        self.arrays = {name: ArrayInfo(name, it.shape, it.dtype, it.nbytes) for name, it in self._values.items()}
+        self.arrays = {name: ArrayInfo(it.shape, it.dtype, it.nbytes) for name, it in self._values.items()}
 
     def read(self, name: str) -> torch.Tensor:
         """Read one array into its own memory."""

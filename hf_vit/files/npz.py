@@ -34,7 +34,6 @@ class NpzError(ValueError):
 class ArrayInfo:
     """Header of an array; `dtype` is the stored one, `|V2` for bfloat16."""
 
-    name: str
     shape: tuple[int, ...]
     dtype: np.dtype
     nbytes: int
@@ -88,7 +87,7 @@ class NpzReader(AbstractContextManager):
                 reading = f" the array {name!r} of"
                 if name in self.arrays:
                     raise ValueError("the file holds two arrays of this name")
-                self.arrays[name] = self._read_header(name, member)
+                self.arrays[name] = self._read_header(member)
                 self._members[name] = member
         except Exception as error:  # damaged bytes raise nearly anything
             raise NpzError(f"cannot read{reading} {self.path} (expected an .npz file): {error}") from error
@@ -112,7 +111,7 @@ class NpzReader(AbstractContextManager):
         except Exception as error:
             raise NpzError(f"cannot read the array {name!r} of {self.path}: {error}") from error
 
-    def _read_header(self, name: str, member: zipfile.ZipInfo) -> ArrayInfo:
+    def _read_header(self, member: zipfile.ZipInfo) -> ArrayInfo:
         with self._zip.open(member) as stream:
             shape, _, dtype = _HEADER_READERS[npy_format.read_magic(stream)](stream)
             nbytes = member.file_size - stream.tell()
@@ -120,7 +119,7 @@ class NpzReader(AbstractContextManager):
             raise ValueError(f"it has the unsupported dtype {dtype}")
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != nbytes:
             raise ValueError(f"its header declares the shape {shape} and the dtype {dtype}, but it has {nbytes} bytes")
-        return ArrayInfo(name, shape, dtype, nbytes)
+        return ArrayInfo(shape, dtype, nbytes)
 
 
 def write_npz(path: str | os.PathLike, arrays: Iterable[tuple[str, torch.Tensor | np.ndarray]]) -> None:

@@ -112,7 +112,7 @@ class TensorStoreReader:
             store = tensorstore.open({**store.spec().to_json(), "fill_missing_data_reads": False}).result()
         chunk = store.chunk_layout.write_chunk.shape or store.shape
         whole = (math.ceil(size / part) * part if part else size for size, part in zip(store.shape, chunk, strict=True))
-        self.arrays[name] = ArrayInfo(name, tuple(store.shape), dtype, math.prod(whole) * dtype.itemsize)
+        self.arrays[name] = ArrayInfo(tuple(store.shape), dtype, math.prod(whole) * dtype.itemsize)
         self._stores[name] = store
 
 

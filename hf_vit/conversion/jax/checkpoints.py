@@ -35,15 +35,10 @@ from ..source import (
     Shapes,
     StoredArray,
     by,
-    count_layers,
-    count_units,
-    has_array,
     has_head,
     image_size_of,
     lacking,
-    one_or_pair,
     record_of,
-    sizes_of,
     with_class_row,
     with_reason,
 )
@@ -70,21 +65,12 @@ _PER_CLASS = {
     "MlpBlock_0": "MlpBlock_3",
 }
 _GROUP_NORM = re.compile(r"(^|/)(gn[^/]*|norm-pre-head)/scale$")
-# Values of settings that the dialects can store
-_RELEASED = PLAIN | {
-    "position_embedding_type": ("learned", "none"),
-    "pooling": ("cls", "mean", "none"),
-    "stored_patch_size": (None,),
-    "qkv_bias": (True,),
-    "norm_after_pooling": (False,),
-}
-_BIG_VISION = PLAIN | {
-    "model_type": (HfViTConfig.model_type,),
-    "position_embedding_type": ("learned", "sincos2d"),
-    "qkv_bias": (True,),
-    "norm_after_pooling": (False,),
-}
-_SUPPORTED = {"vit_jax": _RELEASED, "flax": _RELEASED, "big_vision": _BIG_VISION}
+# Values of settings that each dialect can store
+_RELEASED = {"position_embedding_type": ("learned", "none"), "pooling": ("cls", "mean", "none")}
+_BIG_VISION = {"position_embedding_type": ("learned", "sincos2d")}
+_CHOICES = {"vit_jax": _RELEASED, "flax": _RELEASED, "big_vision": _BIG_VISION}
+# Settings of which the dialects can store one value
+_FIXED = PLAIN | {"qkv_bias": True, "norm_after_pooling": False}
 # FlexiViT (arXiv 2212.08013): folder of the released files, and of a training run; its stored sizes and image size
 _FLEXIVIT = "big_vision/flexivit/"
 _FLEXIVIT_KERNEL, _FLEXIVIT_GRID, _FLEXIVIT_IMAGE_SIZE = (32, 32), (7, 7), 240
@@ -97,7 +83,7 @@ class JaxSource(RuleSource):
     format = "jax"
 
     @abstractmethod
-    def numbers(self, config: Any) -> dict[str, tuple[Any]]:
+    def numbers(self, config: Any) -> dict[str, Any]:
         """Return the values of the settings that a file does not store: the original code has no others."""
 
     def arrays(self, model: Model, dialect: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -130,19 +116,15 @@ class JaxSource(RuleSource):
         return address if is_same else None
 
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
-        if lacking(model.config, self.numbers(model.config)):
+        if lacking(model.config, {}, self.numbers(model.config)):
             logger.warning(f"Written as {self.original(model)}, which the original code computes with other numbers.")
         arrays = self.arrays(model, {**record_of(model).get("dialect", {}), "names": dialect})
         write_npz(path, ((_name_in(dialect, name), array) for name, array in arrays.items()))
-        return {}
 
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
         """Return the class names of a released file, by its address; None for any other file."""
-        location = checkpoint.location
-        entry = find_released(location) if "://" in location else None
-        if entry is None or entry.facts.get("labels") != "imagenet1k":
-            return None
-        names = built_in_class_names("imagenet1k")
+        entry = find_released(checkpoint.location) if "://" in checkpoint.location else None
+        names = built_in_class_names("imagenet1k") if entry and entry.facts.get("labels") == "imagenet1k" else []
         return names if len(names) == num_labels else None
 
 
@@ -150,7 +132,7 @@ class Jax(JaxSource):
     """The original's ViTs and hybrids; all sizes are read from the arrays."""
 
     models = MODELS[HfViTConfig]
-    dialects = tuple(_SUPPORTED)
+    dialects = tuple(_CHOICES)
     head = ("head/kernel", "head/bias")
     table = staticmethod(vit_table)  # pyright: ignore[reportAssignmentType]
 
@@ -158,8 +140,8 @@ class Jax(JaxSource):
         prefix = next((prefix for prefix in _PREFIXES if prefix + _KERNEL in checkpoint.shapes), None)
         if prefix is None:
             return None
-        own = {name.removeprefix(prefix) for name in checkpoint.shapes if name.startswith(prefix)}
-        arrays = _arrays_in(checkpoint, prefix)
+        own = {name.removeprefix(prefix): shape for name, shape in checkpoint.shapes.items() if name.startswith(prefix)}
+        arrays = _arrays_in(own, prefix)
         dialect = _describe(_dialect_of(own), prefix, checkpoint, arrays)
         if dialect["names"] == "big_vision":
             arrays = with_class_row(checkpoint, arrays, "cls", POSITIONS, request.position_grid)
@@ -175,29 +157,28 @@ class Jax(JaxSource):
         return Naming(dialect, arrays, sorted(others), _similarity(checkpoint, root))
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
-        patch_size = shapes[_KERNEL][:2]
         stem = _stem(shapes)
         fields: Fields = {
-            "patch_size": Inferred(one_or_pair(*patch_size), f"{_KERNEL} is {by(shapes[_KERNEL])}"),
-            **sizes_of(shapes, _KERNEL, num_channels=2, hidden_size=3),
-            "num_hidden_layers": count_layers(shapes, r"Transformer/encoderblock_(\d+)/"),
-            **sizes_of(shapes, _QUERY, num_attention_heads=1),
-            **sizes_of(shapes, _DENSE, intermediate_size=1),
+            "patch_size": shapes.patch_size(_KERNEL, rows=0),
+            **shapes.sizes(_KERNEL, num_channels=2, hidden_size=3),
+            "num_hidden_layers": shapes.layers(r"Transformer/encoderblock_(\d+)/"),
+            **shapes.sizes(_QUERY, num_attention_heads=1),
+            **shapes.sizes(_DENSE, intermediate_size=1),
             "pooling": _pooling(shapes, naming.other_parts),
-            "use_cls_token": has_array("cls", shapes),
+            "use_cls_token": shapes.has("cls"),
             "representation_size": Inferred(None, "there is no pre_logits/kernel"),
-            **sizes_of(shapes, "pre_logits/kernel", optional=True, representation_size=1),
+            **shapes.sizes("pre_logits/kernel", optional=True, representation_size=1),
         }
-        grid, has_patch_vectors = request.position_grid, "patch_vectors" in naming.dialect
-        if has_patch_vectors:
+        grid = request.position_grid
+        if "patch_vectors" in naming.dialect:
             fields["position_interpolation"] = Inferred("bilinear", "patches are vectors, as in NaFlex")
             if grid is None and POSITIONS in shapes:
                 grid = as_pair(checkpoint.shapes[naming.arrays[POSITIONS].name][:2])
-        fields |= sizes_of(shapes, "head/kernel", optional=True, num_labels=1)
-        fields |= sizes_of(shapes, "projection/kernel", optional=True, projection_dim=1)
+        fields |= shapes.sizes("head/kernel", optional=True, num_labels=1)
+        fields |= shapes.sizes("projection/kernel", optional=True, projection_dim=1)
         fields |= stem
         stride = stem_stride(stem["stem_depths"].value) if stem else 1
-        pixels = [size * stride for size in patch_size]
+        pixels = [size * stride for size in shapes[_KERNEL][:2]]
         has_cls = "cls" in shapes
         if POSITIONS not in shapes:
             reason = "there is no table of positions; big_vision then computes them"
@@ -228,24 +209,28 @@ class Jax(JaxSource):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        supported = _SUPPORTED[dialect]
+        fixed = dict(_FIXED)
+        if dialect == "big_vision":
+            fixed["model_type"] = HfViTConfig.model_type
+        else:
+            fixed["stored_patch_size"] = None
         if config.use_cls_token and config.pooling in ("mean", "map"):
-            supported = supported | {"pool_patches_only": (False,)}
-        found = lacking(config, supported)
+            fixed["pool_patches_only"] = False
+        found = lacking(config, _CHOICES[dialect], fixed)
         numbers = self.numbers(config)
-        others = lacking(config, numbers)
+        others = lacking(config, {}, numbers)
         if others and self.original(model) is None:
-            options = " ".join(f"--set {name}={value}" for name, (value,) in numbers.items())
+            options = " ".join(f"--set {name}={value}" for name, value in numbers.items())
             found.append(
                 f"{', '.join(others)}; if the weights are a copy of an original file, convert them with {options} and "
                 "export that folder"
             )
         return found
 
-    def numbers(self, config: Any) -> dict[str, tuple[Any]]:
-        numbers = {"hidden_act": ("gelu_pytorch_tanh",), "layer_norm_eps": (1e-6,)}
+    def numbers(self, config: Any) -> dict[str, Any]:
+        numbers = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
         if isinstance(config, HfViTHybridConfig):
-            numbers |= {name: (value,) for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
+            numbers |= {name: value for name, value in ORIGINALS["bit"].items() if "eps" in name or "form" in name}
         return numbers
 
     def arrays(self, model: Model, dialect: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -277,20 +262,16 @@ def _dialect_of(names: Collection[str]) -> str:
     return "flax" if per_class else "vit_jax"
 
 
-def _arrays_in(checkpoint: Checkpoint, prefix: str) -> dict[str, StoredArray]:
+def _arrays_in(shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, StoredArray]:
     """Return name in the rules -> array, of the arrays below a prefix."""
     arrays = {}
-    for stored, shape in checkpoint.shapes.items():
-        if not stored.startswith(prefix):
-            continue
-        name = _name_in_rules(stored.removeprefix(prefix))
-        if not name.startswith(_STACKED):
-            arrays[name] = StoredArray(stored)
-            continue
-        depth = min(shape[0], MAX_LAYERS + 1)  # the configuration refuses more
-        for index in range(depth):
-            block = f"Transformer/encoderblock_{index}/"
-            arrays[block + name.removeprefix(_STACKED)] = StoredArray(stored, index)
+    for own, shape in shapes.items():
+        name = _name_in_rules(own)
+        if name.startswith(_STACKED):
+            for index in range(min(shape[0], MAX_LAYERS + 1)):  # the configuration refuses more
+                arrays[name.replace("block/", f"block_{index}/", 1)] = StoredArray(prefix + own, index)
+        else:
+            arrays[name] = StoredArray(prefix + own)
     return arrays
 
 
@@ -320,8 +301,8 @@ def _name_in(dialect: str, name: str) -> str:
 def _stem(shapes: Shapes) -> Fields:
     if "conv_root/kernel" not in shapes:
         return {}
-    depths = count_units(shapes, r"block(\d+)/unit(\d+)/", first=1)
-    return {"stem_depths": depths, **sizes_of(shapes, "conv_root/kernel", stem_width=3, num_channels=2)}
+    depths = shapes.stages(r"block(\d+)/unit(\d+)/", first=1)
+    return {"stem_depths": depths, **shapes.sizes("conv_root/kernel", stem_width=3, num_channels=2)}
 
 
 def _pooling(shapes: Shapes, other_parts: Collection[str]) -> Inferred:
@@ -344,13 +325,9 @@ def _evaluated_as(settings: dict[str, Any], kind: str, location: str) -> Inferre
 
 def _similarity(checkpoint: Checkpoint, root: str) -> dict[str, float]:
     """Read temperature `t` (a logarithm) and bias `b` of the similarity of two towers, if the file holds them."""
-    numbers = {}
-    for name in ("t", "b"):
-        shape = checkpoint.shapes.get(root + name, (0,))
-        number = float(checkpoint.read(root + name)) if math.prod(shape) == 1 else math.nan
-        if math.isfinite(number):
-            numbers[name] = number
-    return numbers
+    stored = {name: root + name for name in ("t", "b") if math.prod(checkpoint.shapes.get(root + name, (0,))) == 1}
+    numbers = {name: float(checkpoint.read(array)) for name, array in stored.items()}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
 def _describe(names: str, prefix: str, checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
@@ -455,12 +432,12 @@ class JaxBiT(JaxSource):
             if find_released(checkpoint.location) is not None:
                 image_size = Inferred(image_size.value, "evaluation of the released file of this name")
         fields = {
-            **sizes_of(shapes, self.root, num_channels=2, embedding_size=3),
-            "depths": count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1),
+            **shapes.sizes(self.root, num_channels=2, embedding_size=3),
+            "depths": shapes.stages(r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1),
             **with_reason(ORIGINALS[self.code], f"as in the code of {self.code}"),
             "image_size": image_size,
         }
-        return fields | sizes_of(shapes, self.head[0], optional=True, num_labels=-1)
+        return fields | shapes.sizes(self.head[0], optional=True, num_labels=-1)
 
     def table(self, config: HfBiTConfig) -> list[Rule]:
         return self.rows
@@ -471,8 +448,8 @@ class JaxBiT(JaxSource):
         return _evaluated_as(settings, f"files of {self.dialects[0]}", checkpoint.location)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
-        problems = lacking(model.config, self.numbers(model.config) | {"spatial_mixing": ("convolution",)})
+        problems = lacking(model.config, {}, self.numbers(model.config) | {"spatial_mixing": "convolution"})
         return [] if problems and self.is_released and self.original(model) else problems
 
-    def numbers(self, config: Any) -> dict[str, tuple[Any]]:
-        return {name: (value,) for name, value in ORIGINALS[self.code].items()}
+    def numbers(self, config: Any) -> dict[str, Any]:
+        return ORIGINALS[self.code]
