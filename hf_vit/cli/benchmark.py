@@ -19,15 +19,13 @@ _TIMED = {  # name in the table: backend and dtype of `hf_vit.load`
     "int8": ("int8", "float32"),
 }
 _MIN_ROUNDS = 5
+_BatchSizes = Annotated[list[int], "batch sizes to time, in images (default 1 and 8)", {"type": parse_count}]
 
 
 def benchmark(
     folder: Model,
     *,
-    batch_sizes: Annotated[list[int], "batch sizes to time, in images (default 1 and 8)", {"type": parse_count}] = (
-        1,
-        8,
-    ),  # pyright: ignore[reportArgumentType]
+    batch_sizes: _BatchSizes = (1, 8),  # pyright: ignore[reportArgumentType]
     image_size: ImageSize = None,
     device: Device = "auto",
     compile: Annotated[bool, "also time torch.compile, which needs a C++ compiler and about a minute"] = False,
