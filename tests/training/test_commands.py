@@ -126,7 +126,7 @@ def test_killed_data_worker_is_reported(client, tmp_path):
         from hf_vit.scripts.pretrain import main
         from hf_vit.data.augmentation import TrainTransform
 
-        TrainTransform.__call__ = lambda self, image, rng: os.kill(os.getpid(), signal.SIGKILL)
+        TrainTransform.__call__ = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
         main({arguments(**{**DIGITS, "num_workers": 1}, output_dir=tmp_path / "out")})
         """,
         status=2,
