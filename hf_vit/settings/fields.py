@@ -123,7 +123,7 @@ class TrainingSettings(DataSettings):
     epochs: float | None = _length(None, "length in passes over the training images; set this or steps", above=0)
     batch_size: int = _length(512, "images per optimizer step, over all processes and accumulation steps", above=0)
     per_device_batch_size: int | None = _length(None, "images per forward; by default batch_size / processes", above=0)
-    find_batch_size: bool = _length(False, "halve per_device_batch_size until forward and backward fit into memory")
+    find_batch_size: bool = _length(False, "reduce per_device_batch_size until forward and backward fit into memory")
     class_sampling: Literal["natural", "balanced"] = _length(
         "natural", "balanced: draw each class equally often; every image of a class is drawn before one repeats"
     )
