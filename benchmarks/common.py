@@ -40,6 +40,7 @@ def take_turns(
     least: int = 7,
     most: int = 200,
     warm_up: int = 2,
+    pause: float = 0,
 ) -> _Turns:
     """Call the contestants in turn, so that other load on the machine affects them equally.
 
@@ -48,6 +49,8 @@ def take_turns(
     Args:
         seconds: duration; at least `least` and at most `most` rounds are run.
         warm_up: number of rounds before the timed ones.
+        pause: seconds to wait, followed by a call that is not timed, before each timed one. ONNX Runtime's threads keep
+            the cores busy for about 50 ms after a call, which slows the next contestant.
     """
     for _ in range(warm_up):
         for contestant in contestants.values():
@@ -61,6 +64,9 @@ def take_turns(
             if number >= least and time.perf_counter() > end:
                 break
             for name in random.Random(number).sample(list(contestants), len(contestants)):
+                if pause:
+                    time.sleep(pause)
+                    contestants[name]()
                 turns[name].append(seconds_of(contestants[name]))
     finally:
         gc.enable()

@@ -173,7 +173,8 @@ def time_contest(line: Line, names: list[str], folder: Path, seconds: float, lea
 
     ready, left_out = enter(line, names, folder)
     differences = compare(line, ready)
-    turns = common.take_turns({name: contestant.forward for name, contestant in ready.items()}, seconds, least)
+    forwards = {name: contestant.forward for name, contestant in ready.items()}
+    turns = common.take_turns(forwards, seconds, least, pause=0.05)
     notes = {"vit-pytorch": VIT_PYTORCH_NOTE} if "vit-pytorch" in turns else {}
     return {**common.stamp(), "turns": turns, "differences": differences, "left_out": left_out, "notes": notes}
 

@@ -19,6 +19,7 @@ _TIMED = {  # name in the table: backend and dtype of `hf_vit.load`
     "int8": ("int8", "float32"),
 }
 _MIN_ROUNDS = 5
+_PAUSE = 0.05  # seconds; after a call, ONNX Runtime's threads keep the cores busy for about as long
 _BatchSizes = Annotated[list[int], "batch sizes to time, in images (default 1 and 8)", {"type": parse_count}]
 
 
@@ -94,11 +95,13 @@ def _forward(model: Any, pixel_values: Any) -> Callable[[], Any]:
 
 
 def _take_turns(forwards: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Return the duration of every call, in seconds; at least `_MIN_ROUNDS` of each."""
+    """Return durations of calls, in seconds; at least `_MIN_ROUNDS` of each, after a call that is not timed."""
     times = {name: [] for name in forwards}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times["PyTorch"]) < _MIN_ROUNDS:
         for name, forward in forwards.items():
+            time.sleep(_PAUSE)
+            forward()
             start = time.perf_counter()
             forward()
             times[name].append(time.perf_counter() - start)
