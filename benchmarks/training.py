@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 from common import Failed, peak_mib, run_apart, silence_torchvision
@@ -116,7 +117,7 @@ def _train_with_hf_vit(options: argparse.Namespace) -> dict:
         trainer = Trainer(settings, start_accelerator(settings), model, processor, split)
         trainer.start()
         clock = _Clock(options)
-        with trainer.console:
+        with closing(trainer.console):
             for step in range(options.steps + 2):
                 trainer.train_step(step)
                 clock._tick()

@@ -225,7 +225,7 @@ def read_images(
     for row, measures in enumerate(measure_split(split, num_channels, num_threads)):
         if measures is not None and row in by_row:
             number, features = by_row[row]
-            label = classes[number] if number >= 0 else ""
+            label = str(classes[number]) if number >= 0 else ""
             images.append(AuditedImage(names[row], group, split, row, number, label, measures, features))
     return images
 

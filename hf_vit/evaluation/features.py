@@ -93,8 +93,9 @@ class Extractor:
         if not len(wanted):
             raise ValueError(f"split {name} is empty")
         folder = self._folder_of(split, name)
-        is_kept = folder is not None and not self.settings.overwrite
-        pieces = [load_file(file) for file in sorted(folder.glob("*.safetensors"))] if is_kept else []
+        pieces = []
+        if folder is not None and not self.settings.overwrite:
+            pieces = [load_file(file) for file in sorted(folder.glob("*.safetensors"))]
         self.accelerator.wait_for_everyone()  # before the main process writes more pieces
         missing = np.setdiff1d(wanted, [number for piece in pieces for number in piece["index"].tolist()])
         for start in range(0, len(missing), _PIECE):

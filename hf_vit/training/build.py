@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -78,15 +78,15 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     _set_labels(model.config, split, settings.loss)
     processor = with_preset(processor, settings.preset, model.config, keeps_normalization=True)
     measure_channels(processor, split)
+    if settings.save_for == "transformers":
+        from ..conversion.exporting import find_writer  # slow to import
+
+        find_writer(cast(Any, model), "transformers")  # raises if its own classes do not support the model
     if settings.lora_rank:
         model = _add_adapters(model, settings)
     frozen = freeze_parameters(model, settings.freeze + ([r"^(?!classifier)"] if settings.linear_probe else []))
     if settings.lora_rank and {name for name, _ in model.named_parameters() if ".lora_" in name} <= set(frozen):
         raise ValueError(f"--freeze {settings.freeze} freezes all adapters of --lora-rank {settings.lora_rank}")
-    if settings.save_for == "transformers":
-        from ..conversion.exporting import find_writer  # slow to import
-
-        find_writer(model, "transformers")  # raises if its own classes do not support the model
     return model, processor
 
 
@@ -373,7 +373,7 @@ def training_batches(
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Return the training batches of this process for a range of steps, one per forward."""
     loading = settings.num_workers, settings.prefetch_factor
-    if settings.preset == "native":
+    if isinstance(transform, NativeTransform):
         dataset = NativeDataset(split, transform, settings.seed, settings.class_sampling)
         batches = BucketBatchSampler(layout, steps, dataset.count_patches, settings.seed)
         return train_loader(dataset, batches, *loading, collate_patches)
