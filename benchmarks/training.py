@@ -106,13 +106,14 @@ def _train_with_hf_vit(options: argparse.Namespace) -> dict:
 
     split = open_split(load_split(str(options.images), "train"))
     with tempfile.TemporaryDirectory() as output:
+        config = HfViTConfig.from_variant(options.variants[0], num_labels=split.num_labels)
+        model, processor = HfViTForImageClassification(config), HfViTImageProcessor()
+        model.save_pretrained(f"{output}/start")
         line = (
-            f"--model none_needed --dataset {options.images} --output_dir {output} --steps {options.steps + 2} "
+            f"--model {output}/start --dataset {options.images} --output_dir {output}/run --steps {options.steps + 2} "
             f"--batch_size {options.batch_size} --mixed_precision {options.mixed_precision} --report_to none"
         )
         settings = parse_settings(FinetuneSettings, line.split())
-        config = HfViTConfig.from_variant(options.variants[0], num_labels=split.num_labels)
-        model, processor = HfViTForImageClassification(config), HfViTImageProcessor()
         keep_freed_memory()  # as the scripts do
         trainer = Trainer(settings, start_accelerator(settings), model, processor, split)
         trainer.start()
