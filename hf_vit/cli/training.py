@@ -65,7 +65,8 @@ def run_script(command: str, options: list[str]) -> None:
         script(rest)
         push_result(command, settings, str(hub.push))
     else:
-        run_job(command, rest, settings, **vars(hub))
+        where = {"flavor": hub.job, "package": hub.package, "timeout": hub.timeout, "dry_run": hub.dry_run}
+        run_job(command, rest, settings, result=hub.push, **where)
 
 
 def settings_of(command: str) -> type[Any]:

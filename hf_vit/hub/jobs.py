@@ -16,9 +16,9 @@ def run_job(
     options: list[str],
     settings: Any,
     *,
-    job: str,
+    flavor: str,
     package: str | None,
-    push: str | None,
+    result: str | None,
     timeout: str,
     dry_run: bool = False,
 ) -> None:
@@ -30,18 +30,18 @@ def run_job(
         command: finetune, pretrain or evaluate.
         options: its options on the command line; a recipe that is a file is uploaded.
         settings: the settings that these options give.
-        job: hardware, such as "a10g-small".
+        flavor: hardware, such as "a10g-small".
         package: pip requirement of hf_vit: the URL of a wheel, or git+https://...
-        push: repository on the Hub for the result, OWNER/NAME or a NAME of your own.
+        result: repository on the Hub for the result, OWNER/NAME or a NAME of your own.
         timeout: time limit, such as "6h".
         dry_run: check everything, print the job, and start nothing.
 
     Raises:
         ValueError: something is missing that the job needs, or the job failed.
     """
-    check_choice("hardware", job, [one.value for one in JobHardware])
+    check_choice("hardware", flavor, [one.value for one in JobHardware])
     token = get_token()
-    if package is None or push is None or token is None:
+    if package is None or result is None or token is None:
         raise ValueError(
             "--job needs --package (the URL of a wheel of hf_vit, or git+https://...), --push NAME for the result, and "
             "a token (run `hf auth login`, or set HF_TOKEN)"
@@ -49,24 +49,24 @@ def run_job(
     api = HfApi(library_name="hf_vit")
     _check_on_hub(api, "dataset", settings.dataset)
     _check_on_hub(api, "model", getattr(settings, "model", None))
-    arguments = [command, *options, "--push", push]
-    print(f"on {job}, for at most {timeout}: {shlex.join(['hf-vit', *arguments])}")
+    arguments = [command, *options, "--push", result]
+    print(f"on {flavor}, for at most {timeout}: {shlex.join(['hf-vit', *arguments])}")
     if dry_run:
         print("no job was started: this was a dry run")
         return
-    started = api.run_uv_job(
+    job = api.run_uv_job(
         "hf-vit",
         script_args=arguments,
         dependencies=[package],
-        flavor=job,
+        flavor=flavor,
         secrets={"HF_TOKEN": token},
         timeout=timeout,
         name=f"hf-vit-{command}",
     )
-    print(f"started {started.url}; it keeps running after Ctrl+C; `hf jobs cancel {started.id}` stops it")
-    for line in api.fetch_job_logs(job_id=started.id, follow=True):
+    print(f"started {job.url}; it keeps running after Ctrl+C; `hf jobs cancel {job.id}` stops it")
+    for line in api.fetch_job_logs(job_id=job.id, follow=True):
         print(line, flush=True)
-    status = api.inspect_job(job_id=started.id).status
+    status = api.inspect_job(job_id=job.id).status
     if status.stage != JobStage.COMPLETED:
         raise ValueError(f"the job ended with {status.stage}: {status.message or 'see its log above'}")
 
