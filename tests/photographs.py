@@ -78,14 +78,15 @@ def encode(image: Image.Image, kind: str = "PNG", **options) -> bytes:
     return file.getvalue()
 
 
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    """A part of a PNG, with its length and checksum."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
 def png_of(width: int, height: int) -> bytes:
     """A PNG that declares a size and holds next to nothing of it."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + png_chunk(b"IDAT", zlib.compress(bytes(1000))) + png_chunk(b"IEND", b"")
 
 
 def table_of(images: list, labels: list, label) -> datasets.Dataset:

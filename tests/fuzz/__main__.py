@@ -8,7 +8,6 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -68,16 +67,10 @@ def _report(kind, arguments: argparse.Namespace, outcome, aloud: bool) -> None:
     from .gate import case_of, write_files
 
     place = arguments.output / f"{kind.name}-{arguments.seed}-{outcome.number}"
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        case = case_of(kind, arguments.seed, outcome.number)
-        write_files(case, place)
-        how = case.how
-    except Exception:  # a fault of the gate itself
-        how = traceback.format_exc()
+    write_files(case_of(kind, arguments.seed, outcome.number), place)
     command = f"python -m tests.fuzz --kind {kind.name} --seed {arguments.seed} --only {outcome.number}"
     spent = f"{outcome.seconds:.2f} s, {outcome.peak:,} bytes above the imports"
-    report = "\n".join([outcome.verdict, how, command, spent, outcome.text, ""])
+    report = "\n".join([outcome.verdict, command, spent, outcome.text, ""])
     (place / "report.txt").write_text(report, encoding="utf-8", errors="backslashreplace")
     last = (outcome.text.strip().splitlines() or [""])[-1]
     if aloud:
@@ -91,8 +84,9 @@ def _repeat(kind, arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz_") as folder:
         (Path(folder) / "shared").mkdir()
         kind.prepare(Path(folder) / "shared")
+        case = case_of(kind, arguments.seed, arguments.only)
         outcome = try_case(kind, arguments.seed, arguments.only, Path(folder) / "case")
-        print(case_of(kind, arguments.seed, arguments.only).how, outcome.verdict, outcome.text, sep="\n")
+        print(case.original, outcome.verdict, outcome.text, f"{case.value!a:.999}", sep="\n")
         return int(outcome.is_fault)
 
 

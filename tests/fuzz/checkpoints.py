@@ -17,8 +17,8 @@ from hf_vit.loading import load
 
 from ..paths import GOLDENS, PEERS
 from ..tiny_models import save_tiny
-from .archives import mutate_directory, odd_pth, rewrite_npz, rewrite_pth, rewrite_safetensors
-from .gate import OUTPUT, Case, Kind
+from .archives import mutate_directory, mutate_safetensors, odd_pth, rewrite_npz, rewrite_pth
+from .gate import OUTPUT, Case, Kind, write_files
 from .mutators import mutate_bytes
 
 Tensors = dict[str, torch.Tensor]
@@ -39,17 +39,16 @@ class Conversion(Kind):
     def prepare(self, folder: Path) -> None:
         self.originals = {name: self.content(name) for name in self.arguments}
         self.whole = []
-        for number, (name, content) in enumerate(self.originals.items()):
-            place = folder / str(number)
-            place.mkdir()
-            (place / self.file).write_bytes(content)
-            self.whole.append(fingerprint(self.use(Case("", value=self.arguments[name]), place)["arrays"]))
+        for name, content in self.originals.items():
+            case = self.case(name, content)
+            write_files(case, folder / name)
+            self.whole.append(fingerprint(self.use(case, folder / name)["arrays"]))
 
     def content(self, name: str) -> bytes:
         return (self.folder / name).read_bytes()
 
-    def case(self, name: str, data: bytes, how: str, expected: str = "any") -> Case:
-        return Case(f"{name}: {how}", {self.file: data}, self.arguments[name], expected)
+    def case(self, name: str, data: bytes, expected: str = "any") -> Case:
+        return Case(name, {self.file: data}, self.arguments[name], expected)
 
     def use(self, case: Case, folder: Path) -> Any:
         convert_to_folder(folder / self.file, folder / OUTPUT, **case.value)
@@ -102,13 +101,12 @@ class Npz(Conversion):
 
     def make(self, random: Random) -> Case:
         name = random.choice(list(self.originals))
-        data = self.originals[name]
-        way = random.random()
+        data, way = self.originals[name], random.random()
         if way < 0.4:
-            return self.case(name, *rewrite_npz(self.arrays[name], random))
+            return self.case(name, rewrite_npz(self.arrays[name], random))
         if way < 0.55:
-            return self.case(name, *mutate_directory(data, random), "same")
-        return self.case(name, *mutate_bytes(data, random, list(self.originals.values())), "same")
+            return self.case(name, mutate_directory(data, random), "same")
+        return self.case(name, mutate_bytes(data, random, list(self.originals.values())), "same")
 
     def compare(self, case: Case, result: Any) -> str | None:
         prefix, left_out = result["record"]["dialect"].get("prefix", ""), result["record"]["left_out"]
@@ -142,14 +140,14 @@ class Pth(Conversion):
         name = random.choice(list(self.originals))
         data, way = self.originals[name], random.random()
         if way < 0.3:
-            return self.case(name, *odd_pth(self.weights[name], random))
+            return self.case(name, odd_pth(self.weights[name], random))
         if name == "legacy":
-            return self.case(name, *mutate_bytes(data, random, list(self.originals.values())))
+            return self.case(name, mutate_bytes(data, random, list(self.originals.values())))
         if way < 0.5:
-            return self.case(name, *rewrite_pth(data, random))
+            return self.case(name, rewrite_pth(data, random))
         if way < 0.6:
-            return self.case(name, *mutate_directory(data, random), "same")
-        return self.case(name, *mutate_bytes(data, random, [data]), "same")
+            return self.case(name, mutate_directory(data, random), "same")
+        return self.case(name, mutate_bytes(data, random), "same")
 
 
 def _weights(file: Any) -> Tensors:
@@ -173,16 +171,10 @@ class Safetensors(Conversion):
 
     def make(self, random: Random) -> Case:
         name = random.choice(list(self.originals))
-        return self.case(name, *_mutate_safetensors(self.originals[name], random, list(self.originals.values())))
+        return self.case(name, mutate_safetensors(self.originals[name], random, list(self.originals.values())))
 
     def compare(self, case: Case, result: Any) -> str | None:
-        if result["record"]["beside"]:
-            return None
-        return _compare_safetensors(result["arrays"], case.files[self.file])
-
-
-def _mutate_safetensors(data: bytes, random: Random, others: list[bytes]) -> tuple[bytes, str]:
-    return rewrite_safetensors(data, random) if random.random() < 0.5 else mutate_bytes(data, random, others)
+        return None if result["record"]["beside"] else _compare_safetensors(result["arrays"], case.files[self.file])
 
 
 def _compare_safetensors(ours: Tensors, data: bytes) -> str | None:
@@ -210,24 +202,21 @@ class Weights(Kind):
         variants: tuple[dict[str, Any], ...] = ({}, {"pooling": "map", "representation_size": 9}, {"hybrid": True})
         folders = [save_tiny(folder / str(number), **fields) for number, fields in enumerate(variants)]
         self.folders = [{path.name: path.read_bytes() for path in place.iterdir()} for place in folders]
-        self.originals = [files["model.safetensors"] for files in self.folders]
+        self.originals = [files.pop("model.safetensors") for files in self.folders]
         file = io.BytesIO()
         torch.save(load_file(folders[0] / "model.safetensors"), file)
         self.pickled = file.getvalue()
 
     def make(self, random: Random) -> Case:
-        number = random.randrange(len(self.folders) + 1)
-        if number == len(self.folders):
-            files = {name: content for name, content in self.folders[0].items() if name != "model.safetensors"}
-            is_raw = random.random() < 0.5
-            data, how = mutate_bytes(self.pickled, random, [b""]) if is_raw else rewrite_pth(self.pickled, random)
-            return Case(f"pickle: {how}", {**files, "pytorch_model.bin": data})
-        data, how = _mutate_safetensors(self.originals[number], random, self.originals)
-        return Case(f"{number}: {how}", {**self.folders[number], "model.safetensors": data})
+        if random.random() < 0.25:
+            data = random.choice((mutate_bytes, rewrite_pth))(self.pickled, random)
+            return Case("pickle", {**self.folders[0], "pytorch_model.bin": data})
+        number = random.randrange(len(self.folders))
+        data = mutate_safetensors(self.originals[number], random, self.originals)
+        return Case(str(number), {**self.folders[number], "model.safetensors": data})
 
     def use(self, case: Case, folder: Path) -> Any:
-        model, _ = load(folder)
-        return model.state_dict()
+        return load(folder)[0].state_dict()
 
     def judge(self, case: Case, result: Any) -> str | None:
         weights = case.files.get("model.safetensors")

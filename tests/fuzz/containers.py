@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgpack
 import numpy as np
 from safetensors.torch import load_file
+from transformers import ViTForImageClassification
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.conversion import convert_to_folder, export
@@ -50,10 +52,8 @@ class Msgpack(Conversion):
         name = random.choice(list(self.originals))
         data = self.originals[name]
         if random.random() < 0.4:
-            return self.case(name, *mutate_bytes(data, random, list(self.originals.values())))
-        tree = _unpack(data)
-        tree, how = mutate_tree(tree, random, [tree])
-        return self.case(name, _pack(tree), how)
+            return self.case(name, mutate_bytes(data, random, list(self.originals.values())))
+        return self.case(name, _pack(mutate_tree(_unpack(data), random)))
 
     def compare(self, case: Case, result: Any) -> str | None:
         record = result["record"]
@@ -125,25 +125,20 @@ class FolderConversion(Conversion):
         name = random.choice(list(self.originals))
         original, foreign = self.originals[name], self.originals[random.choice(list(self.originals))]
         names = [f"input/{name}" for name in self.added]
-        records, how = mutate_records(
-            list(original.items()), random, names, list(foreign.values()), lambda *file: _mutate_file(*file, random)
-        )
-        files = dict(records)
-        clear = {
-            name: files[name] for name in files if not any(above.as_posix() in files for above in Path(name).parents)
-        }
-        changed = [name for name in original.keys() | clear.keys() if original.get(name) != clear.get(name)]
+        records = list(original.items())
+        files = dict(mutate_records(records, random, names, list(foreign.values()), partial(_mutate_file, random)))
+        files = {name: data for name, data in files.items() if files.keys().isdisjoint(map(str, Path(name).parents))}
+        changed = [name for name in original.keys() | files.keys() if original.get(name) != files.get(name)]
         is_checked = self.checked and all(
-            re.fullmatch(self.checked, name) and name in clear and clear[name] not in original.values()
+            re.fullmatch(self.checked, name) and name in files and files[name] not in original.values()
             for name in changed
         )
-        expected = "same" if is_checked else "any"
-        return Case(f"{name}: {how}"[:500], clear, self.arguments.get(name, {}), expected)
+        return Case(name, files, self.arguments.get(name, {}), "same" if is_checked else "any")
 
 
-def _mutate_file(name: str, content: bytes, random: Random) -> tuple[bytes, str]:
+def _mutate_file(random: Random, name: str, content: bytes) -> bytes:
     is_json = name.endswith((".json", "/.zarray", "/_METADATA"))
-    return mutate_json(content, random) if is_json else mutate_bytes(content, random, [content])
+    return (mutate_json if is_json else mutate_bytes)(content, random)
 
 
 class Arrays(FolderConversion):
@@ -168,7 +163,7 @@ class Arrays(FolderConversion):
         }
 
     def compare(self, case: Case, result: Any) -> str | None:
-        theirs = _numbers_of_zarr(case.files) if case.how.startswith("zarr: ") else None
+        theirs = _numbers_of_zarr(case.files) if case.original == "zarr" else None
         return None if theirs is None else other_numbers(result["arrays"], theirs)
 
 
@@ -223,8 +218,6 @@ class Folders(FolderConversion):
     def prepare(self, folder: Path) -> None:
         model = HfViTForImageClassification.from_pretrained(save_tiny(folder / "square", **SQUARE))
         export(model, folder / "written", "transformers", processor=HfViTImageProcessor("transformers", size=24))
-        from transformers import ViTForImageClassification
-
         sharded = ViTForImageClassification.from_pretrained(folder / "written")
         sharded.save_pretrained(folder / "sharded", max_shard_size="9KB")
         run = files_below(MORE / "tensorstore_folder-000000010")

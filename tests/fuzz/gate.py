@@ -1,23 +1,21 @@
-"""The gate: worker processes that use one mutated input after the other, and a parent that watches them.
+"""The gate: forked processes that use one mutated input after the other, and a parent that says what became of each.
 
 An input may be accepted or refused in one sentence. It is a fault if it raises anything else, ends the process, takes
 more than `SECONDS` or `BYTES`, is accepted though it must not be, or leaves files behind. Time is the processor's, so
 that a busy machine changes nothing; what only waits may do so for `_WAITING` times as long.
 """
 
-import multiprocessing
+import json
 import os
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,14 +34,14 @@ OUTPUT = "output"  # what a use may leave in its folder when it ends well
 class Case:
     """A mutated input.
 
-    how: the mutations in words.
+    original: the name of the input that was mutated.
     files: name -> content, in the folder that it is used in.
     value: whatever else is handed over.
     expected: "any"; "same", where a checksum denies every other content: refused, or the same as an original;
         "refused".
     """
 
-    how: str
+    original: str
     files: dict[str, bytes] = field(default_factory=dict)
     value: Any = None
     expected: str = "any"
@@ -55,7 +53,7 @@ class Kind(ABC):
     name: str
 
     def prepare(self, folder: Path) -> None:  # noqa: B027 - most need none
-        """Make what all cases share, once, in a folder that stays; workers are forked afterward."""
+        """Make what all cases share, once, in a folder that stays; processes are forked afterward."""
 
     @abstractmethod
     def make(self, random: Random) -> Case:
@@ -101,104 +99,68 @@ def write_files(case: Case, folder: Path) -> None:
 def run(
     kind: Kind, numbers: range, seed: int, workers: int = 2, seconds: float = SECONDS, most_bytes: int = BYTES
 ) -> Iterator[Outcome]:
-    """Use the cases of all numbers, in worker processes; the outcomes come as they end."""
-    todo = iter(numbers)
-    with tempfile.TemporaryDirectory(prefix="fuzz_") as folder:
-        shared = Path(folder) / "shared"
-        shared.mkdir()
-        kind.prepare(shared)
-        crew = [_Worker(kind, seed, Path(folder) / str(index), seconds, most_bytes) for index in range(workers)]
+    """Use the cases of all numbers in forked processes, and return the outcomes as these end."""
+    size = min(_INPUTS_PER_PROCESS, -(-len(numbers) // workers))
+    todo, running = [numbers[start : start + size] for start in range(0, len(numbers), size)], {}
+    with tempfile.TemporaryDirectory(prefix="fuzz_") as name:
+        folder = Path(name)
+        (folder / "shared").mkdir()
+        kind.prepare(folder / "shared")
         try:
-            while any([worker.is_busy or worker.give(next(todo, None)) for worker in crew]):
-                ready = wait([worker.connection for worker in crew if worker.is_busy])
-                yield from [worker.take() for worker in crew if worker.connection in ready]
+            while todo or running:
+                while todo and len(running) < workers:
+                    part = todo.pop(0)
+                    running[_fork(kind, seed, part, folder, seconds, most_bytes)] = part
+                pid, status = os.wait()
+                part = running.pop(pid)
+                lines = (folder / f"{pid}.jsonl").read_text().splitlines()
+                outcomes = [Outcome(**json.loads(line)) for line in lines]
+                if len(outcomes) < len(part):  # it died in the next one
+                    status = os.waitstatus_to_exitcode(status)
+                    verdict = "hang" if status in (-signal.SIGPROF, -signal.SIGALRM) else "crash"
+                    outcomes.append(Outcome(part[len(outcomes)], verdict, f"the process ended with {status}"))
+                    todo += [part[len(outcomes) :]] if len(outcomes) < len(part) else []
+                yield from outcomes
         finally:
-            for worker in crew:
-                worker.stop()
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
-class _Worker:
-    """A forked process and what the parent knows of it."""
-
-    def __init__(self, *arguments: Any):
-        self._arguments = arguments
-        self._start()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("fork")
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(*self._arguments, theirs), daemon=False)
-        self._process.start()
-        theirs.close()
-        self._uses, self.is_busy = 0, False
-
-    def give(self, number: int | None) -> bool:
-        """Let it use a case; False where there is none left."""
-        if number is None:
-            return False
-        if self._uses >= _INPUTS_PER_PROCESS:
-            self.stop()
-            self._start()
-        self._number, self._uses, self.is_busy = number, self._uses + 1, True
-        self.connection.send(number)
-        return True
-
-    def take(self) -> Outcome:
-        """The outcome of its case. A process that died is replaced."""
-        try:
-            self.is_busy = False
-            return self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            self._process.join()
-            status = self._process.exitcode
-            self.stop()
-            self._start()
-            verdict = "hang" if status in (-signal.SIGPROF, -signal.SIGALRM) else "crash"
-            return Outcome(self._number, verdict, f"the process ended with {status}")
-
-    def stop(self) -> None:
-        """End the process and clear its folder."""
-        self.connection.close()
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
-        shutil.rmtree(self._arguments[2], ignore_errors=True)
+def _fork(kind: Kind, seed: int, numbers: range, folder: Path, seconds: float, most_bytes: int) -> int:
+    """Start a process that writes a line for each number; a signal ends it when the time of a case is over."""
+    if pid := os.fork():
+        return pid
+    try:
+        with open(folder / f"{os.getpid()}.jsonl", "w") as lines:
+            own, limit = folder / str(os.getpid()), _memory("VmSize") + max(_MORE_ADDRESSES, 2 * most_bytes)
+            _shield(own / "tmp")
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            imports = _memory("VmRSS")
+            for number in numbers:
+                signal.setitimer(signal.ITIMER_PROF, seconds)
+                signal.setitimer(signal.ITIMER_REAL, _WAITING * seconds)
+                outcome = try_case(kind, seed, number, own / "case")
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                outcome.peak = max(0, _memory("VmHWM") - imports)
+                if not outcome.is_fault and outcome.peak > most_bytes:
+                    outcome.verdict, outcome.text = "memory", f"then: {outcome.verdict} {outcome.text}"
+                if not outcome.is_fault and (left := sorted(path.name for path in (own / "tmp").iterdir())):
+                    outcome.verdict, outcome.text = "left behind", f"in the folder of temporary files: {left}"
+                print(json.dumps(asdict(outcome)), file=lines, flush=True)
+        shutil.rmtree(own)
+    finally:
+        os._exit(1)
 
 
-def _work(kind: Kind, seed: int, folder: Path, seconds: float, most_bytes: int, connection: Any) -> None:
-    """The worker process: one outcome for each number that comes; a signal ends it when its time is over."""
-    _shield(folder)
-    parent, imports = os.getppid(), _memory("VmRSS")
-    limit = _memory("VmSize") + max(_MORE_ADDRESSES, 2 * most_bytes)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    while True:
-        while not connection.poll(5):
-            if os.getppid() != parent:
-                os._exit(0)
-        number = connection.recv()
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        signal.setitimer(signal.ITIMER_REAL, _WAITING * seconds)
-        outcome = try_case(kind, seed, number, folder / "case")
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        outcome.peak = max(0, _memory("VmHWM") - imports)
-        if not outcome.is_fault and outcome.peak > most_bytes:
-            outcome.text = f"it took {outcome.peak / 2**20:,.0f} MiB of memory; then: {outcome.verdict} {outcome.text}"
-            outcome.verdict = "memory"
-        if not outcome.is_fault and (left := sorted(path.name for path in (folder / "tmp").iterdir())):
-            outcome.verdict, outcome.text = "left behind", f"in the folder of temporary files: {', '.join(left)}"
-        connection.send(outcome)
-
-
-def _shield(folder: Path) -> None:
-    """Keep a worker away from the terminal, and its temporary files in one place."""
-    temporary = folder / "tmp"
+def _shield(temporary: Path) -> None:
+    """Keep a process away from the terminal, and its temporary files in one place."""
     temporary.mkdir(parents=True)
     os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
-    sys.stdin, sys.stdout, sys.stderr = map(os.fdopen, range(3), "rww")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -212,10 +174,9 @@ def try_case(kind: Kind, seed: int, number: int, folder: Path) -> Outcome:
     """Use one case, and look at what came of it."""
     case = case_of(kind, seed, number)
     write_files(case, folder)
-    before = _listing(folder)
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")  # the peak of memory begins anew
-    start = time.process_time()
+    before = set(folder.rglob("*"))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+    start, result = time.process_time(), None
     try:
         result = kind.use(case, folder)
         outcome = Outcome(number, "accepted")
@@ -224,10 +185,14 @@ def try_case(kind: Kind, seed: int, number: int, folder: Path) -> Outcome:
     except BaseException as error:
         outcome = Outcome(number, f"traceback of {type(error).__name__}", traceback.format_exc()[-6_000:])
     outcome.seconds = time.process_time() - start
-    left = _listing(folder) - before
+    left = {path.relative_to(folder).as_posix() for path in set(folder.rglob("*")) - before}
     if outcome.verdict == "accepted":
         left = {name for name in left if name.split("/")[0] != OUTPUT}
-        if (problem := _judge(kind, case, result)) is not None:
+        try:
+            problem = kind.judge(case, result)
+        except Exception:
+            problem = traceback.format_exc()[-6_000:]
+        if problem is not None:
             outcome.verdict, outcome.text = "wrongly accepted", problem
     if left and not outcome.is_fault:
         outcome.verdict, outcome.text = "left behind", ", ".join(sorted(left))
@@ -235,25 +200,14 @@ def try_case(kind: Kind, seed: int, number: int, folder: Path) -> Outcome:
     return outcome
 
 
-def _judge(kind: Kind, case: Case, result: Any) -> str | None:
-    try:
-        return kind.judge(case, result)
-    except Exception:
-        return "".join(traceback.format_exc())[-6_000:]
-
-
 def _refusal(number: int, error: BaseException) -> Outcome:
     """A refusal in one sentence; it is a fault where memory ran out, or where the sentence says nothing."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
         causes.append(cause)
+    trace, sentence = "".join(traceback.format_exception(error))[-6_000:], format_error(error)
     if any(isinstance(cause, MemoryError) or "can't allocate memory" in str(cause) for cause in causes):
-        return Outcome(number, "memory", "".join(traceback.format_exception(error))[-6_000:])
-    sentence, kind = format_error(error), type(error).__name__
+        return Outcome(number, "memory", trace)
     if len(sentence) < 12 or " " not in sentence:
-        return Outcome(number, "no sentence", "".join(traceback.format_exception(error))[-6_000:])
-    return Outcome(number, "refused", f"{kind}: {sentence}")
-
-
-def _listing(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+        return Outcome(number, "no sentence", trace)
+    return Outcome(number, "refused", f"{type(error).__name__}: {sentence}")

@@ -15,25 +15,26 @@ _INTEGERS = (
     0, 1, -1, 2, 7, 127, 128, 255, 256, 32_767, 65_535, 65_536, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63,
     2**64 - 1,
 )  # fmt: skip
+_COUNTS = (1, 1, 1, 2, 3)  # of mutations
 _BYTE_STEPS = ("bit", "bit", "byte", "number", "number", "insert", "delete", "repeat", "exchange", "truncate", "splice")
 
 
-def mutate_bytes(data: bytes, random: Random, others: Sequence[bytes]) -> tuple[bytes, str]:
+def mutate_bytes(data: bytes, random: Random, others: Sequence[bytes] = ()) -> bytes:
     """One to three mutations: bits, bytes, numbers, pieces, the end, or the rest of another file."""
-    steps = random.choices(_BYTE_STEPS, k=random.choice((1, 1, 1, 2, 3)))
-    for step in steps:
-        data = _change_bytes(bytearray(data), step, random, others)
-    return bytes(data), ", ".join(steps)
+    changed = bytearray(data)
+    for _ in range(random.choice(_COUNTS)):
+        _change_bytes(changed, random, others)
+    return bytes(changed)
 
 
-def _change_bytes(data: bytearray, step: str, random: Random, others: Sequence[bytes]) -> bytearray:
-    place, size = random.randrange(len(data) + 1), random.choice(_SIZES)
+def _change_bytes(data: bytearray, random: Random, others: Sequence[bytes]) -> None:
+    step, place, size = random.choice(_BYTE_STEPS), random.randrange(len(data) + 1), random.choice(_SIZES)
     if step == "bit" and data:
         data[random.randrange(len(data))] ^= 1 << random.randrange(8)
     elif step == "byte" and data:
         data[random.randrange(len(data))] = random.choice((0, 0xFF, 0x7F, 0x80, 0x20, random.randrange(256)))
     elif step == "number":
-        set_number(data, random)
+        _set_number(data, random)
     elif step == "insert":
         data[place:place] = random.randbytes(size) if random.random() < 0.8 else bytes(1 << 20)
     elif step == "delete":
@@ -46,12 +47,11 @@ def _change_bytes(data: bytearray, step: str, random: Random, others: Sequence[b
     elif step == "truncate":
         del data[place:]
     elif step == "splice":
-        other = random.choice(others)
+        other = random.choice(others or [data])
         data[place:] = other[random.randrange(len(other) + 1) :]
-    return data
 
 
-def set_number(data: bytearray, random: Random) -> None:
+def _set_number(data: bytearray, random: Random) -> None:
     """Set 2, 4 or 8 bytes, near either end more often: there the headers and directories are."""
     width = random.choice((2, 4, 8))
     if (last := len(data) - width) > 0:
@@ -71,8 +71,8 @@ def mutate_records(
     random: Random,
     names: Sequence[str],
     added: Sequence[bytes] = (b"", b"{}"),
-    change: Callable[[str, bytes], tuple[bytes, str]] | None = None,
-) -> tuple[Records, str]:
+    change: Callable[[str, bytes], bytes] | None = None,
+) -> Records:
     """One to three mutations of named pieces: members of an archive, chunks of an image, files of a folder.
 
     Args:
@@ -80,17 +80,14 @@ def mutate_records(
         added: contents of a piece that is added.
         change: mutates the content of a piece; by default its bytes.
     """
-    records, steps = list(records), []
-    for _ in range(random.choice((1, 1, 1, 2, 3))):
-        if not records:
-            break
+    records = list(records)
+    for _ in range(random.choice(_COUNTS) if records else 0):
         index, other = random.randrange(len(records)), random.randrange(len(records))
         (name, content), (other_name, other_content) = records[index], records[other]
-        step, how = random.choice(_RECORD_STEPS), ""
+        step = random.choice(_RECORD_STEPS)
         if step == "content":
-            mutated, how = change(name, content) if change else mutate_bytes(content, random, [content])
-            records[index] = name, mutated
-        elif step == "remove":
+            records[index] = name, change(name, content) if change else mutate_bytes(content, random)
+        elif step == "remove" and len(records) > 1:
             del records[index]
         elif step == "rename":
             records[index] = random.choice((*names, f"{name}x", name.upper(), f"{name}/0", other_name)), content
@@ -106,8 +103,7 @@ def mutate_records(
             records[index] = name, random.choice((b"", b"{}", b"null", b"[]", b"\0" * 99, b"0" * 31))
         else:
             records.insert(index, (random.choice(names), random.choice((*added, content, random.randbytes(50)))))
-        steps.append(f"{step} {name[:60]} {how}".strip())
-    return records, ", ".join(steps)
+    return records
 
 
 # Text that stands for values no Python value is written as; `_place_raw` puts it where "RAWn" stands.
@@ -197,20 +193,21 @@ def _odd_field(name: Any, value: Any, random: Random) -> Any:
 _TREE_STEPS = ("replace",) * 4 + ("edit", "edit", "remove", "rename", "add", "copy", "exchange", "type", "nest")
 
 
-def mutate_tree(tree: Any, random: Random, others: Sequence[Any]) -> tuple[Any, str]:
-    """One to three mutations of lists and dictionaries: values, names, members, types and depth."""
-    tree, steps = copy.deepcopy(tree), []
-    for _ in range(random.choice((1, 1, 1, 2, 3))):
+def mutate_tree(tree: Any, random: Random, others: Sequence[Any] = ()) -> Any:
+    """One to three mutations of lists and dictionaries: values, names, members, types and depth.
+
+    Args:
+        others: trees to copy from; by default the tree itself.
+    """
+    tree = copy.deepcopy(tree)
+    for _ in range(random.choice(_COUNTS)):
         places = list(_places(tree))
-        if not places or random.random() < 0.01:
+        if places and random.random() < 0.99:
+            foreign = list(_places(random.choice(others or [tree]))) or places
+            _change_value(*random.choice(places), random, places, foreign)
+        else:
             tree = odd_value(random)
-            steps.append("root")
-            continue
-        container, key = random.choice(places)
-        step = random.choice(_TREE_STEPS)
-        _change_value(container, key, step, random, places, list(_places(random.choice(others))) or places)
-        steps.append(f"{step} {str(key)[:40]!r}")
-    return tree, ", ".join(steps)
+    return tree
 
 
 def _places(tree: Any) -> Any:
@@ -221,11 +218,11 @@ def _places(tree: Any) -> Any:
         yield from _places(value)
 
 
-def _change_value(container: Any, key: Any, step: str, random: Random, places: list, foreign: list) -> None:
-    value = container[key]
+def _change_value(container: Any, key: Any, random: Random, places: list, foreign: list) -> None:
+    value, step = container[key], random.choice(_TREE_STEPS)
     if step == "replace":
         container[key] = _odd_field(key, value, random)
-    elif step == "edit" and not isinstance(value, dict | list | None):
+    elif step == "edit" and isinstance(value, str | bytes | int | float):
         container[key] = _edited(value, random)
     elif step == "remove":
         del container[key]
@@ -255,7 +252,7 @@ def _edited(value: Any, random: Random) -> Any:
         place = 4 * random.randrange(len(value) // 4 + 1)
         odd = random.choice((b"\0\0\xc0\x7f", b"\0\0\x80\xff", b"\xca\xf2\x49\x71", bytes(4)))  # NaN, -inf, 1e30, 0
         is_number = random.random() < 0.5 and place < len(value)
-        return value[:place] + odd + value[place + 4 :] if is_number else mutate_bytes(value, random, [value])[0]
+        return value[:place] + odd + value[place + 4 :] if is_number else mutate_bytes(value, random)
     half = value * 0.5 if abs(value) < 2**60 else 0.5
     return random.choice((value + 1, -value, value * 1_000, value // 2, half, str(value)[:99]))
 
@@ -272,23 +269,21 @@ def _in_other_types(value: Any) -> list[Any]:
     return others
 
 
-def mutate_json(text: bytes, random: Random, others: Sequence[Any] = ()) -> tuple[bytes, str]:
+def mutate_json(text: bytes, random: Random, others: Sequence[Any] = ()) -> bytes:
     """JSON of which values or, more rarely, bytes were mutated; `others` are trees to copy from."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):  # was mutated before
-        return mutate_bytes(text, random, [text])
+        return mutate_bytes(text, random)
     if random.random() < 0.2:
         return mutate_bytes(text, random, [text, *(json.dumps(other).encode() for other in others)])
-    tree, how = mutate_tree(tree, random, others or [tree])
-    return write_json(tree, random), how
+    return write_json(mutate_tree(tree, random, others), random)
 
 
-def mutate_lines(text: str, random: Random) -> tuple[bytes, str]:
+def mutate_lines(text: str, random: Random) -> bytes:
     """Text of which lines were mutated."""
-    tree, how = mutate_tree(text.split("\n"), random, [[]])
-    lines = tree if isinstance(tree, list) else [tree]
-    return encode("\n".join(map(str, lines)), random), how
+    tree = mutate_tree(text.split("\n"), random)
+    return encode("\n".join(map(str, tree if isinstance(tree, list) else [tree])), random)
 
 
 def write_json(tree: Any, random: Random) -> bytes:
@@ -314,4 +309,4 @@ def encode(text: str, random: Random) -> bytes:
     """The bytes of a text, now and then in another encoding, or mutated themselves."""
     encoding = random.choice(("utf-8",) * 20 + ("utf-8-sig", "utf-16", "latin-1", "utf-32"))
     data = text.encode(encoding, "surrogatepass" if "utf" in encoding else "replace")
-    return mutate_bytes(data, random, [data])[0] if random.random() < 0.1 else data
+    return mutate_bytes(data, random) if random.random() < 0.1 else data

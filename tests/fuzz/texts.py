@@ -63,21 +63,18 @@ class Configuration(Kind):
         name = random.choice(list(self.originals))
         is_other = name == "transformers" and random.random() < 0.5
         file = "input/preprocessor_config.json" if is_other else self.file
-        text, how = mutate_json(self.originals[name][file], random, self.trees)
-        return Case(f"{name}: {how}", {**self.originals[name], file: text}, name)
+        text = mutate_json(self.originals[name][file], random, self.trees)
+        return Case(name, {**self.originals[name], file: text})
 
     def use(self, case: Case, folder: Path) -> Any:
-        if case.value in ("timm", "transformers"):
-            grid = {"position_grid": (5, 9)} if case.value == "timm" else {}
-            convert_to_folder(folder / "input", folder / OUTPUT, **grid)
-            if case.value == "timm":
-                return []
-        _PICTURE.save(folder / "picture.png")
-        place = folder / (OUTPUT if case.value == "transformers" else "input")
+        if case.original == "timm":
+            convert_to_folder(folder / "input", folder / OUTPUT, position_grid=(5, 9))
+            return []
+        if case.original == "transformers":
+            convert_to_folder(folder / "input", folder / OUTPUT)
         try:
-            return list(predict(place, [folder / "picture.png"]))
+            return list(predict(folder / (OUTPUT if case.original == "transformers" else "input"), [_PICTURE]))
         finally:
-            (folder / "picture.png").unlink()
             shutil.rmtree(folder / OUTPUT, ignore_errors=True)
 
     def judge(self, case: Case, result: Any) -> str | None:
@@ -97,20 +94,19 @@ class Processor(Kind):
         whole = save_tiny(folder / "whole")
         self.config = (whole / "config.json").read_bytes()
         presets = ("vit_jax", "augreg", "timm", "transformers")
-        processors: list[Any] = [HfViTImageProcessor(preset, size=24) for preset in presets]
-        processors.append(HfViTImageProcessor("native", size={"height": 16, "width": 24}, patch_size=8))
-        processors.append(ViTImageProcessorPil())
-        self.originals = []
-        for number, processor in enumerate(processors):
-            processor.save_pretrained(folder / str(number))
-            self.originals.append((folder / str(number) / "preprocessor_config.json").read_bytes())
-        self.trees = [json.loads(text) for text in self.originals]
+        processors: dict[str, Any] = {preset: HfViTImageProcessor(preset, size=24) for preset in presets}
+        processors["native"] = HfViTImageProcessor("native", size={"height": 16, "width": 24}, patch_size=8)
+        processors["theirs"] = ViTImageProcessorPil()
+        self.originals = {}
+        for name, processor in processors.items():
+            processor.save_pretrained(folder / name)
+            self.originals[name] = (folder / name / "preprocessor_config.json").read_bytes()
+        self.trees = [json.loads(text) for text in self.originals.values()]
 
     def make(self, random: Random) -> Case:
-        number = random.randrange(len(self.originals))
-        text, how = mutate_json(self.originals[number], random, self.trees)
-        files = {"input/config.json": self.config, self.file: text}
-        return Case(f"{number}: {how}", files, random.choice(("pt", "np", None)))
+        name = random.choice(list(self.originals))
+        files = {"input/config.json": self.config, self.file: mutate_json(self.originals[name], random, self.trees)}
+        return Case(name, files, random.choice(("pt", "np", None)))
 
     def use(self, case: Case, folder: Path) -> Any:
         processor = load_processor(folder / "input")
@@ -141,14 +137,12 @@ class Recipe(Kind):
 
     def make(self, random: Random) -> Case:
         name = random.choice(list(self.originals))
-        trees = list(self.originals.values())
         if random.random() < 0.3:
-            text, how = mutate_bytes(self.files[name], random, [self.files[f] for f in self.originals])
+            text = mutate_bytes(self.files[name], random, [self.files[other] for other in self.originals])
         elif random.random() < 0.3:
-            text, how = mutate_lines(self.files[name].decode(), random)
+            text = mutate_lines(self.files[name].decode(), random)
         else:
-            tree, how = mutate_tree(self.originals[name], random, trees)
-            text = write_yaml(tree, random)
+            text = write_yaml(mutate_tree(self.originals[name], random, list(self.originals.values())), random)
         files = {**self._family(name), name: text}
         arguments = ["--print_config"] if random.random() < 0.5 else ["--dataset=digits", "--output_dir=x", "--steps=9"]
         if random.random() < 0.3:
@@ -156,7 +150,7 @@ class Recipe(Kind):
             arguments += [f"--{random.choice(options)}", str(odd_value(random))]
         kind = FinetuneSettings if "finetune" in name or name == "lora.yaml" else PretrainSettings
         settings = random.choice((kind, kind, kind, EvaluateSettings))
-        return Case(f"{name}: {how} {arguments}"[:500], files, (name, settings, arguments))
+        return Case(name, files, (settings, arguments))
 
     def _family(self, name: str) -> Files:
         """A recipe and those that it builds on."""
@@ -164,8 +158,8 @@ class Recipe(Kind):
         return {name: self.files[name], **(self._family(base) if base else {})}
 
     def use(self, case: Case, folder: Path) -> Any:
-        name, kind, arguments = case.value
-        settings = parse_settings(kind, ["--recipe", str(folder / name), *arguments])
+        kind, arguments = case.value
+        settings = parse_settings(kind, ["--recipe", str(folder / case.original), *arguments])
         text = dump(settings)
         if isinstance(settings, PretrainSettings) and (settings.variant or settings.config):
             build_config(settings)
@@ -195,16 +189,16 @@ class Index(Kind):
     def make(self, random: Random) -> Case:
         way = random.choice(("bytes", "cells", "lines"))
         if way == "bytes":
-            data, how = mutate_bytes(self.original.encode(), random, [self.original.encode()])
+            data = mutate_bytes(self.original.encode(), random)
         elif way == "cells":
-            rows = [row.split(",") for row in self.original.split("\n")]
-            tree, how = mutate_tree(rows, random, [rows])
-            rows = [",".join(map(str, row)) if isinstance(row, list) else str(row) for row in tree or ()]
+            tree = mutate_tree([row.split(",") for row in self.original.split("\n")], random)
+            rows = tree if isinstance(tree, list) else [tree]
+            rows = [",".join(map(str, row)) if isinstance(row, list) else str(row) for row in rows]
             data = encode("\n".join(rows), random)
         else:
-            data, how = mutate_lines(self.original, random)
+            data = mutate_lines(self.original, random)
         wanted = random.choice((None, "imagenet2012", "oxford_iiit_pet")), random.choice((None, 224, 384))
-        return Case(f"{how} {wanted}", {"index.csv": data}, (random.choice(("B/16", "Ti/16")), *wanted))
+        return Case("index", {"index.csv": data}, (random.choice(("B/16", "Ti/16")), *wanted))
 
     def use(self, case: Case, folder: Path) -> Any:
         found = search(*case.value, index=folder / "index.csv")
@@ -230,13 +224,13 @@ class Labels(Kind):
         tree: Any = random.choice((self.names, {str(number): name for number, name in enumerate(self.names)}))
         file = random.choice(("labels.txt", "labels.json", "labels.json"))
         if file == "labels.txt":
-            data, how = mutate_lines("\n".join(self.names), random)
+            data = mutate_lines("\n".join(self.names), random)
         else:
-            data, how = mutate_json(json.dumps(tree).encode(), random, [tree])
-        return Case(f"{file}: {how}", {file: data}, file)
+            data = mutate_json(json.dumps(tree).encode(), random)
+        return Case(file, {file: data})
 
     def use(self, case: Case, folder: Path) -> Any:
-        set_labels(self.model, folder / case.value)
+        set_labels(self.model, folder / case.original)
         self.model.config.save_pretrained(folder / OUTPUT)
         return dict(self.model.config.id2label), dict(HfViTConfig.from_pretrained(folder / OUTPUT).id2label)
 
@@ -263,15 +257,15 @@ class LabelMap(Kind):
 
     def make(self, random: Random) -> Case:
         name = random.choice(list(self.trees))
-        tree, how = mutate_tree(self.trees[name], random, list(self.trees.values()))
+        tree = mutate_tree(self.trees[name], random, list(self.trees.values()))
         text = write_json(tree, random) if name == "real" or random.random() < 0.3 else write_yaml(tree, random)
-        return Case(f"{name}: {how}", {"file": text}, name)
+        return Case(name, {"file": text})
 
     def use(self, case: Case, folder: Path) -> Any:
         place = str(folder / "file")
-        if case.value == "real":
+        if case.original == "real":
             return read_real_labels(place)
-        if case.value == "objectnet":
+        if case.original == "objectnet":
             return list(read_objectnet_classes(place).values())
         split = Split(samples=None, image_column="image", label_column="label", label_names=self.names, num_labels=4)
         return [match_to_model(split, self.model, "the model", place).numbers or []]

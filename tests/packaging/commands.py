@@ -90,46 +90,27 @@ def run_checks(
     With `quiet`, a line of another library on standard error is a failure.
     """
     with tempfile.TemporaryDirectory(prefix="hf_vit_installed_") as folder:
-        _prepare(Path(folder), programs)
+        containers = TESTS / "goldens_peers" / "containers"
+        for file in (TESTS / "goldens" / "vit_token.npz", containers / "flax.msgpack"):
+            shutil.copy(file, folder)
+        shutil.copytree(containers / "orbax_zarr3", Path(folder) / "orbax_zarr3")
+        subprocess.run([programs / "python", "-c", _PHOTOGRAPHS], cwd=folder, env=_environment(programs), check=True)
         return [_run(check, Path(folder), programs, extras, quiet) for check in checks]
-
-
-def _prepare(folder: Path, programs: Path) -> None:
-    """Put into a folder the checkpoints and photographs that the checks name."""
-    shutil.copyfile(TESTS / "goldens" / "vit_token.npz", folder / "vit_token.npz")
-    containers = TESTS / "goldens_peers" / "containers"
-    shutil.copyfile(containers / "flax.msgpack", folder / "flax.msgpack")
-    shutil.copytree(containers / "orbax_zarr3", folder / "orbax_zarr3")
-    subprocess.run([programs / "python", "-c", _PHOTOGRAPHS], cwd=folder, env=_environment(programs), check=True)
 
 
 def _run(check: Check, folder: Path, programs: Path, extras: Collection[str], quiet: bool) -> CheckResult:
     name, *arguments = shlex.split(check.command)
-    done = subprocess.run(
-        [str(programs / name), *arguments],
-        cwd=folder,
-        env=_environment(programs),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command, environment = [str(programs / name), *arguments], _environment(programs)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     output = done.stdout + done.stderr
-    if quiet and (others := lines_of_others(done.stderr)):
+    others = [line for line in re.split(r"[\r\n]", done.stderr) if not _OUR_LINE.match(line)]
+    if quiet and others:
         return CheckResult(check, "failed", "\n".join(others))
-    return CheckResult(check, judge(check, done.returncode, output, extras), output)
-
-
-def lines_of_others(errors: str) -> list[str]:
-    """Return the lines of standard error that are not from hf_vit."""
-    return [line for line in re.split(r"[\r\n]", errors) if not _OUR_LINE.match(line)]
-
-
-def judge(check: Check, status: int, output: str, extras: Collection[str]) -> str:
-    """Return "passed", "refused" or "failed"."""
-    if status == check.status and check.printed in output:
-        return "passed"
-    is_refusal = status == 2 and "pip install" in output and "Traceback" not in output
-    return "refused" if is_refusal and check.extra is not None and check.extra not in extras else "failed"
+    if done.returncode == check.status and check.printed in output:
+        return CheckResult(check, "passed", output)
+    is_refusal = done.returncode == 2 and "pip install" in output and "Traceback" not in output
+    is_absent = check.extra is not None and check.extra not in extras
+    return CheckResult(check, "refused" if is_refusal and is_absent else "failed", output)
 
 
 def _environment(programs: Path) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The wheel with each extra alone, with the lowest and the newest versions, and on other Pythons.
 
-    make versions                       # every row, an hour or two on two cores; `make versions ROWS="lowest newest"`
-    python -m tests.packaging.versions --list
+    make versions    # every row, an hour or two on two cores; `make versions ROWS="lowest newest"`
 
 Each row is a new environment: the wheel, its extras, the versions of the row. In it run the commands of
 commands.py from an empty folder. The lowest versions are read from pyproject.toml. The row `pip` has what
@@ -26,13 +25,11 @@ from .commands import CHECKS, Check, CheckResult, run_checks
 
 _MORE_SOURCES = ("CHANGELOG.md", "CITATION.cff", "constraints.txt")  # of the source distribution
 _NO_COMMANDS = {"dev", "benchmarks", "docs", "release"}  # what a checkout needs
-_CUDA = re.compile(r"^Requires-Dist: (nvidia|cuda|triton)", re.IGNORECASE)  # of torch, in its metadata
 _PACKAGES = ("torch", "transformers", "numpy")  # whose versions the table shows, after Python's
 _VERSIONS = f"""\
 import platform
 from importlib.metadata import version
 print(platform.python_version(), *map(version, {_PACKAGES!r}))"""
-_METADATA = "from importlib.metadata import distribution\nprint(distribution('torch').locate_file('torch'))"
 
 
 class Row(NamedTuple):
@@ -78,22 +75,15 @@ def lowest(extras: Iterable[str]) -> dict[str, str]:
     project = read_project()
     requirements = [*project["dependencies"]]
     requirements += [line for extra in included(extras) for line in project["optional-dependencies"][extra]]
-    found: dict[str, str] = {}
-    for name, lower in re.findall(r"^([\w.-]+)(?:\[.*\])?>=([\w.]+)", "\n".join(requirements), re.MULTILINE):
-        found[name] = max(
-            found.get(name, "0"), lower, key=lambda version: [int(number) for number in version.split(".")]
-        )
-    return found
+    found = re.findall(r"^([\w.-]+)(?:\[.*\])?>=([\w.]+)", "\n".join(requirements), re.MULTILINE)
+    return dict(sorted(found, key=lambda lower: [int(number) for number in lower[1].split(".")]))  # the last counts
 
 
 def constraints(row: Row) -> list[str]:
     """Lines of the constraints file of a row."""
     if row.versions == "lowest":
         return [f"{name}=={version}" for name, version in lowest(row.extras).items()]
-    if row.versions in ("newest", "pip"):
-        return []
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+    return (ROOT / "constraints.txt").read_text().splitlines() if row.versions == "tested" else []
 
 
 def checks_of(row: Row) -> list[Check]:
@@ -146,17 +136,16 @@ def install(row: Row, environment: Path, wheel: Path) -> Path:
 
 def remove_cuda(programs: Path) -> None:
     """Make a CUDA build of torch load without CUDA's libraries, which are gigabytes; a CPU build stays as it is."""
-    torch = Path(_run(programs / "python", "-c", _METADATA).strip())
-    (metadata,) = torch.parent.glob("torch-*.dist-info/METADATA")
-    lines = metadata.read_text().splitlines()
-    kept = [line for line in lines if not _CUDA.match(line)]
-    if kept != lines:
+    (metadata,) = programs.parent.glob("lib/*/site-packages/torch-*.dist-info/METADATA")
+    text = metadata.read_text()
+    kept = re.sub(r"^Requires-Dist: (nvidia|cuda|triton).*\n", "", text, flags=re.IGNORECASE | re.MULTILINE)
+    if kept != text:
         metadata.unlink()  # it may be a link to a cache
-        metadata.write_text("\n".join(kept) + "\n")
+        metadata.write_text(kept)
         _run(programs / "python", ROOT / "tests" / "xla" / "cuda_stand_ins.py")
 
 
-def run_row(row: Row, wheel: Path, keep: Path | None = None) -> tuple[list[str], list[CheckResult]]:
+def run_row(row: Row, wheel: Path) -> tuple[list[str], list[CheckResult]]:
     """Install and check a row.
 
     Returns:
@@ -170,9 +159,6 @@ def run_row(row: Row, wheel: Path, keep: Path | None = None) -> tuple[list[str],
         except (OSError, subprocess.CalledProcessError) as error:
             reason = getattr(error, "stderr", None) or str(error)
             return [row.name, "-", *["-"] * len(_PACKAGES), "not installed: " + reason.strip()[-1000:]], []
-        if keep is not None:
-            frozen = _run(programs / "python", "-m", "pip", "freeze", "--local")
-            (keep / f"{row.name}.txt").write_text(frozen)
         results = run_checks(programs, included(row.extras), checks_of(row), quiet=row.versions == "pip")
     words = [result.word for result in results]
     counts = ", ".join(f"{words.count(word)} {word}" for word in ("passed", "refused", "failed") if word in words)
@@ -188,23 +174,18 @@ def _run(*command: object) -> str:
 def main() -> int:
     """Print the table, a line as soon as a row has ended; 1 where a check failed."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="by default all")
-    parser.add_argument("--list", action="store_true", help="list the rows")
-    parser.add_argument("--freeze", type=Path, metavar="FOLDER", help="write the versions of each row into a folder")
-    arguments = parser.parse_args()
     known = {row.name: row for row in rows()}
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(known)}; by default all")
+    arguments = parser.parse_args()
     if unknown := set(arguments.rows) - known.keys():
         parser.error(f"no row {', '.join(sorted(unknown))}; there is {', '.join(known)}")
-    if arguments.list:
-        print(*known, sep="\n")
-        return 0
     has_failed = False
     header = ("row", "python", *_PACKAGES, "checks")
     print(f"| {' | '.join(header)} |\n| {' | '.join('---' for _ in header)} |", flush=True)
     with tempfile.TemporaryDirectory(prefix="hf_vit_wheel_") as folder:
         wheel = build_wheel(Path(folder))
         for name in arguments.rows or known:
-            cells, results = run_row(known[name], wheel, arguments.freeze)
+            cells, results = run_row(known[name], wheel)
             print("|", " | ".join(cells), "|", flush=True)
             failed = [result for result in results if result.word == "failed"]
             for result in failed:
