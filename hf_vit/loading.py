@@ -80,6 +80,8 @@ def load(
     """
     if preset is not None:
         check_choice("preset", preset, PRESETS)
+    if settings.pop("output_loading_info", False):
+        raise ValueError("hf_vit.load has no output_loading_info; pass it to from_pretrained")
     where = {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings}
     if str(name).startswith(_RELEASED):
         name = local_model(name)
@@ -103,8 +105,7 @@ def load(
         model.set_image_size(image_size)
     if num_channels is not None:
         processor = with_channels(model, processor, num_channels)
-    if preset is not None:
-        processor = with_preset(processor, preset, model.config, keeps_normalization=True)
+    processor = with_preset(processor, preset, model.config, keeps_normalization=True)
     sync_processor_size(model, processor, name, is_requested=image_size is not None or preset is not None)
     if backend is not None:
         from .backends.choosing import use_backend  # imports torch's exporters

@@ -22,13 +22,14 @@ def catalog(
     index: Annotated[
         str | None, "search AugReg's index.csv, which lists 51,509 fine-tuned files: a path, https://... or gs://..."
     ] = None,
-    limit: Annotated[Count, "largest number of files to list"] = 10,
+    limit: Annotated[Count, "largest number of files of an architecture to list"] = 10,
 ) -> None:
     """Find released checkpoints, or explain a file name."""
     from ..catalog import INDEX, explain, families, files_of, search, variants
 
-    if query not in variants() and (adapted_to, resolution, index) != (None, None, None):
-        raise ValueError(f"--adapted-to, --resolution and --index need an architecture such as B/16, not {query}")
+    if query not in variants() and (adapted_to, resolution, index, limit) != (None, None, None, 10):
+        options = "--adapted-to, --resolution, --index and --limit"
+        raise ValueError(f"{options} need an architecture such as B/16, not {query}")
     if query in families():
         found = files_of(query)
     elif query in variants():
@@ -39,7 +40,8 @@ def catalog(
     for location, about in found:
         print(location, f"  {about}", sep="\n")
     if query in variants():
-        print(f"{len(found)} files" + ("" if index else f"; to search all files of AugReg, add --index {INDEX}"))
+        more = ", the --limit" if len(found) == limit else ""
+        print(f"{len(found)} files{more}" + ("" if index else f"; to search all files of AugReg, add --index {INDEX}"))
 
 
 # Other arguments of `convert_to_folder`, which --set may not change.

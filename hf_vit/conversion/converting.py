@@ -155,14 +155,12 @@ def convert_with_reasons(
         fields["image_size"] = preprocessing
         is_requested = True
     sync_processor_size(model, processor, source, is_requested=is_requested)
-    used = preprocessing.value["preset"]
-    fields |= {"preset": preprocessing._replace(value=used), "labels": _describe_labels(model)}
+    fields |= {"preset": preprocessing._replace(value=processor.preset), "labels": _describe_labels(model)}
     found = as_configured(fields, model.config, overrides.keys() | sizes.keys())
-    assumed = {name: inferred for name, inferred in found.items() if inferred.is_assumed}
-    reasons = [f"{name} {as_text(value)}: {reason}" for name, (value, reason, _) in assumed.items()]
+    reasons = [f"{name} {as_text(value)}: {reason}" for name, (value, reason, assumed) in found.items() if assumed]
     if getattr(model.config, "is_flexible", False):
         sizes["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
-    record |= {**sizes, "assumed": reasons, "preset": used, "versions": versions_of(_PACKAGES)}
+    record |= {**sizes, "assumed": reasons, "preset": processor.preset, "versions": versions_of(_PACKAGES)}
     model.conversion_record = record
     return model, processor, found
 

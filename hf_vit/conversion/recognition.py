@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from .checkpoint import Checkpoint
 from .jax.checkpoints import Jax, JaxBiT
-from .source import Naming, Request, Source
+from .source import CONFIGURATIONS, Naming, Request, Source
 from .tables import ConversionError
 from .timm import Timm, TimmBit
 from .torchvision import Torchvision
@@ -20,7 +20,7 @@ SOURCES: tuple[Source, ...] = (
     Torchvision(),
 )
 
-_ROOT = r"^(?:params/|opt/target/)?"  # prefix before a signature
+_ROOT = r"^(?:params/|opt/target/|0/)?"  # prefix before a signature
 # (name of an array that only this kind of model has, or that a kind listed above also has; kind of model)
 _MODELS = (
     (r"MixerBlock_\d+/", "an MLP-Mixer, which has no attention"),
@@ -54,7 +54,8 @@ def recognize(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]
     if what is None and any(re.search("embeddings[./]patch_embeddings", name) for name in checkpoint.shapes):
         what = "transformers' parameter names (pass the folder that also contains config.json)"
     if model_type := checkpoint.settings.get("model_type"):
-        what = f"a model of type {model_type} of transformers"
+        owner = ", for hf_vit.load" if model_type in CONFIGURATIONS else " of transformers"
+        what = f"a model of type {model_type}{owner}"
     what = what or _find(_TEXTS, checkpoint.shapes)
     what = what or f"an unknown architecture (arrays such as {', '.join(sorted(checkpoint.shapes)[:3])})"
     raise ConversionError(f"it holds {what}; hf_vit converts ViT, its hybrids and BiT")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from transformers.utils import logging
 
 from ..files.output import new_file, new_folder, write_json
 from ..models.configuration_hf_bit import DEPTHS, HfBiTConfig
@@ -48,6 +49,7 @@ from .tables import (
     within,
 )
 
+logger = logging.get_logger(__name__)
 _RESAMPLING = {"bilinear": BILINEAR, "bicubic": BICUBIC}
 
 
@@ -115,6 +117,7 @@ _HYBRIDS = {
 }
 _CHOICES = {"position_embedding_type": ("learned", "none"), "hidden_act": _ACTIVATIONS.values()}
 _FIXED = PLAIN | {"projection_dim": None, "representation_size": None}
+_CONSTANTS = {"layer_norm_eps": 1e-6, **TIMM_NUMBERS}
 
 
 class Timm(TorchSource):
@@ -217,6 +220,9 @@ class Timm(TorchSource):
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
         """Write the weights to a .safetensors file, or to a folder with a config.json; return the arguments."""
         config: Any = model.config
+        constants = {name: value for name, value in _CONSTANTS.items() if hasattr(config, name)}
+        if others := lacking(config, {}, constants):
+            logger.warning(f"timm's outputs will differ slightly, because it has no setting for {', '.join(others)}")
         num_classes = config.num_labels if has_head(model) else 0
         arrays, arguments = to_theirs(model.state_dict(), self.rules(model)), self.arguments(config, num_classes)
         if path.suffix == ".safetensors":

@@ -126,9 +126,11 @@ def https_address(location: str) -> str:
 
 def _fetch_url(url: str, cache_dir: str | os.PathLike | None, progress: bool) -> tuple[Path, str]:
     """Return (cached file, its sha256) of an address."""
-    name = redact_secrets(url)
+    name, file_name = redact_secrets(url), PurePosixPath(unquote(urlsplit(url).path)).name
+    if file_name in ("", ".."):
+        raise SourceError(f"{name} has no file name (expected https://HOST/FILE or gs://BUCKET/FILE)")
     try:
-        file = _cache_path(url, PurePosixPath(unquote(urlsplit(url).path)).name, cache_dir)
+        file = _cache_path(url, file_name, cache_dir)
         download = _Download(url, file, progress)
         if (sha256 := download.kept()) is None:
             with FileLock(f"{file}.lock"):  # another process may download the same file

@@ -18,8 +18,6 @@ MAX_ARRAYS = 100_000  # in one checkpoint; ViT-H/14 has 520
 _MAX_COMPRESSION = 20  # total size of the arrays / size of the file; weights compress to about nine tenths
 _ALWAYS_ALLOWED_BYTES = 2**28  # size of arrays accepted in a file of any size: a head of zeros compresses well
 
-HOW_TO_ALLOW = "are read; set HF_VIT_ALLOW=large to read more"
-
 
 def check_declared(name: str, declared: int, size: int, error: type[Exception] = ValueError) -> None:
     """Raise an error if a file of `size` bytes declares implausibly many bytes of arrays; `name` is for the message."""

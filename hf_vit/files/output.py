@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from itertools import chain, islice
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -31,6 +32,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 MARK = ".hf_vit"
 LOCK = ".lock"  # an empty file that a training run locks
 _HASHED = 2**20  # bytes; larger files are hashed only if they are newer than the marker
+_MAX_FOREIGN = 1_000  # files of others in a folder that are counted
 # Of a training run, for its card.
 REPORTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
 REPORTS += ("calibration.json",)
@@ -262,12 +264,16 @@ def check_overwritable(folder: str | os.PathLike, known: tuple[str, ...] = (), l
     folder = Path(folder)
     if folder.is_symlink() or not folder.is_dir():
         raise FileExistsError(f"cannot replace {folder}: it is a file or a symbolic link; nothing was changed")
-    names = {name for name in _names(folder) if name != linked}
-    if (folder / linked).is_symlink() and (folder / linked).is_dir():
-        names |= {f"{linked}/{name}" for name in _names(folder / linked)}
     ours = _unchanged(folder / MARK) | _unchanged(folder / MANIFEST) | {LOCK}
-    ours |= {name for name in names if MARK in ours and matches(name, known)}
-    if foreign := sorted(name for name in names - ours if not is_own_readme(folder / name)):
+    known = known if MARK in ours else ()
+
+    def is_foreign(name: str) -> bool:
+        return not (name in ours or matches(name, known) or is_own_readme(folder / name))
+
+    names = (name for name in _names(folder) if name != linked)
+    if (folder / linked).is_symlink() and (folder / linked).is_dir():
+        names = chain(names, (f"{linked}/{name}" for name in _names(folder / linked)))
+    if foreign := sorted(islice(filter(is_foreign, names), _MAX_FOREIGN)):  # a home folder has millions
         raise FileExistsError(
             f"cannot replace {folder}: it has files that hf_vit did not write, or that were changed since: "
             f"{join_names(foreign)}. Nothing was changed; move them away, delete the folder, or choose another one"

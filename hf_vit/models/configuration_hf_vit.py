@@ -186,6 +186,10 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
         for name in ("attn_implementation", "_attn_implementation"):
             check_attention(config_dict.get(name))
         settings = {name: value for name, value in config_dict.items() if name in known}
+        if (names := kwargs.pop("id2label", None)) is not None:  # transformers would not check it, nor change label2id
+            with convert_type_errors("id2label"):
+                numbers = {name: int(number) for number, name in names.items()}
+            settings |= {"id2label": names, "label2id": kwargs.pop("label2id", None) or numbers}
         with convert_type_errors("the config.json"):
             result: Any = super().from_dict(settings, **kwargs)
         unknown = {name: value for name, value in config_dict.items() if name not in known}
@@ -211,6 +215,11 @@ class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig
             found = f"a {saved_class(settings) or 'model'} of type {stored}"
             raise ValueError(f"{name} has {found} (expected {cls.model_type}); use hf_vit.load, or `hf-vit convert`")
         return settings, kwargs
+
+    def clear_calibration(self) -> None:
+        """Delete the thresholds and the temperature, which belong to a head that is replaced."""
+        for name in ("label_thresholds", "temperature", "coverage_thresholds", "rejection_thresholds"):
+            setattr(self, name, None)
 
     def validate_architecture(self) -> None:
         """Check combinations of fields; called after construction, and again when a model is built."""

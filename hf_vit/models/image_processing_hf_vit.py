@@ -444,7 +444,8 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
                     copied += 1
             results += result if result.ndim == 4 else [result]  # (channels, height, width) each
         if not results:
-            raise ImageReadingError(f"cannot read any of {len(images)} images: {'; '.join(errors.values())[:1000]}")
+            reasons = "; ".join(errors.values()) or "the list is empty"
+            raise ImageReadingError(f"cannot read any of {len(images)} images: {reasons[:1000]}")
         if errors:
             logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
         features: dict[str, Any] = _to_patches(results, settings) if is_native else {"pixel_values": results}

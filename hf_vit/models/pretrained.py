@@ -211,6 +211,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
             problems += [f"{key} is not used" for key in unexpected]
             raise ValueError(f"the weights of {name} do not match its configuration: {'; '.join(problems)}")
         if differs:
+            self.config.clear_calibration()
             logger.warning(self._reinit_message.format(name=name))
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:

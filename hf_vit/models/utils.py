@@ -325,9 +325,10 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
             continue
         checked.append(name)
         status, size, sha256 = file.stat(), expected["size"], expected["sha256"]
-        state = f"{file.absolute()} {status.st_size} {status.st_mtime_ns} {status.st_ino} {sha256}"
-        record = Path(constants.HF_ASSETS_CACHE, "hf_vit", "verified", hashlib.sha256(os.fsencode(state)).hexdigest())
-        is_hashed = not thorough and os.path.exists(record)
+        state = f"{status.st_size} {status.st_mtime_ns} {status.st_ino} {sha256}".encode()
+        path_hash = hashlib.sha256(os.fsencode(file.absolute())).hexdigest()
+        record = Path(constants.HF_ASSETS_CACHE, "hf_vit", "verified", path_hash)
+        is_hashed = not thorough and record.is_file() and record.read_bytes() == state
         if status.st_size != size or not (is_hashed or sha256_of(file) == sha256):
             raise ValueError(
                 f"{file} has {status.st_size} bytes or a sha256 that do not match {MANIFEST}; download it again with "
@@ -336,7 +337,7 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         if status.st_size > _SMALL and not is_hashed:
             with suppress(OSError):  # without a cache, the weights are hashed at every load
                 record.parent.mkdir(parents=True, exist_ok=True)
-                record.touch()
+                record.write_bytes(state)
     return checked
 
 

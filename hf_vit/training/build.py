@@ -124,8 +124,7 @@ def _set_labels(config: Any, split: Split, loss: str) -> None:
     names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in config.id2label.items()}
-    for name in ("label_thresholds", "temperature", "coverage_thresholds", "rejection_thresholds"):
-        setattr(config, name, None)  # they belong to the old head
+    config.clear_calibration()
     config.problem_type = "multi_label_classification" if loss == "sigmoid" else "single_label_classification"
 
 

@@ -90,6 +90,7 @@ COMMANDS = [
     "pretrain --dataset pets --epochs 1 --output-dir out --variant Q/9",
     # the rest
     "catalog nothing",
+    "catalog siglip2 --limit 2",
     "catalog B/16 --index none.csv",
     "compute B/16 --image-size 100",
     "compute B/16 --dataset-size nan",
@@ -119,6 +120,7 @@ PYTHON = [
     lambda: HfViTHybridForImageClassification.from_pretrained("model"),
     lambda: HfViTForImageClassification.from_pretrained("hybrid"),
     lambda: HfViTForImageClassification.from_pretrained("noconfig"),
+    lambda: hf_vit.load("model", output_loading_info=True),
     lambda: HfViTForImageClassification.from_pretrained("model", num_labels="ten"),
     lambda: HfViTConfig(hidden_size=100, num_attention_heads=7),
     lambda: tiny()(torch.zeros(1, 20, 36, 3)),

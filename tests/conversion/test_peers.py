@@ -143,9 +143,11 @@ def tiny_hybrid(depths):
     ("depths", "architecture"),
     [([], "vit_tiny_r_s16_p8_224"), ([2, 2, 2, 2], "vit_small_r26_s32_224"), ([3, 4, 9], "vit_base_r50_s16_224")],
 )
-def test_hybrids_go_to_timm_and_back(tmp_path, depths, architecture):
+def test_hybrids_go_to_timm_and_back(tmp_path, depths, architecture, caplog):
     model = tiny_hybrid(depths)
     export_timm(model, tmp_path / "timm")
+    assert "group_norm_eps" in caplog.text  # timm has one value for it
+    assert "layer_norm_eps" not in caplog.text
     assert json.loads((tmp_path / "timm" / "config.json").read_text())["architecture"] == architecture
     again, _ = convert(tmp_path / "timm")
     assert list(again.config.stem_depths) == depths

@@ -1,6 +1,7 @@
 """Export to the original's files: names, shapes, dtypes and bytes of every array; judged by the files themselves."""
 
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -81,9 +82,15 @@ def test_group_norms_are_restored_in_either_shape(goldens, tmp_path, checkpoint,
     assert model.conversion_record["dialect"].get("flat_group_norm", False) == (len(shape) == 1)
 
 
-@pytest.mark.parametrize("prefix", ["params/", "opt/target/"])
 @pytest.mark.parametrize(
-    "checkpoint", ["vit_token.npz", "vit_linen.npz", "hybrid_stem.npz", "bv_tok.npz", "bit_v2.npz"]
+    ("checkpoint", "prefix"),
+    [
+        *product(
+            ["vit_token.npz", "vit_linen.npz", "hybrid_stem.npz", "bv_tok.npz", "bit_v2.npz"],
+            ["params/", "opt/target/"],
+        ),
+        ("vit_token.npz", "0/"),  # vit_jax/train.py saves a tuple
+    ],
 )
 def test_a_prefix_is_not_written(goldens, tmp_path, checkpoint, prefix):
     arrays = {prefix + name: array for name, array in read_arrays(goldens / checkpoint).items()}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,12 @@ def test_a_folder_with_a_foreign_file_is_refused_and_unchanged(kind, foreign, tm
         write_either("folder", folder, "new")
     assert contents(tmp_path / "it") == before
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_with_millions_of_foreign_files_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.walk", lambda folder: ((folder, [], [f"{number}.tex"]) for number in count()))
+    with pytest.raises(FileExistsError, match=r"0\.tex"):
+        write_either("folder", tmp_path, "new")
 
 
 @pytest.mark.parametrize("size", [5, 2**20 + 5])

@@ -99,12 +99,19 @@ def test_a_bare_model_from_a_classifier_has_no_random_weights(model, tmp_path):
 
 @torch.no_grad()
 def test_another_number_of_labels_gives_a_zero_head_with_a_warning(model, tmp_path, caplog):
+    model.config.temperature = 2.0
     model.save_pretrained(tmp_path)
+    assert AutoModelForImageClassification.from_pretrained(tmp_path).config.temperature == 2
     fresh = AutoModelForImageClassification.from_pretrained(tmp_path, num_labels=5)
     assert fresh.classifier.weight.shape[0] == 5
+    assert fresh.config.temperature is None  # of the old head
     assert not fresh.classifier.weight.any()
     assert not fresh.classifier.bias.any()
     assert_same_weights(fresh.vit, model.vit)
+    config = AutoModelForImageClassification.from_pretrained(tmp_path, id2label={"0": "cat", "1": "dog"}).config
+    assert (config.id2label, config.label2id) == ({0: "cat", 1: "dog"}, {"cat": 0, "dog": 1})
+    with pytest.raises(ValueError, match="id2label"):
+        AutoModelForImageClassification.from_pretrained(tmp_path, id2label=["cat", "dog"])
 
 
 def test_other_mismatches_are_refused(tmp_path):

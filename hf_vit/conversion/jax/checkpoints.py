@@ -48,7 +48,8 @@ from .tables import BIT_TABLES, POSITIONS, fingerprint_of, vit_table, with_flat_
 logger = logging.get_logger(__name__)
 
 _TOWER = "img/"
-_PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "")
+# "0/": the first entry of the tuple (parameters, optimizer state, step) that vit_jax/train.py saves
+_PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "0/", "")
 _OTHER_TOWERS = {"txt", "t", "llm"}  # other parts of a file with an image tower: text, temperature, language model
 _KERNEL = "embedding/kernel"  # of the patches
 _BLOCK = "Transformer/encoderblock_0"
@@ -203,9 +204,8 @@ class Jax(JaxSource):
         known = evaluation_of(location)
         if "patch_size" in known or known["processor"].get("preset") == "augreg":
             return Inferred(known["processor"], "the name or address of the file is FlexiViT's or AugReg's")
-        if dialect["names"] == "big_vision":
-            return _evaluated_as({"preset": "big_vision"}, "files of big_vision", location)
-        return _evaluated_as({"preset": "vit_jax"}, "files of vit_jax", location)
+        code = "big_vision" if dialect["names"] == "big_vision" else "vit_jax"
+        return _evaluated_as({"preset": code}, f"files of {code}", location)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
@@ -416,7 +416,7 @@ class JaxBiT(JaxSource):
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
         """Return the naming; numbers of convolutions in some files of big_transfer (`..._conv2d_17`) are ignored."""
-        for prefix in ("opt/target/", "params/", ""):
+        for prefix in _PREFIXES:
             own = {name.removeprefix(prefix): name for name in checkpoint.shapes if name.startswith(prefix)}
             arrays = {re.sub(r"(?<=/standardized_conv2d)_\d+(?=/)", "", name): StoredArray(own[name]) for name in own}
             if self.root in arrays:
