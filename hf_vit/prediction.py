@@ -260,6 +260,8 @@ def _compute(
     skip_unreadable: bool,
 ) -> Iterator[Batch]:
     """Implement `predict_batches`, with `forward` instead of the model; a skipped image is an empty batch."""
+    if isinstance(images, str | os.PathLike):
+        raise ValueError(f"images is {str(images)!r}; it must be a list of images, such as [{str(images)!r}]")
     if workers is None:
         are_few = isinstance(images, Sized) and len(images) <= _FEW_IMAGES
         workers = 0 if are_few else min(_WORKERS, os.cpu_count() or 1)

@@ -79,7 +79,7 @@ def test_ctrl_c_leaves_no_processes(pair, files):
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}])
-def test_bad_batch_sizes_and_numbers_of_workers_are_refused(pair, files, wrong):
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}, {"images": "cat.png"}])
+def test_bad_batch_sizes_numbers_of_workers_and_lists_are_refused(pair, files, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        next(predict_batches(pair[0], pair[1], files, **wrong))
+        next(predict_batches(pair[0], pair[1], **{"images": files} | wrong))

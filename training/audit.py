@@ -14,6 +14,7 @@ if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     sys.path.pop(0)  # otherwise evaluate.py in this folder would hide the package `evaluate`
 
 try:
+    import shlex
     from collections import Counter
 
     from accelerate import PartialState
@@ -44,7 +45,8 @@ def audit(argv: list[str] | None = None) -> list[Issue]:
         if settings.output_dir:
             output = Path(settings.output_dir)
             table = output / "issues.csv"
-            print(f"open {output / 'audit.html'}, edit {table}, then run: hf-vit finetune --exclude {table} ...")
+            command = f"hf-vit finetune --exclude {shlex.quote(str(table))} ..."
+            print(f"open {output / 'audit.html'}, edit {table}, then run: {command}")
     processes.destroy_process_group()
     return issues
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module, resources
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..files.messages import silence_progress_bars
+from ..files.reading import read_text
 from ..models.utils import check_choice
-from ..settings.options import OptionParser
-from .arguments import add_arguments, parse_positive
+from ..settings import fields
+from ..settings.options import OptionParser, parse_settings
+from ..settings.recipes import about_recipe, find_recipe, installed_recipes
+from .arguments import add_arguments, parse_count, parse_positive
 
 _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path"]
 
@@ -56,7 +60,6 @@ def run_script(command: str, options: list[str]) -> None:
         script(rest)
         return
     from ..hub.jobs import push_result, run_job
-    from ..settings.options import parse_settings
 
     settings = parse_settings(settings_of(command), rest, f"hf-vit {command}")
     if not settings.output_dir:
@@ -71,8 +74,6 @@ def run_script(command: str, options: list[str]) -> None:
 
 def settings_of(command: str) -> type[Any]:
     """Return the class of the settings of a command in the folder training/."""
-    from ..settings import fields
-
     return getattr(fields, f"{command.capitalize()}Settings")
 
 
@@ -90,18 +91,17 @@ def plan(
     from ..training.planning import plan as make_plan
 
     silence_progress_bars()
-    given: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
-    found = make_plan(dataset, model, minutes, eval_split=eval_split, **given)
+    given = {"image_size": image_size, "eval_split": eval_split}
+    given = {name: value for name, value in given.items() if value not in (None, "auto")}
+    found = make_plan(dataset, model, minutes, **given)
     print(found.describe())
-    options = [f"--{name.replace('_', '-')} {value}" for name, value in found.settings.items() if name != "model"]
-    name = model or found.settings["model"]
-    print(f"hf-vit finetune {name} --dataset {dataset} --recipe {found.recipe} {' '.join(options)} --output-dir out")
+    settings = {"model": model, "dataset": dataset, "recipe": found.recipe, **given, **found.settings}
+    options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in settings.items()]
+    print("hf-vit finetune", *options, "--output-dir out")
 
 
 def recipes(action: _Action = None, name: Annotated[str | None, "name of a recipe"] = None) -> None:
     """List the recipes, or show one."""
-    from ..settings.recipes import about_recipe, find_recipe, installed_recipes
-
     if action:
         _show(action, find_recipe(name) if name else None, "recipes")
         return
@@ -114,8 +114,6 @@ def launch_configs(action: _Action = None, name: Annotated[str | None, "name of 
     """List the launch templates (configuration files of Accelerate), or show one."""
     folder = Path(str(resources.files("hf_vit.scripts"))) / "accelerate"
     files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-    from ..files.reading import read_text
-
     if action:
         if name:
             check_choice("launch template", name, files)
@@ -128,8 +126,6 @@ def launch_configs(action: _Action = None, name: Annotated[str | None, "name of 
 def _show(action: str, path: Path | None, command: str) -> None:
     if path is None:
         raise ValueError(f"{action} needs a name; `hf-vit {command}` lists them")
-    from ..files.reading import read_text
-
     print(path if action == "path" else read_text(path).rstrip())
 
 
@@ -146,7 +142,7 @@ def shard(
     ] = None,
     quality: Annotated[int, "quality of the JPEGs with --size, 1 to 100"] = 95,
     images: Annotated[int, "images per shard"] = 10_000,
-    workers: Annotated[int, "number of processes (default: one per CPU)"] = os.cpu_count() or 1,
+    workers: Annotated[int, "number of processes (default: one per CPU)", {"type": parse_count}] = os.cpu_count() or 1,
 ) -> None:
     """Write a data set as shuffled WebDataset tar files with an index; run it again to resume after an interruption."""
     from ..data.shard_writing import ShardPlan, write_shards

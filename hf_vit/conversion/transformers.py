@@ -21,7 +21,7 @@ from ..files.reading import read_json_object
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.image_reading import name_image, read_image
+from ..models.image_reading import ImageReadingError, name_image, read_image
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import CONVERSION_RECORD
 from ..models.utils import check_manifest
@@ -450,11 +450,17 @@ def _write_sentence_transformers(folder: Path, classifies: bool, width: int) -> 
 def _preprocessing_cost(theirs: Any, processor: Any, nearest: Any, images: Iterable[Any]) -> dict[str, Any]:
     """Measure how transformers' image processor differs from ours: in levels from 0 to 255, and in predictions."""
     levels, changed, similarities = [], 0, []
+    if processor.num_channels not in (None, 1, 3):  # Pillow has no such images
+        return {}
     levels_of_one = np.reshape(processor.image_std, (-1, 1, 1)) / processor.rescale_factor
     with torch.no_grad():
         for index, image in enumerate(images):
             name = name_image(image, index)
-            pixels = read_image(image, processor.num_channels or 3, processor.background, name=name).byte()
+            try:
+                pixels = read_image(image, processor.num_channels or 3, processor.background, name=name).byte()
+            except ImageReadingError as error:
+                logger.warning(f"skipped: {error}")
+                continue
             image = Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy())
             pair = [np.asarray(one(image).pixel_values[0], dtype=np.float32) for one in (processor, nearest)]
             levels.append(np.abs(pair[0] - pair[1]) * levels_of_one)

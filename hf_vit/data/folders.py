@@ -219,7 +219,8 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
     lines = csv.DictReader(read_text(table).splitlines())
     header = list(lines.fieldnames or [])
     classes = [name for name in header if name not in (image_column, "split", "labels")]
-    if image_column not in header or len(set(header)) < len(header) or ("labels" in header) == bool(classes):
+    is_ambiguous = ("labels" in header) == bool(classes) or "label" in classes
+    if image_column not in header or len(set(header)) < len(header) or is_ambiguous:
         raise ValueError(
             f"{table} has the columns {join_names(header) or 'none'} (expected {image_column} and labels, or "
             f"{image_column} and a column for each class; split is optional)"

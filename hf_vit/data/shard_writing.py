@@ -1,7 +1,6 @@
 """Write a data set as WebDataset tars (`hf-vit shard`): shuffled, with an index, and resized on request."""
 
 import io
-import json
 import multiprocessing
 import tarfile
 from concurrent.futures import ProcessPoolExecutor
@@ -17,12 +16,12 @@ from tqdm import tqdm
 from ..files.output import new_file, write_json
 from ..files.reading import read_json_object
 from ..models.image_reading import ImageReadingError, load_image, to_mode
-from ..settings.fields import check_bounds, setting
+from ..settings.fields import DataSettings, check_bounds, setting
 from .fingerprint import fingerprint_data
 from .samplers import ShuffledSampler
 from .shards import index_shards
-from .sources import load_split, names_of_splits
-from .splits import Split, open_split
+from .sources import names_of_splits
+from .splits import Split, open_named
 
 _PLAN = "shards.json"
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
@@ -68,7 +67,7 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
         files = [output / f"{split_name}-{number:05d}.tar" for number in shards]
         todo = [(number, file) for number, file in zip(shards, files, strict=True) if not file.exists()]
         write = partial(_write_shard, plan, split_name)
-        with ProcessPoolExecutor(max(workers, 1), multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
             # The pool starts processes for its first task
             run: Any = pool.map if workers > 1 and len(todo) > 1 else map
             list(tqdm(run(write, todo), f"Writing {split_name}", len(todo), unit=" shards"))
@@ -87,27 +86,27 @@ def _write_plan(plan: ShardPlan, data: dict[str, Any], output: Path) -> None:
     Raises:
         ValueError: the folder has shards of another plan or of other images.
     """
-    noted: dict[str, Any] = {"plan": asdict(plan), "data": {}}
+    earlier: dict[str, Any] = {"plan": asdict(plan), "data": {}}
     if (output / _PLAN).exists():
-        noted = {"plan": None, "data": {}, **read_json_object(output / _PLAN)}
+        earlier = {"plan": {}, "data": {}, **read_json_object(output / _PLAN)}
     elif any(output.glob("*.tar")):  # not of `hf-vit shard`
-        noted["plan"] = None
-    wanted = {"plan": asdict(plan), "data": {**noted["data"], **data}}
-    if noted["plan"] != wanted["plan"] or {**data, **noted["data"]} != wanted["data"]:
-        raise ValueError(
-            f"{output} has other shards, of {json.dumps(noted)} (expected {json.dumps(wanted)}); choose another folder"
-        )
+        earlier["plan"] = {}
+    before = earlier["plan"]
+    differing = [f"{name} {before.get(name)}, not {x}" for name, x in asdict(plan).items() if before.get(name) != x]
+    differing += [f"other images of {name}" for name, x in data.items() if earlier["data"].get(name, x) != x]
+    if differing:
+        raise ValueError(f"{output} has other shards ({'; '.join(differing)}); choose another folder")
     output.mkdir(parents=True, exist_ok=True)
-    write_json(output / _PLAN, wanted)
+    write_json(output / _PLAN, {"plan": asdict(plan), "data": {**earlier["data"], **data}})
 
 
 @lru_cache(8)
 def _open(plan: ShardPlan, split_name: str) -> Split:
-    samples = load_split(plan.source, split_name, plan.config)
+    source = DataSettings(dataset=plan.source, dataset_config=plan.config)
     try:
-        split = open_split(samples)
+        split = open_named(source, split_name)
     except ValueError:  # images without labels
-        return open_split(samples, needs_labels=False)
+        return open_named(source, split_name, needs_labels=False)
     if split.multi_label:
         raise ValueError(f"{plan.source} has several labels per image, but shards have one")
     return split

@@ -142,6 +142,13 @@ def index_shards(files: Sequence[str], names: list[str] | None) -> int:
     return table.num_rows
 
 
+def stored_class_names(files: Sequence[str], columns: Columns) -> list[str] | None:
+    """Return the class names in the index next to local tars, if `hf-vit shard` wrote them; `datasets` ignores it."""
+    path = f"{dirname(files[0]) or '.'}/{_index_name(files, columns)}"
+    index = _load(path, path, files, [_stamp(file) for file in files])
+    return None if index is None else getattr(index.features[str(index.label_column)], "names", None)
+
+
 def _write_index(path: Path, table: pa.Table) -> None:
     """Write an index atomically."""
     with new_file(path, overwrite=True) as file, pa.ipc.new_file(str(file), table.schema) as writer:

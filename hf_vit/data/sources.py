@@ -32,6 +32,8 @@ _TEXT = ("string", "large_string")
 # Types of lists of labels.
 _LISTED = (*_TEXT, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 _BUILDERS = {".parquet": "parquet", ".tar": "webdataset"}  # suffix -> builder of `datasets`
+_NO_IMAGES = {"", ".arrow", ".csv", ".json", ".jsonl", ".lock", ".md", ".tsv", ".txt"}  # suffixes of other files
+_EXPECTED = "a folder with images in CLASS/FILE or a labels.csv, or .parquet or .tar files"
 _VALIDATION = re.compile(r"\b(val|valid|dev)\b")  # other names of this split
 _IDX_IMAGES = "*-images-idx3-ubyte*"  # files of MNIST's format
 _MAX_IDX_BYTES = 2**28  # unpacked; the images of MNIST have 47 MB
@@ -82,6 +84,8 @@ def _errors_about(what: str) -> Iterator[None]:
         yield
     except (ValueError, OSError, ImportError, OverflowError, DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
+        if "TAR archives" in reason:
+            reason += " Images of several formats need --streaming."
         raise ValueError(redact_secrets(f"cannot read {what}: {reason}")) from error
 
 
@@ -99,6 +103,8 @@ def _find(name: str) -> tuple[Any, dict[str, Any]]:
         return _find_remote(name), {}
     if not path.is_dir():
         if path.suffix not in _BUILDERS:
+            if path.is_file():
+                raise ValueError(f"a file of this kind is no data set (expected {_EXPECTED})")
             _require_on_hub(name)
             return None, {"path": name}
         files = [path] if path.is_file() else sorted(path.parent.glob(path.name))
@@ -112,8 +118,11 @@ def _find(name: str) -> tuple[Any, dict[str, Any]]:
     for suffix in _BUILDERS:
         if files := sorted(path.rglob(f"*{suffix}")):
             return _local_shards(files)
-    splits = load_folder(path)
-    return splits, {} if splits else {"path": "imagefolder", "data_dir": str(path)}
+    if splits := load_folder(path):
+        return splits, {}
+    if all(file.suffix.lower() in _NO_IMAGES for file in path.rglob("*") if file.is_file()):
+        raise ValueError(f"it has no images (expected {_EXPECTED}; a data set of save_to_disk: use to_parquet)")
+    return None, {"path": "imagefolder", "data_dir": str(path)}
 
 
 def _local_shards(files: list[Path]) -> tuple[dict[str, list[str]], dict[str, Any]]:

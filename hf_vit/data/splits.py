@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..models.image_reading import ImageReadingError
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 from .issues import clean
 from .labels import match_to_split, require_labels, state_classes
-from .shards import Columns, ShardedDataset, open_index
+from .shards import Columns, ShardedDataset, open_index, stored_class_names
 from .sources import (
     find_column,
     find_label_column,
@@ -237,10 +238,22 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> 
     together = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
     columns = settings.image_column, settings.label_column
     split = open_split(samples, *columns, needs_labels, not are_stated, together)
+    if split.label_column is not None and split.label_names is None and not split.is_sharded:
+        split = _name_classes_of_tars(split, settings, name)
     if settings.exclude or settings.relabel:
         split, _ = clean(split, settings, name)
     split.skipped_file = None if settings.output_dir is None else Path(settings.output_dir) / SKIPPED_IMAGES
     return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
+
+
+def _name_classes_of_tars(split: Split, settings: DataSettings, name: str) -> Split:
+    """Name the classes of local tars, which have only numbers, as the index of `hf-vit shard` does."""
+    path = Path(str(settings.dataset)).expanduser()
+    if split.samples.info.builder_name != "webdataset" or not (path.is_dir() or path.suffix == ".tar"):
+        return split
+    files = load_split(str(path), re.split(r"[\[+]", name)[0], streaming=True)
+    names = stored_class_names(files, Columns(settings.image_column, settings.label_column))
+    return split if names is None else dataclasses.replace(split, label_names=names, num_labels=len(names))
 
 
 def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:

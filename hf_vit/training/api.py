@@ -127,7 +127,6 @@ def _finetune(
         for folder in (trainer.output, trainer.output / "best"):
             if (folder / "config.json").is_file():
                 print(f"{folder}: {rewrite_for_transformers(folder, images)}")
-    accelerator.wait_for_everyone()
     return metrics
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -201,7 +202,7 @@ def print_results(trainer: "Trainer", metrics: dict[str, Any]) -> None:
     if (output / "report.html").exists():
         write(f"mistakes are shown in {output / 'report.html'}")
     has_classes = getattr(trainer.settings, "objective", "supervised") == "supervised"
-    model = find_better(str(output)) or output
+    model = shlex.quote(str(find_better(str(output)) or output))
     use = f"predict {model} IMAGE" if has_classes else f"finetune --model {model} --dataset FOLDER"
     write(f"saved in {output}; try: hf-vit {use}, or hf-vit push {model} NAME")
 

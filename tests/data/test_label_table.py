@@ -70,6 +70,7 @@ def test_metadata_and_a_column_of_splits(images):
     ("header", "rows", "said"),
     [
         (["file", "labels"], [["d.png", "bird"]], "file"),
+        (["image", "label"], [["d.png", "bird"]], "image, label"),
         (["image", "labels", "cat"], [["d.png", "bird", "1"]], "cat"),
         (["image"], [["d.png"]], "image"),
         (["image", "labels"], [["d.png", "bird"], ["./d.png", "cat"]], "line 3"),

@@ -1,7 +1,5 @@
 """`hf-vit shard`: tars with the content of the data set, resizing, and continuation."""
 
-import re
-
 import datasets
 import numpy as np
 import pytest
@@ -9,8 +7,9 @@ import pytest
 from hf_vit.cli.command_line import main
 from hf_vit.data import shard_writing
 from hf_vit.data.sources import load_split
-from hf_vit.data.splits import open_split
+from hf_vit.data.splits import open_named, open_split
 from hf_vit.models.image_reading import load_image
+from hf_vit.settings.fields import DataSettings
 
 from .test_loaders import picture
 
@@ -40,6 +39,10 @@ def test_shards_hold_the_images_and_datasets_reads_them(folder, tmp_path, capsys
         ours = open_split(load_split(str(moved), name, streaming=True))
         assert ours.label_names == ["cat", "owl"]
         assert contents(ours) == contents(open_split(load_split(str(folder), name)))
+        for spec in (name, f"{name}[:100%]"):
+            copied = open_named(DataSettings(dataset=str(moved)), spec)
+            assert not copied.is_sharded
+            assert contents(copied) == contents(ours)
     theirs = datasets.load_dataset(
         "webdataset", data_files=str(moved / "train-*.tar"), cache_dir=str(tmp_path), split="train"
     )
@@ -75,8 +78,9 @@ def test_interrupted_writing_continues_and_another_plan_is_refused(folder, tmp_p
     assert main(command) == 0
     assert (tmp_path / "out" / "train-00000.tar").stat().st_ino == first
     assert len(open_split(load_split(str(tmp_path / "out"), "train", streaming=True))) == 18
+    assert main([*command, "--workers", "-1"]) == 2
     assert main([*command, "--size", "9"]) == 2
-    assert '"size": null' in capsys.readouterr().err
+    assert "size None" in capsys.readouterr().err
 
 
 def test_shards_of_images_that_have_changed_since_are_refused(folder, tmp_path, capsys):
@@ -87,7 +91,7 @@ def test_shards_of_images_that_have_changed_since_are_refused(folder, tmp_path, 
     image = folder / "train" / "cat" / "3.png"
     picture(77, "RGB").save(image)  # of the same name
     assert main(command) == 2
-    assert re.search("train.* 18.* 18", capsys.readouterr().err)
+    assert "images of train" in capsys.readouterr().err
     assert not (tmp_path / "out" / "train-00001.tar").exists()
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import struct
+from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
@@ -37,6 +38,15 @@ def test_a_misspelled_folder_is_refused_at_once(out_of_reach, name):
     for look in (lambda: sources.load_split(name, "train"), lambda: sources.names_of_splits(name)):
         with pytest.raises(ValueError, match=hint):
             look()
+    assert not out_of_reach
+
+
+@pytest.mark.parametrize("file", ["photographs.zip", "photographs/table.csv"])
+def test_files_without_images_are_no_data_set(out_of_reach, file):
+    """Neither are they looked for on the Hub."""
+    Path(file).touch()
+    with pytest.raises(ValueError, match="CLASS/FILE"):
+        sources.load_split(file.removesuffix("/table.csv"), "train")
     assert not out_of_reach
 
 

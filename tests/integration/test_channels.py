@@ -190,6 +190,9 @@ def test_training_on_five_bands(bands, tmp_path, fresh_accelerator):
     files = sorted((bands / "test").glob("*/*.npy"))
     for file, (best, *_) in zip(files, hf_vit.predict(str(tmp_path / "out"), files), strict=True):
         assert best.label == file.parent.name
+    few = settings | {"steps": 1, "warmup_steps": 0}
+    hf_vit.finetune(tmp_path / "out", bands, tmp_path / "theirs", **few, save_for="transformers")
+    assert json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"] == "vit"
     with pytest.raises(ValueError, match="randaugment"):
         hf_vit.finetune(tmp_path / "model", bands, tmp_path / "no", **settings, randaugment_layers=2)
     (bands / "train" / "class1" / "copy.npy").write_bytes((bands / "test" / "class1" / "00.npy").read_bytes())

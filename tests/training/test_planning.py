@@ -1,5 +1,7 @@
 """Plans: figures about the data, what is kept of the given settings, and a run with the recipe "auto"."""
 
+import shlex
+
 import numpy as np
 import pytest
 import yaml
@@ -8,6 +10,8 @@ from PIL import Image
 import hf_vit
 from hf_vit.cli import main
 from hf_vit.scripts.finetune import finetune
+from hf_vit.settings.fields import FinetuneSettings
+from hf_vit.settings.options import parse_settings
 
 from ..processes import arguments
 from ..tiny_models import save_tiny
@@ -79,8 +83,15 @@ def test_the_recipe_auto_is_the_plan(pictures, tiny, tmp_path, capsys):
         finetune(["--recipe", "auto", "--model", str(tiny), "--output-dir", str(tmp_path / "none")])
 
 
-def test_the_command_prints_the_command_to_run(pictures, tiny, capsys):
-    assert main(["plan", str(pictures), str(tiny), "--image-size", "16"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"hf-vit finetune {tiny} --dataset {pictures} --recipe")
+def test_the_command_prints_the_command_to_run(pictures, tiny, tmp_path, capsys):
+    """It can be pasted into a shell, and has the given options."""
+    spaced = tmp_path / "my pictures"
+    spaced.symlink_to(pictures)
+    assert main(["plan", str(spaced), str(tiny), "--image-size", "16", "--eval-split", "train"]) == 0
+    program, command, *options = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    settings = parse_settings(FinetuneSettings, options)
+    assert (program, command) == ("hf-vit", "finetune")
+    assert (settings.dataset, settings.model) == (str(spaced), str(tiny))
+    assert (settings.image_size, settings.eval_split) == (16, "train")
     assert main(["plan", str(pictures / "nowhere"), str(tiny)]) == 2
     assert "nowhere" in capsys.readouterr().err

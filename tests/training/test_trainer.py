@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from itertools import chain, repeat
 from types import SimpleNamespace
 
@@ -58,7 +59,9 @@ def test_folds(flags, tiny, tmp_path):
     assert hf_vit.predict(tmp_path / "out" / "fold_4", sorted(flags.rglob("*.png")))
     again = hf_vit.finetune(tiny, flags, tmp_path / "out", **run, resume=True)
     assert again["mean"] == results["mean"]
-    hf_vit.finetune(tiny, flags, tmp_path / "theirs", **{**run, "folds": 2}, save_for="transformers")
+    damaged = shutil.copytree(flags, tmp_path / "damaged")
+    (damaged / "blue" / "0.png").write_bytes(b"no image")
+    hf_vit.finetune(tiny, damaged, tmp_path / "theirs", **{**run, "folds": 2}, save_for="transformers")
     configs = [json.loads((tmp_path / "theirs" / f"fold_{fold}" / "config.json").read_text()) for fold in (1, 2)]
     assert [config["model_type"] for config in configs] == ["vit", "vit"]
     for wrong, match in (({"folds": 5}, "4"), ({"eval_split": "train"}, "eval_split"), ({"folds": 1}, "folds")):
