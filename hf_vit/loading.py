@@ -25,7 +25,7 @@ from .models.configuration_hf_bit import HfBiTConfig
 from .models.configuration_hf_vit import read_settings, saved_class
 from .models.image_processing_hf_vit import PRESETS, HfViTImageProcessor, output_size, sync_processor_size
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
-from .models.utils import LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
+from .models.utils import HUB_NAME, LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
 from .registration import CONFIGURATIONS, MODEL_CLASSES
 
 logger = logging.get_logger(__name__)
@@ -93,7 +93,7 @@ def load(
         model, processor = _load_adapted(name, adapter, where, settings)
     if processor is None:
         trusted = settings.get("trust_remote_code", False)
-        processor = load_processor(name, trusted, **where) or _make_processor(name, model.config, where)
+        processor = load_processor(name, trusted, **where) or make_processor(name, model.config, where)
         if backend is None and find_file(name, QUANTIZATION_RECORD, where) is not None:
             backend = "int8"
     if patch_size is not None:
@@ -105,7 +105,7 @@ def load(
         model.set_image_size(image_size)
     if num_channels is not None:
         processor = with_channels(model, processor, num_channels)
-    processor = with_preset(processor, preset, model.config, keeps_normalization=True)
+    processor = with_preset(processor, preset, model.config)
     sync_processor_size(model, processor, name, is_requested=image_size is not None or preset is not None)
     if backend is not None:
         from .backends.choosing import use_backend  # imports torch's exporters
@@ -201,6 +201,8 @@ def find_adapter(name: str | os.PathLike, **where: Any) -> str | None:
     """Return the path of the adapter_config.json of a PEFT adapter, a folder or a name on the Hub; else None."""
     if os.path.isfile(os.path.join(name, "config.json")):  # a whole model
         return None
+    if not os.path.isdir(name) and not HUB_NAME.fullmatch(os.fspath(name)):
+        return None
     try:
         return find_adapter_config_file(str(name), **where)
     except (OSError, ValueError):  # neither a folder nor on the Hub
@@ -246,7 +248,7 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
         raise ValueError(f"the adapter {name} does not fit {base}: only one has {', '.join(sorted(different)[:3])}")
     trusted = settings.get("trust_remote_code", False)
     processor = load_processor(name, trusted, **where) or base_processor or load_processor(base, trusted)
-    return adapted.merge_and_unload(), processor or _make_processor(base, model.config, {})
+    return adapted.merge_and_unload(), processor or make_processor(base, model.config, {})
 
 
 def rewrite_for_transformers(folder: str | os.PathLike, images: Sequence[Any] = ()) -> str:
@@ -328,7 +330,7 @@ def load_processor(folder: str | os.PathLike, trust_remote_code: bool = False, *
         raise ValueError(f"cannot read the {IMAGE_PROCESSOR_NAME} of {folder}: {error}") from error
 
 
-def _make_processor(name: str | os.PathLike, config: Any, where: dict[str, Any]) -> HfViTImageProcessor:
+def make_processor(name: str | os.PathLike, config: Any, where: dict[str, Any]) -> HfViTImageProcessor:
     """Make an image processor for a folder that has none, from what is known of the weights; with a warning."""
     preset = "bit" if isinstance(config, HfBiTConfig) else "vit_jax"
     if (record := find_file(name, CONVERSION_RECORD, where)) is not None:
@@ -351,21 +353,21 @@ def _as_ours(processor: Any, config: Any) -> HfViTImageProcessor:
     return HfViTImageProcessor.for_model(config, **found, size=size)
 
 
-def with_preset(processor: Any, preset: str | None, config: Any, keeps_normalization: bool = False) -> Any:
+def with_preset(processor: Any, preset: str | None, config: Any) -> Any:
     """Return the processor with another preset, at the same size; None changes nothing.
 
-    Args:
-        keeps_normalization: keep mean and standard deviation, which the weights depend on.
+    Mean and standard deviation are kept, since the weights depend on them.
 
     Raises:
         ValueError: the model cannot take the preset's output.
     """
     if preset is None:
         return processor
+    check_choice("preset", preset, PRESETS)
     if preset == "native" and getattr(config, "stride", 1) != 1:
         raise ValueError("cannot set preset native: it cuts images into patches, and a ResNet needs whole images")
     processor = _as_ours(processor, config)
-    kept = {name: getattr(processor, name) for name in _NORMALIZATION if keeps_normalization}
+    kept = {name: getattr(processor, name) for name in _NORMALIZATION}
     patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
     processor.update(preset=preset, **patches, **kept)
     return processor

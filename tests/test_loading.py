@@ -129,6 +129,12 @@ def test_requests_of_loading_from_the_hub(hub, client):
     assert len([one for one in hub.requests if "/revision/main" in one["path"]]) == 1
 
 
+def test_a_mistyped_folder_is_not_requested_from_the_hub(monkeypatch):
+    monkeypatch.setattr("hf_vit.loading.find_adapter_config_file", lambda *_, **__: pytest.fail("requested"))
+    with pytest.raises(OSError, match="mistyped"):
+        load("mistyped")
+
+
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "processor_config.json"])
 def test_code_of_a_folder_never_runs_and_no_prompt_appears(folder, monkeypatch, file):
     from hf_vit.analysis.compute import load_config

@@ -3,7 +3,6 @@
 The model runs on fake tensors, which have shapes but no data.
 """
 
-import csv
 import math
 import os
 import re
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +22,7 @@ from transformers import AutoConfig, AutoModelForImageClassification
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
+from ..files.reading import read_csv
 from ..models.configuration_hf_vit import Size, as_pair
 from ..models.resnet_stem import StandardizedConv2d
 from ..models.utils import check_choice, check_model_path, explain_missing_folder
@@ -355,12 +354,12 @@ def read_runs(path: str | os.PathLike) -> list[Run]:
         ValueError: there is no run, a column is missing, or a value is not a number above 0.
     """
     runs = []
-    with Path(path).open(newline="", encoding="utf-8-sig") as file:
+    _, rows = read_csv(path)
+    for row in rows:
         try:
-            for row in csv.DictReader(file):
-                family = row.get("family") or _family_of(row["name"])
-                runs.append(Run(row["name"], family, float(row["exaflops"]), float(row["accuracy"])))
-        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            family = row.get("family") or _family_of(row["name"])
+            runs.append(Run(row["name"], family, float(row["exaflops"]), float(row["accuracy"])))
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"cannot read {path}: {type(error).__name__}: {error!s:.200}; {_COLUMNS}") from error
     if not all(0 < value < math.inf for run in runs for value in (run.exaflops, run.accuracy)) or not runs:
         raise ValueError(f"{path} has no runs, or values that are not above 0; {_COLUMNS}")

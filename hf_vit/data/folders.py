@@ -29,7 +29,7 @@ from tqdm import tqdm
 from ..files.image_files import IMAGE_SUFFIXES
 from ..files.messages import join_names
 from ..files.output import new_folder
-from ..files.reading import read_text
+from ..files.reading import read_csv, read_text
 
 _THREADS = 16  # for listing directories, which mostly waits for the disk or the network
 EXTENSIONS = frozenset({*ImageFolder.EXTENSIONS, *IMAGE_SUFFIXES})
@@ -216,8 +216,7 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
         OSError: a directory does not exist.
     """
     folder, image_column = os.path.abspath(table.parent), TABLES[table.name]
-    lines = csv.DictReader(read_text(table).splitlines())
-    header = list(lines.fieldnames or [])
+    header, rows = read_csv(table)
     classes = [name for name in header if name not in (image_column, "split", "labels")]
     is_ambiguous = ("labels" in header) == bool(classes) or "label" in classes
     if image_column not in header or len(set(header)) < len(header) or is_ambiguous:
@@ -227,7 +226,7 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
         )
     labels: dict[str, list[str]] = {}  # by path of the image
     splits: dict[str, list[str]] = {}  # paths
-    for number, row in enumerate(lines, start=2):
+    for number, row in enumerate(rows, start=2):
         image = row[image_column] or ""
         path = os.path.normpath(os.path.join(folder, image))
         marks = [str(row[name]).strip() for name in classes]

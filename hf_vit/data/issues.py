@@ -1,6 +1,5 @@
 """Table of the issues of a data set: `hf-vit audit` writes it, people edit it, `--exclude` and `--relabel` read it."""
 
-import csv
 import dataclasses
 import re
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ import datasets
 from ..files.messages import did_you_mean, join_names, shorten
 from ..files.output import new_file
 from ..files.predictions import Table
+from ..files.reading import read_csv
 from ..settings.fields import DataSettings
 from .sources import load_split, names_of_splits
 
@@ -55,13 +55,13 @@ def read_issues(path: str) -> list[dict[str, str]]:
         ValueError: the file is not such a table.
     """
     try:
-        with open(Path(path).expanduser(), newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file, strict=True))
-    except (OSError, ValueError, csv.Error) as error:
+        _, rows = read_csv(Path(path).expanduser())
+    except OSError as error:
         raise ValueError(f"cannot read {path}: {error}") from error
     for line, row in enumerate(rows, start=2):
-        if None in row or not row.get("image"):
+        if None in row or (any(row.values()) and not row.get("image")):
             raise ValueError(f"{path}, row {line}, is {shorten(row)} (expected an image, and no field without a name)")
+    rows = [row for row in rows if any(row.values())]  # a spreadsheet keeps rows whose cells were cleared
     return [{name: re.sub(r"^'(?=[=@+-])", "", (value or "").strip()) for name, value in row.items()} for row in rows]
 
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 from accelerate import Accelerator
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
 from ..backends.choosing import use_backend
-from ..loading import find_adapter, load, local_model, with_preset
+from ..loading import find_adapter, load, load_processor, local_model, make_processor, with_preset
 from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, Size, as_pair, check_attention
 from ..models.image_processing_hf_vit import sync_processor_size
 from ..models.utils import check_model_path, explain_missing_folder
@@ -21,9 +21,7 @@ def load_evaluated(settings: EvaluateSettings, accelerator: Accelerator, needs_h
     """
     name = str(local_model(str(settings.model)))
     auto_class = AutoModelForImageClassification if needs_head else AutoModel
-    loaded: Any = load_pretrained(auto_class, name, settings.image_size)
-    model, processor, info = loaded
-    check_no_random_weights(info, name, needs_head)
+    model, processor = load_pretrained(auto_class, name, settings.image_size, needs_head)
     if settings.patch_size is not None:
         check_supports_patch_sizes(model, settings.patch_size)
         model.set_patch_size(settings.patch_size, settings.image_size)
@@ -36,23 +34,39 @@ def load_evaluated(settings: EvaluateSettings, accelerator: Accelerator, needs_h
 
 
 def load_pretrained(
-    auto_class: Any, name: str, image_size: Size | None, **settings: Any
-) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
-    """Load a model, its image processor at the model's size, and the loading info of `from_pretrained`."""
+    auto_class: Any, name: str, image_size: Size | None, needs_head: bool = False, **settings: Any
+) -> tuple[Any, Any]:
+    """Load a model, and its image processor at the model's size.
+
+    Args:
+        needs_head: the model must have a trained classification head.
+        settings: more arguments of `from_pretrained`.
+
+    Raises:
+        ValueError: weights are missing or have another shape; those of the head only if it is needed.
+    """
     if find_adapter(name) is not None:
-        loaded, processor = load(name, image_size)
-        model: Any = loaded if auto_class is AutoModelForImageClassification else loaded.base_model
-        return model, processor, {"missing_keys": [], "mismatched_keys": []}
+        model, processor = load(name, image_size)
+        return (model if auto_class is AutoModelForImageClassification else model.base_model), processor
     config: Any = settings.get("config") or read_config(name)
     is_ours = isinstance(config, HfVisionConfig)
+    headless = [saved for saved in config.architectures or () if not saved.endswith("ForImageClassification")]
+    if needs_head and is_ours and headless:
+        raise ValueError(f"{name} has no classification head: it is an {headless[0]}")
     size = {} if image_size is None or is_ours else {"image_size": image_size}
     pair: Any = auto_class.from_pretrained(name, output_loading_info=True, trust_remote_code=False, **size, **settings)
     model, info = pair
+    keys = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"])]
+    if wrong := [key for key in keys if needs_head or "classifier" not in key]:
+        raise ValueError(f"{name} has weights that are missing or have another shape: {', '.join(wrong)}")
     if image_size is not None and is_ours:
         model.set_image_size(image_size)
-    processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+    processor = load_processor(name)
+    if processor is None and not is_ours:
+        raise ValueError(f"{name} has no image processor (preprocessor_config.json)")
+    processor = processor or make_processor(name, model.config, {})
     sync_processor_size(model, processor, name, is_requested=image_size is not None)
-    return model, processor, info
+    return model, processor
 
 
 def read_config(name: str) -> Any:
@@ -61,13 +75,6 @@ def read_config(name: str) -> Any:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     check_attention(config._attn_implementation)
     return config
-
-
-def check_no_random_weights(info: dict[str, Any], name: str, needs_head: bool = False) -> None:
-    """Raise ValueError if weights are missing or have another shape; those of the head only if it is needed."""
-    keys = [str(key) for key in (*info["missing_keys"], *info["mismatched_keys"])]
-    if wrong := [key for key in keys if needs_head or "classifier" not in key]:
-        raise ValueError(f"{name} has weights that are missing or have another shape: {', '.join(wrong)}")
 
 
 def check_supports_patch_sizes(model: Any, patch_sizes: Any) -> None:

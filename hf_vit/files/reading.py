@@ -1,5 +1,7 @@
 """Readers for text, JSON and YAML from untrusted sources: with size limits, and errors that name the file."""
 
+import csv
+import io
 import os
 from typing import Any
 
@@ -10,6 +12,25 @@ from ..models.utils import parse_json as parse_json
 from ..models.utils import read_json as read_json
 from ..models.utils import read_json_object as read_json_object
 from ..models.utils import read_text as read_text
+
+
+def read_csv(path: str | os.PathLike) -> tuple[list[str], list[dict[str, str]]]:
+    """Read a table with a header; its separator is a comma, or a semicolon or tab, which some spreadsheets write.
+
+    Returns:
+        The header, and the rows as `csv.DictReader` reads them.
+
+    Raises:
+        ValueError: it is too large, not UTF-8 or not CSV.
+        OSError: it cannot be read.
+    """
+    text = read_text(path)
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        return list(reader.fieldnames or []), list(reader)
+    except csv.Error as error:
+        raise ValueError(f"cannot read {path}: line {reader.line_num}: {error}") from None
 
 
 def read_yaml(path: str | os.PathLike) -> Any:

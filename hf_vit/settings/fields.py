@@ -434,6 +434,16 @@ class PretrainSettings(TrainingSettings):
 
 
 Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", "knn", "vtab"]
+# Settings that all other protocols would ignore
+_NEEDED_PROTOCOLS = {
+    "label_map real_labels": ("accuracy", "real"),
+    "objectnet_classes": ("objectnet",),
+    "features feature_layer": ("few_shot", "linear_probe", "knn"),
+    "shots seeds l2_reg": ("few_shot",),
+    "probe_l2 held_out": ("linear_probe",),
+    "neighbors temperature": ("knn",),
+    "tasks finetune keep_models": ("vtab",),
+}
 
 
 @dataclass
@@ -459,7 +469,7 @@ class EvaluateSettings(DataSettings):
 
     label_map: str | None = _data(None, "YAML or JSON file: the data's class names -> the model's names or numbers")
     real_labels: str | None = _protocol(
-        None, 'real: JSON file, a list with a list of class numbers per image ("Are we done with ImageNet?")'
+        None, 'accuracy, real: JSON file, a list with a list of class numbers per image ("Are we done with ImageNet?")'
     )
     objectnet_classes: str | None = _protocol(
         None, "objectnet: YAML or JSON file that maps folders to class numbers; by default the 113 published classes"
@@ -496,8 +506,10 @@ class EvaluateSettings(DataSettings):
         is_plain = not is_vtab and self.compile is not True and self.mixed_precision in (None, "no")
         if self.backend != "eager" and not is_plain:
             raise ValueError(f"backend is {self.backend}, which vtab, compile and mixed_precision do not support")
-        if self.label_map and self.protocol not in ("accuracy", "real"):
-            raise ValueError(f"label_map needs protocol accuracy or real; protocol is {self.protocol}")
+        for names, protocols in _NEEDED_PROTOCOLS.items():
+            if self.protocol not in protocols and (wrong := self.changed(names)):
+                needed = " or ".join(protocols)
+                raise ValueError(f"{wrong[0]} needs protocol {needed}; protocol is {self.protocol}")
         if self.streaming and self.protocol in ("few_shot", "linear_probe", "knn", "objectnet"):
             raise ValueError(f"protocol {self.protocol} does not work with streaming: set streaming to false")
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):

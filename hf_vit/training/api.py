@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator, PartialState
+from huggingface_hub.utils.logging import disable_propagation
 
 from ..auditing.audit import run_audit
 from ..data.splits import Split, open_splits, split_into_folds
@@ -187,6 +188,7 @@ def run_script(main: Callable[[list[str] | None], Any], argv: list[str] | None =
     SIGTERM or SIGUSR1.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    disable_propagation()  # huggingface_hub prints its messages itself
     keep_freed_memory()
     silence_progress_bars()
     with user_errors("error", TrainingStopped):

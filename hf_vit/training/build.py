@@ -31,7 +31,7 @@ from ..devices import (
     mark_step,
     shard_by_layers,
 )
-from ..evaluation.models import check_no_random_weights, check_supports_patch_sizes, load_pretrained, read_config
+from ..evaluation.models import check_supports_patch_sizes, load_pretrained, read_config
 from ..evaluation.predictions import TOP_K
 from ..files.messages import did_you_mean, join_names
 from ..loading import local_model, with_channels, with_preset
@@ -69,14 +69,13 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     if not isinstance(config, HfVisionConfig):
         raise ValueError(f"{name} has a model of type {config.model_type}, which hf_vit cannot fine-tune")
     _set_dropout(config, settings)
-    model, processor, info = load_pretrained(AutoModelForImageClassification, name, settings.image_size, config=config)
+    model, processor = load_pretrained(AutoModelForImageClassification, name, settings.image_size, config=config)
     model.config.name_or_path = model.name_or_path = str(settings.model)
-    check_no_random_weights(info, name)
     if settings.num_channels is not None:
         processor = with_channels(model, processor, settings.num_channels)
     _replace_head(model, split, settings.keep_pre_logits)
     _set_labels(model.config, split, settings.loss)
-    processor = with_preset(processor, settings.preset, model.config, keeps_normalization=True)
+    processor = with_preset(processor, settings.preset, model.config)
     measure_channels(processor, split)
     if settings.save_for == "transformers":
         from ..conversion.exporting import find_writer  # slow to import
@@ -145,7 +144,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
     freeze_parameters(model, settings.freeze)
     height, width = as_pair(config.image_size)
     processor = HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
-    processor = with_preset(processor, settings.preset, config, keeps_normalization=True)
+    processor = with_preset(processor, settings.preset, config)
     measure_channels(processor, split)
     return model, processor
 

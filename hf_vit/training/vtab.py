@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from transformers import AutoImageProcessor
 
 from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.splits import Split
 from ..evaluation.vtab_data import Task, TaskData, join, open_task, read_table
 from ..files.output import new_file, write_json, write_text
-from ..loading import local_model
+from ..loading import load_processor, local_model
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..settings.fields import EvaluateSettings, FinetuneSettings
@@ -72,8 +71,8 @@ def _choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
 
 
 def has_presets(model: str) -> bool:
-    """Return whether the image processor of a model is an `HfViTImageProcessor`, which has presets."""
-    return isinstance(AutoImageProcessor.from_pretrained(model, trust_remote_code=False), HfViTImageProcessor)
+    """Return whether a model has an `HfViTImageProcessor`, which has presets; a missing processor becomes one."""
+    return isinstance(load_processor(model), HfViTImageProcessor | None)
 
 
 class Runner:

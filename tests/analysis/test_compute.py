@@ -213,6 +213,8 @@ def test_runs_of_a_csv(tmp_path, run_command):
     path.write_text("name,exaflops,accuracy,family\nB/16,0.5,81.2,\nmine,0.25,79,CNN\n")
     runs = analysis.read_runs(path)
     assert runs == [("B/16", "ViT", 0.5, 81.2), ("mine", "CNN", 0.25, 79.0)]
+    path.write_text(path.read_text().replace(",", ";"))  # as spreadsheets write it in some languages
+    assert analysis.read_runs(path) == runs
     assert main(["compute", "--runs", str(path), "--output", str(tmp_path / "runs.png")]) == 0
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
     assert "--overwrite" in run_command(

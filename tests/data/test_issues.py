@@ -105,6 +105,14 @@ def test_one_class_left_is_refused(folder, table):
         open_splits(settings(folder, exclude=table(*others, header="image")))
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_tables_of_spreadsheets(tmp_path, separator):
+    """Excel writes a byte order mark, CRLF, semicolons in many languages, and rows whose cells were cleared."""
+    text = "image,suggested,other\r\na.png,wasps,\r\n,,\r\n".replace(",", separator)
+    (tmp_path / "issues.csv").write_bytes(text.encode("utf-8-sig"))
+    assert read_issues(str(tmp_path / "issues.csv")) == [{"image": "a.png", "suggested": "wasps", "other": ""}]
+
+
 def test_tables_are_read_as_written(tmp_path):
     issues = [Issue('a "b", c.png', "label_error", 0.5, "x", "ü"), Issue("d.png", "near_duplicate", 1, other="e.png")]
     write_issues(issues, tmp_path / "issues.csv")

@@ -130,9 +130,13 @@ def test_numeric_keys_of_a_label_map_are_names(tmp_path):
     assert read_label_map(str(tmp_path / "map.yaml")) == {"0": "cat", "7": 0}
 
 
-def test_label_map_needs_a_classifier(classifier, tmp_path):
-    with pytest.raises(ValueError, match="label_map"):
-        measure(classifier, tmp_path, protocol="knn", label_map="map.yaml")
+@pytest.mark.parametrize(
+    ("protocol", "setting", "value"),
+    [("knn", "label_map", "map.yaml"), ("accuracy", "shots", "1,5"), ("few_shot", "neighbors", 7)],
+)
+def test_a_setting_that_the_protocol_ignores_is_refused(classifier, tmp_path, protocol, setting, value):
+    with pytest.raises(ValueError, match=f"{setting} .*{protocol}"):
+        measure(classifier, tmp_path, protocol=protocol, **{setting: value})
 
 
 def test_data_without_names_use_numbers_with_a_message(classifier, tmp_path, caplog):
