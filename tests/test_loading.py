@@ -139,7 +139,6 @@ def test_a_mistyped_folder_is_not_requested_from_the_hub(monkeypatch):
 def test_code_of_a_folder_never_runs_and_no_prompt_appears(folder, monkeypatch, file):
     from hf_vit.analysis.compute import load_config
     from hf_vit.evaluation.models import load_pretrained
-    from hf_vit.training.vtab import has_presets
 
     monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("asked at a prompt"))
     (folder / "evil.py").write_text("raise SystemExit('code of the folder ran')")
@@ -150,7 +149,7 @@ def test_code_of_a_folder_never_runs_and_no_prompt_appears(folder, monkeypatch, 
         content = {"image_processor": content}
     (folder / file).write_text(json.dumps(content))
     reads = [load, lambda folder: load_pretrained(transformers.AutoModelForImageClassification, folder, None)]
-    for read in [*reads, load_config if file == "config.json" else has_presets]:
+    for read in [*reads, load_config if file == "config.json" else load_processor]:
         with pytest.raises((ValueError, OSError)):
             read(str(folder))
 

@@ -37,7 +37,8 @@ def plot_attention_rollout(image: np.ndarray, attention: np.ndarray, name: str =
         >>> figure = plot_attention_rollout(np.zeros((224, 224, 3)), np.ones((14, 14)) / 196)
         >>> figure.savefig("rollout.png")
     """
-    figure = _figure(2 * 4.2 * _aspect(image) + 1.0, 4.5)
+    height, width = image.shape[:2]
+    figure = _figure(2 * 4.2 * width / height + 1.0, 4.5)
     left, right = figure.subplots(1, 2)
     left.set_title("Model input", fontsize=11)
     right.set_title(name, fontsize=11)
@@ -60,7 +61,7 @@ def plot_attention_maps(image: np.ndarray, maps: np.ndarray, title: str = "") ->
     columns = min(4, len(maps))
     rows = -(-len(maps) // columns)
     size = 2.5
-    figure = _figure(columns * size * _aspect(image) + 1.0, rows * (size + 0.3) + 0.5)
+    figure = _figure(columns * size * image.shape[1] / image.shape[0] + 1.0, rows * (size + 0.3) + 0.5)
     panels = np.atleast_1d(figure.subplots(rows, columns)).ravel()
     for axes in panels:
         axes.set_axis_off()
@@ -258,10 +259,6 @@ def _heat(axes, values: np.ndarray, image: np.ndarray, scale: np.ndarray | None 
     extent = (-0.5, image.shape[1] - 0.5, image.shape[0] - 0.5, -0.5)
     ends = {"vmin": scale.min(), "vmax": max(np.percentile(scale, _CLIPPED), scale.min() + 1e-6)}
     return axes.imshow(values, extent=extent, **{"cmap": "inferno", "alpha": 0.6, **ends, **options})
-
-
-def _aspect(image: np.ndarray) -> float:
-    return image.shape[1] / image.shape[0]
 
 
 def _describe(axes, x_label: str, y_label: str, title: str) -> None:

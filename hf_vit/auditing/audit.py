@@ -405,12 +405,14 @@ def write_pages(output: Path, issues: Sequence[Issue], images: Mapping[str, Audi
 
 def draw_sheet(issues: Sequence[Issue], images: Mapping[str, AuditedImage]) -> Image.Image:
     """Draw the images of issues with their names and labels; the image that one repeats is next to it."""
+    from matplotlib.font_manager import findfont  # slow to import
+
     tiles = 2 if any(issue.other for issue in issues) else 1
     columns = min(_COLUMNS // tiles, len(issues))
     width, height = tiles * (_TILE + 2) + _GAP, _TILE + 3 * _LINE + _GAP
     size = columns * width + _GAP, -(-len(issues) // columns) * height + _GAP
     sheet = Image.new("RGB", size, page_color("paper"))
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.truetype(findfont("DejaVu Sans"), 10)
     for number, issue in enumerate(issues):
         left, top = number % columns * width + _GAP, number // columns * height + _GAP
         for column, name in enumerate((issue.image, issue.other)[:tiles]):

@@ -70,11 +70,6 @@ def _choose_tasks(tasks: list[Task], names: list[str]) -> list[Task]:
     return [task for task in tasks if not names or task.name in names or task.folder in names]
 
 
-def has_presets(model: str) -> bool:
-    """Return whether a model has an `HfViTImageProcessor`, which has presets; a missing processor becomes one."""
-    return isinstance(load_processor(model), HfViTImageProcessor | None)
-
-
 class Runner:
     """Runner of the tasks, each with its own folder; it stores the results.
 
@@ -86,7 +81,7 @@ class Runner:
         self.settings, self.accelerator = settings, accelerator
         self.common, self.augmentation = dict(table["setting"]), table["augmentation"]
         model = str(local_model(str(settings.model)))
-        if not has_presets(model):
+        if not isinstance(load_processor(model), HfViTImageProcessor | None):  # a missing one is made
             del self.common["preset"]  # the model keeps its own preprocessing
         self.output = Path(str(settings.output_dir))
         self.origin = {

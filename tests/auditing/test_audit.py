@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 import hf_vit
+from hf_vit.auditing.audit import draw_sheet
+from hf_vit.data.issues import Issue
 from hf_vit.scripts.audit import audit as audit_script
 
 from ..photographs import table_of
@@ -120,3 +122,8 @@ def test_a_missing_data_set_is_refused(tiny, tmp_path):
         hf_vit.audit(tiny, tmp_path / "nowhere")
     with pytest.raises(ValueError, match="model"):
         audit_script(["--dataset", str(tmp_path)])
+
+
+def test_a_sheet_shows_the_letters_of_european_languages():
+    first, second = (draw_sheet([Issue("a.png", "dark", 0.5, label)], {}) for label in ("bär", "bür"))
+    assert first.tobytes() != second.tobytes()
