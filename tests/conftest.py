@@ -161,6 +161,12 @@ def folder(tmp_path) -> Path:
     return save_tiny(tmp_path / "folder")
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """A tiny classifier with a pre-logits layer of 10 and its image processor; not to be changed."""
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", patch_size=4, representation_size=10)
+
+
 HUB_TOKENS = {
     "hf_alice": {"name": "alice", "orgs": ["acme"]},
     "hf_bob": {"name": "bob"},

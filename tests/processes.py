@@ -16,6 +16,7 @@ import time
 import traceback
 from functools import cache
 from pathlib import Path
+from subprocess import PIPE
 
 from .paths import ROOT
 
@@ -36,9 +37,10 @@ class ForkServer:
         self.folder, self.count = folder, 0
         self.environment = {**environment, "PYTHONPATH": str(ROOT)}
         line = [sys.executable, "-c", f"from tests.processes import serve\nserve({has_hf_vit})"]
-        self.process = subprocess.Popen(
-            line, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen(line, env=self.environment, stdin=PIPE, stdout=PIPE, text=True)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.requests, self.answers = self.process.stdin, self.process.stdout
 
     def start(self, code: str, variables: dict[str, str] | None = None, cwd: Path | None = None) -> "Forked":
         """Run Python code in a new process, in a session of its own."""
@@ -47,19 +49,14 @@ class ForkServer:
         folder.mkdir()
         request = {"code": code, "folder": str(folder), "cwd": str(cwd or Path.cwd())}
         request["environment"] = self.environment if variables is None else variables
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return Forked(folder, int(self.process.stdout.readline()))
+        print(json.dumps(request), file=self.requests, flush=True)
+        return Forked(folder, int(self.answers.readline()))
 
     def stop(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
+        self.requests.close()
         self.process.terminate()
         self.process.wait()
-        self.process.stdout.close()
+        self.answers.close()
 
 
 class Forked:
@@ -162,6 +159,7 @@ DIGITS = {
     "num_workers": 1,
     "report_to": "none",
 }
+ONE_STEP = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0}
 
 
 def arguments(**settings) -> list[str]:
@@ -182,13 +180,8 @@ def through(template: str, processes: int, runs: Path, *options: str) -> list[st
 
 
 def environment() -> dict[str, str]:
-    offline = {
-        "ACCELERATE_USE_CPU": "true",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "0",
-    }
-    return {**os.environ, **offline, "PYTHONPATH": str(ROOT)}
+    offline = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **offline, "TOKENIZERS_PARALLELISM": "0", "PYTHONPATH": str(ROOT)}
 
 
 @cache

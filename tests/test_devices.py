@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,31 @@ def test_a_launch_of_another_size_than_its_groups_is_one_sentence(monkeypatch):
     monkeypatch.setattr(devices, "Accelerator", accelerator)
     with pytest.raises(ValueError, match="8 ranks"):
         devices.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "device", "precision", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "cuda", "no", "WORLD_SIZE"),
+        ({}, "cpu", "fp16", "fp16"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "cpu", "no", "FSDP"),
+    ],
+)
+def test_what_accelerate_would_silently_ignore_is_refused(monkeypatch, variables, device, precision, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found: Any = SimpleNamespace(num_processes=1, distributed_type="NO", mixed_precision=precision)
+    found.device = torch.device(device)
+    monkeypatch.setattr(devices, "Accelerator", lambda **_: found)
+    with pytest.raises(ValueError, match=message):
+        devices.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
+
+
+def test_peaks_of_data_sheets():
+    assert devices.peak_of("NVIDIA H100 80GB HBM3") == 989e12
+    assert devices.peak_of("NVIDIA H100 PCIe") == 756e12
+    assert devices.peak_of("NVIDIA A100-SXM4-80GB") == 312e12
+    assert devices.peak_of("Tesla P4") is None
 
 
 @pytest.fixture

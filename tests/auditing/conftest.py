@@ -1,21 +1,15 @@
-"""A folder of pictures with planted faults, and a tiny model."""
+"""A folder of pictures with planted faults."""
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter, ImageOps
 
 from ..photographs import encode
-from ..tiny_models import save_tiny
 
 
 @pytest.fixture(autouse=True)
 def _fresh_accelerator(fresh_accelerator):
     """Reset Accelerate's state, so that every test can run in this process."""
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", patch_size=4)
 
 
 def draw(color, rng, size=(96, 80)):

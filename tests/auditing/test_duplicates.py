@@ -57,12 +57,9 @@ def test_disguised_pictures_are_found_and_no_others(originals, disguise):
     assert min(found.values()) > 0.95
 
 
-def test_blank_pictures_are_not_near_duplicates():
-    pictures = torch.full((6, 64, 64), 200, dtype=torch.uint8)
-    assert find_near_duplicates(torch.ones(6, 3), pictures) == {}
-
-
-def test_two_images():
+def test_blank_pictures_and_two_images():
+    blank = torch.full((6, 64, 64), 200, dtype=torch.uint8)
+    assert find_near_duplicates(torch.ones(6, 3), blank) == {}
     rng = np.random.default_rng(0)
     first, second = (picture(draw((9, 9, 9), rng)) for _ in range(2))
     assert find_near_duplicates(torch.ones(2, 3), torch.stack([first, second])) == {}

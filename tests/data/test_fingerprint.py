@@ -19,7 +19,7 @@ from hf_vit.settings.fields import EvaluateSettings
 
 from ..comparing import change_json
 from ..photographs import write_colors
-from ..processes import DIGITS, arguments
+from ..processes import ONE_STEP, arguments
 from ..tiny_models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerator")
@@ -89,20 +89,18 @@ def test_data_identity_is_the_content(colors, tmp_path):
     assert data_of(tmp_path / "moved") != first
 
 
-def test_identity_of_large_data_is_their_files(colors, monkeypatch):
-    monkeypatch.setattr(module, "_MOST_BYTES", 10)
-    first = data_of(colors)
-    assert ("fingerprint" in first, data_of(colors)) == (True, first)
-    os.utime(colors / "train" / "red" / "3.bmp", (1, 1))
-    assert data_of(colors) != first
-
-
-def test_identity_of_shards_is_their_files(colors, tmp_path):
+def test_identity_of_large_data_and_of_shards_is_their_files(colors, tmp_path, monkeypatch):
     load_split(str(colors), "train").to_parquet(tmp_path / "train.parquet")
-    first = data_of(tmp_path, streaming=True)
-    assert ("shards" in first, data_of(tmp_path, streaming=True)) == (True, first)
-    os.utime(tmp_path / "train.parquet", (1, 1))
-    assert data_of(tmp_path, streaming=True) != first
+    monkeypatch.setattr(module, "_MOST_BYTES", 10)
+    for changed, dataset, how, name in (
+        (colors / "train" / "red" / "3.bmp", colors, {}, "fingerprint"),
+        (tmp_path / "train.parquet", tmp_path, {"streaming": True}, "shards"),
+    ):
+        first = data_of(dataset, **how)
+        assert name in first
+        assert data_of(dataset, **how) == first
+        os.utime(changed, (1, 1))
+        assert data_of(dataset, **how) != first
 
 
 @pytest.mark.parametrize("change", ["heads", "training images"])
@@ -119,29 +117,24 @@ def test_cached_features_of_other_data_are_not_used(tiny, colors, tmp_path, chan
     assert after["loss"] != before["loss"]
 
 
-def finetune_colors(colors, tiny, output, **changes):
+@pytest.mark.parametrize("change", ["model", "data"])
+def test_a_run_of_another_model_or_changed_data_is_not_resumed(tiny, colors, tmp_path, change):
     settings = {"model": tiny, "dataset": colors, "steps": 2, "batch_size": 4, "save_every": 2, "num_workers": 0}
-    return finetune(arguments(**settings, report_to="none", output_dir=output, **changes))
-
-
-def test_changed_data_is_not_resumed(tiny, colors, tmp_path):
-    finetune_colors(colors, tiny, tmp_path / "out")
-    finetune_colors(colors, tiny, tmp_path / "out", resume="true")
-    replace_in_silence(colors / "train" / "red", colors / "train" / "green")
-    with pytest.raises(ValueError, match=r"\w{12}, images 24 .* \w{12}, images 24$"):
-        finetune_colors(colors, tiny, tmp_path / "out", resume="true")
-
-
-def test_a_run_whose_model_changed_is_not_resumed(tiny, colors, tmp_path):
-    finetune_colors(colors, tiny, tmp_path / "out")
-    change_json(tiny / "config.json", hidden_act="relu")
-    with pytest.raises(ValueError, match=r"\w{12} .* \w{12}$"):
-        finetune_colors(colors, tiny, tmp_path / "out", resume="true")
+    settings |= {"report_to": "none", "output_dir": tmp_path / "out", "resume": "true"}
+    for _ in range(2):
+        finetune(arguments(**settings))
+    if change == "model":
+        change_json(tiny / "config.json", hidden_act="relu")
+    else:
+        replace_in_silence(colors / "train" / "red", colors / "train" / "green")
+    images = ", images 24" if change == "data" else ""
+    with pytest.raises(ValueError, match=rf"\w{{12}}{images} .* \w{{12}}{images}$"):
+        finetune(arguments(**settings))
 
 
 def test_a_run_of_an_earlier_version_is_resumed(tmp_path):
     """Its checkpoint lacks a new setting, which must have its default."""
-    settings = {**DIGITS, "steps": 2, "warmup_steps": 0, "save_every": 2, "num_workers": 0, "output_dir": tmp_path}
+    settings = {**ONE_STEP, "steps": 2, "save_every": 2, "output_dir": tmp_path}
     pretrain(arguments(**settings))
     file = tmp_path / "checkpoints" / "step_00000002" / "state.json"
     state = json.loads(file.read_text(encoding="utf-8"))

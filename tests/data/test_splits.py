@@ -21,40 +21,48 @@ def write_images(folder, counts):
             Image.new("RGB", (9, 7), (number, 0, 0)).save(folder / kind / f"{number}.png")
 
 
+def settings_of(dataset, **changes) -> FinetuneSettings:
+    return FinetuneSettings(dataset=str(dataset), model="model", **changes)
+
+
 @pytest.mark.parametrize("name", ["val", "valid", "validation", "dev", "test"])
 def test_existing_split_is_found(tmp_path, name):
     write_images(tmp_path / "train", {"ants": 3, "bees": 2})
     write_images(tmp_path / name, {"ants": 2, "bees": 2})
-    settings = FinetuneSettings(dataset=str(tmp_path), model="model")
+    settings = settings_of(tmp_path)
     split, eval_split = open_splits(settings)
     assert (len(split), len(eval_split)) == (5, 4)
     assert len(load_split(str(tmp_path), f"{name}[:3]")) == 3  # by its own name
     assert settings.eval_split == ("test" if name == "test" else "validation")  # as `datasets` calls it
 
 
+def paths(split) -> list[str]:
+    return [row["image"]["path"] for row in split.samples]
+
+
+def assert_parts(train, held_out):
+    """Each image is in one of the two."""
+    assert len({*paths(train), *paths(held_out)}) == len(train) + len(held_out) == sum(COUNTS.values())
+
+
 def test_a_tenth_of_each_class_is_held_out(tmp_path):
     write_images(tmp_path, COUNTS)
-    settings = FinetuneSettings(dataset=str(tmp_path), model="model")
+    settings = settings_of(tmp_path)
     split, held_out = open_splits(settings)
-    seen = [{row["image"]["path"] for row in part.samples} for part in (split, held_out)]
-    assert not seen[0] & seen[1]
-    assert len(seen[0] | seen[1]) == sum(COUNTS.values())
+    assert_parts(split, held_out)
     labels = [held_out.label(row) for row in held_out.samples]
     assert np.bincount(labels, minlength=3).tolist() == [3, 2, 0]
     again, _ = open_splits(settings)
-    assert [row["image"]["path"] for row in again.samples] == [row["image"]["path"] for row in split.samples]
+    assert paths(again) == paths(split)
     assert settings.eval_split == "auto"
 
 
 def test_every_image_is_held_out_by_one_fold(tmp_path):
     write_images(tmp_path, COUNTS)
-    split, _ = open_splits(FinetuneSettings(dataset=str(tmp_path), model="model", eval_split=None))
-    folds = split_into_folds(split, 4)
+    split, _ = open_splits(settings_of(tmp_path, eval_split=None))
     counts = []
-    for train, held_out in folds:
-        seen = [{row["image"]["path"] for row in part.samples} for part in (train, held_out)]
-        assert not seen[0] & seen[1]
-        assert len(seen[0] | seen[1]) == sum(COUNTS.values())
+    for train, held_out in split_into_folds(split, 4):
+        assert_parts(train, held_out)
         counts.append(np.bincount(held_out.class_numbers(), minlength=3))
     assert np.sum(counts, axis=0).tolist() == [31, 20, 4]
     assert np.ptp(counts, axis=0).max() <= 1
@@ -62,18 +70,13 @@ def test_every_image_is_held_out_by_one_fold(tmp_path):
         split_into_folds(split, 5)
 
 
-CLASS, TEXT, NUMBER = (
-    datasets.ClassLabel(names=["ant", "bee", "wasp"]),
-    datasets.Value("string"),
-    datasets.Value("int64"),
-)
+CLASS = datasets.ClassLabel(names=["ant", "bee", "wasp"])
+TEXT, NUMBER = datasets.Value("string"), datasets.Value("int64")
 
 
-def write_tables(folder, feature, **splits):
-    for name, labels in splits.items():
-        images = [np.zeros((9, 9, 3), np.uint8)] * len(labels)
-        table_of(images, labels, feature).to_parquet(folder / f"{name}.parquet")
-    return str(folder)
+def write_table(folder, feature, labels, split="train"):
+    images = [np.zeros((9, 9, 3), np.uint8)] * len(labels)
+    table_of(images, labels, feature).to_parquet(folder / f"{split}.parquet")
 
 
 @pytest.mark.parametrize(
@@ -94,16 +97,17 @@ def write_tables(folder, feature, **splits):
     ],
 )
 def test_images_without_labels_or_with_equal_ones_are_refused(tmp_path, feature, labels, message):
-    data = write_tables(tmp_path, feature, train=labels)
+    write_table(tmp_path, feature, labels)
     with pytest.raises(ValueError, match=message):
-        open_splits(FinetuneSettings(dataset=data, model="model"))
+        open_splits(settings_of(tmp_path))
 
 
 def test_labels_of_the_evaluation_split_are_checked_too(tmp_path):
-    data = write_tables(tmp_path, CLASS, train=[0, 1, 1, 0], test=[0, 1, None, 1])
+    write_table(tmp_path, CLASS, [0, 1, 1, 0])
+    write_table(tmp_path, CLASS, [0, 1, None, 1], "test")
     with pytest.raises(ValueError, match=r"1\D+4"):
-        open_splits(FinetuneSettings(dataset=data, model="model"))
-    split, _ = open_splits(FinetuneSettings(dataset=data, model="model", eval_split=None))
+        open_splits(settings_of(tmp_path))
+    split, _ = open_splits(settings_of(tmp_path, eval_split=None))
     assert split.class_numbers().tolist() == [0, 1, 1, 0]
 
 

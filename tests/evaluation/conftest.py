@@ -1,20 +1,13 @@
-"""A tiny model, and small folders of images that it can distinguish."""
+"""Small folders of images that a tiny model can distinguish."""
 
 import pytest
 
 from ..photographs import write_colors
-from ..tiny_models import save_tiny
 
 
 @pytest.fixture(autouse=True)
 def _fresh_accelerator(fresh_accelerator):
     """Reset Accelerate's state, so that every test can run an evaluation in this process."""
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    """A model with a pre-logits layer of 10."""
-    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", patch_size=4, representation_size=10)
 
 
 @pytest.fixture(scope="session")

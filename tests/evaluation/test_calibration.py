@@ -11,19 +11,12 @@ from sklearn.metrics import log_loss
 from torch.nn.functional import softmax
 
 import hf_vit
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data.sources import load_split
-from hf_vit.evaluation.calibration import (
-    REJECTED,
-    calibration_error,
-    coverage_threshold,
-    fit_temperature,
-    measure,
-    rejection_limits,
-)
+from hf_vit.evaluation import calibration
 from hf_vit.hub.cards import render_folder_card
 
-SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+from ..tiny_models import tiny
 
 
 def draw(images: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +36,7 @@ def test_the_temperature_has_the_lowest_loss(temperature):
         return log_loss(labels, softmax(torch.from_numpy(logits / divisor), dim=1).numpy(), labels=np.arange(7))
 
     best = minimize_scalar(loss, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-8}).x
-    assert fit_temperature(logits, labels) == pytest.approx(best, rel=1e-4)
+    assert calibration.fit_temperature(logits, labels) == pytest.approx(best, rel=1e-4)
     assert best == pytest.approx(temperature, rel=0.1)
 
 
@@ -55,8 +48,8 @@ def test_the_error_is_that_of_its_definition():
         rows = (confidence > lowest / 15) & (confidence <= (lowest + 1) / 15)
         right = probabilities.argmax(axis=1)[rows] == labels[rows]
         error += abs(right.sum() - confidence[rows].sum()) / len(labels)
-    assert calibration_error(probabilities, labels) == pytest.approx(error)
-    results = measure(*draw(4000, 2.5))["expected_calibration_error"]
+    assert calibration.calibration_error(probabilities, labels) == pytest.approx(error)
+    results = calibration.measure(*draw(4000, 2.5))["expected_calibration_error"]
     assert results["after"] < 0.03 < 0.1 < results["before"]
 
 
@@ -69,7 +62,7 @@ def test_sets_hold_the_label_as_often_as_asked(coverage):
     held = 0
     for _ in range(500):
         rows = rng.permutation(len(own))[:300]
-        held += int((own[rows[200:]] >= coverage_threshold(own[rows[:200]], coverage)).sum())
+        held += int((own[rows[200:]] >= calibration.coverage_threshold(own[rows[:200]], coverage)).sum())
     share = 1 - np.floor(201 * (1 - coverage) + 1e-9) / 201  # exact for continuous probabilities
     assert share >= coverage
     low, high = binom.interval(0.9999, 50_000, share)
@@ -82,21 +75,21 @@ def test_images_of_no_class_are_rejected():
     rng = np.random.default_rng(1)
     labels = rng.integers(0, 5, 4000)
     logits = rng.normal(size=(4000, 7)) + np.eye(7)[labels] * (6 + np.arange(7))[labels, None]
-    limits = rejection_limits(logits[:2000], labels[:2000])
+    limits = calibration.rejection_limits(logits[:2000], labels[:2000])
     highest, predicted = logits[2000:].max(axis=1), logits[2000:].argmax(axis=1)
-    assert (highest < limits[predicted]).mean() == pytest.approx(REJECTED, abs=4 * np.sqrt(0.05 * 0.95 / 1000))
+    assert (highest < limits[predicted]).mean() == pytest.approx(
+        calibration.REJECTED, abs=4 * np.sqrt(0.05 * 0.95 / 1000)
+    )
     means = [logits[:2000][labels[:2000] == number, number].mean() for number in range(5)]
     np.testing.assert_allclose(limits[:5] - limits[0], np.array(means) - means[0])
     assert (rng.normal(size=(500, 7)).max(axis=1) < limits.min()).mean() > 0.9
-    measured = measure(logits, labels)["rejection"]["measured"]
-    assert measured == pytest.approx(REJECTED, abs=0.02)
+    measured = calibration.measure(logits, labels)["rejection"]["measured"]
+    assert measured == pytest.approx(calibration.REJECTED, abs=0.02)
 
 
-def test_a_calibrated_folder_has_divided_logits(tmp_path, fresh_accelerator):
-    torch.manual_seed(0)
-    config = HfViTConfig(**SHAPE, image_size=8, patch_size=4, num_channels=1, num_labels=10)
-    model = HfViTForImageClassification(config).eval()
-    processor = HfViTImageProcessor.for_model(config)
+def test_a_calibrated_folder_has_divided_logits(tmp_path):
+    model = tiny(image_size=8, patch_size=4, num_channels=1, num_labels=10)
+    processor = HfViTImageProcessor.for_model(model.config)
     train = load_split("digits", "train[:600]")
     with torch.no_grad():
         features = model.vit(processor(list(train["image"]), return_tensors="pt").pixel_values).pooler_output

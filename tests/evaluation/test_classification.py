@@ -14,8 +14,8 @@ from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
-from hf_vit.training.api import run_script
 
+from ..comparing import change_json
 from ..photographs import draw_picture, table_of
 from ..processes import arguments
 from ..tiny_models import save_tiny
@@ -23,10 +23,8 @@ from ..tiny_models import save_tiny
 
 def prediction(folder, file, crop=0, preset=None) -> list[int]:
     """Return the classes of an image file, best first, without the code of the evaluation."""
-    model, processor = (
-        HfViTForImageClassification.from_pretrained(folder).eval(),
-        HfViTImageProcessor(size={"height": 20, "width": 36}, preset=preset or "vit_jax"),
-    )
+    model = HfViTForImageClassification.from_pretrained(folder).eval()
+    processor = HfViTImageProcessor(size={"height": 20, "width": 36}, preset=preset or "vit_jax")
     image = Image.open(file)
     image = image.crop((crop, crop, image.width - crop, image.height - crop))
     with torch.inference_mode():
@@ -48,42 +46,25 @@ def labels_by_number(tiny, root) -> list[list[int]]:
     """Return labels: right for images 1, 2, 3 and 5 (the second of two labels), none for 4, wrong for 6 and 7."""
     files = sorted(root.rglob("*.png"), key=lambda file: file.name)
     ranked = [prediction(tiny, file) for file in files]
-    return [
-        ranked[0][:1],
-        ranked[1][:1],
-        [ranked[2][5], ranked[2][0]],
-        [],
-        ranked[4][:1],
-        ranked[5][1:4],
-        ranked[6][2:3],
-    ]
+    right = [row[:1] for row in ranked]
+    return [right[0], right[1], [ranked[2][5], ranked[2][0]], [], right[4], ranked[5][1:4], ranked[6][2:3]]
 
 
-def test_real_labels_are_matched_by_file_name(tiny, validation, tmp_path):
-    (tmp_path / "real.json").write_text(json.dumps(labels_by_number(tiny, validation)))
-    settings = {"model": tiny, "dataset": validation, "num_workers": 0, "eval_batch_size": 3}
-    results = evaluate(arguments(**settings, protocol="real", real_labels=tmp_path / "real.json"))
-    assert (results["real_accuracy"], results["real_images"]) == (pytest.approx(4 / 6), 6)
-    assert results["samples"] == 7
-
-
-def test_real_labels_are_matched_by_position_without_file_names(tiny, validation, tmp_path, capsys):
-    real = labels_by_number(tiny, validation)
-    files = sorted(validation.rglob("*.png"), key=lambda file: file.name)
-    images = [{"bytes": file.read_bytes(), "path": None} for file in files]
-    (tmp_path / "data").mkdir()
-    table_of(images, [0] * 7, ["a", "b"]).to_parquet(tmp_path / "data" / "validation.parquet")
-    (tmp_path / "real.json").write_text(json.dumps(real))
-    settings = {"model": tiny, "dataset": tmp_path / "data", "num_workers": 0, "real_labels": tmp_path / "real.json"}
-    assert evaluate(arguments(**settings, protocol="real"))["real_accuracy"] == pytest.approx(4 / 6)
-    (tmp_path / "real.json").write_text(json.dumps(real[:5]))
-    with pytest.raises(SystemExit):
-        run_script(evaluate, arguments(**settings, protocol="real"))
-    error = capsys.readouterr().err
-    assert "ReaL" in error
-    (tmp_path / "real.json").write_text("[1, 2]")
-    with pytest.raises(ValueError, match=r"real\.json"):
-        evaluate(arguments(**settings, protocol="real"))
+def test_real_labels_are_matched_by_file_name_or_position(tiny, validation, tmp_path):
+    real, file = labels_by_number(tiny, validation), tmp_path / "real.json"
+    images = sorted(validation.rglob("*.png"), key=lambda file: file.name)
+    rows = [{"bytes": image.read_bytes(), "path": None} for image in images]
+    table_of(rows, [0] * 7, ["a", "b"]).to_parquet(tmp_path / "validation.parquet")
+    settings = {"model": tiny, "num_workers": 0, "eval_batch_size": 3, "protocol": "real", "real_labels": file}
+    file.write_text(json.dumps(real))
+    for dataset in (validation, tmp_path):
+        results = evaluate(arguments(**settings, dataset=dataset))
+        assert (results["real_accuracy"], results["real_images"]) == (pytest.approx(4 / 6), 6)
+        assert results["samples"] == 7
+    for content, named in ((json.dumps(real[:5]), "ReaL"), ("[1, 2]", r"real\.json")):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=named):
+            evaluate(arguments(**settings, dataset=tmp_path))
 
 
 def test_real_labels_are_downloaded(serve, tiny, validation, monkeypatch):
@@ -98,10 +79,10 @@ def test_real_labels_are_downloaded(serve, tiny, validation, monkeypatch):
 
 @pytest.mark.parametrize("preset", ["timm", "transformers"])
 def test_accuracy_with_another_preset(tiny, validation, preset):
+    files = sorted(validation.rglob("*.png"))
+    expected = np.mean([prediction(tiny, file, preset=preset)[0] == "abc".index(file.parent.name) for file in files])
     settings = {"model": tiny, "dataset": validation, "split": "validation", "num_workers": 0, "preset": preset}
-    files = [(file, "abc".index(file.parent.name)) for file in sorted(validation.rglob("*.png"))]
-    expected = [prediction(tiny, file, preset=preset)[0] == label for file, label in files]
-    assert evaluate(arguments(**settings))["accuracy"] == pytest.approx(np.mean(expected))
+    assert evaluate(arguments(**settings))["accuracy"] == pytest.approx(expected)
 
 
 def test_accuracy_with_the_native_preset(tiny, colors):
@@ -153,8 +134,9 @@ def test_accuracy_on_objectnet(tmp_path):
     (tmp_path / "classes.json").write_text(json.dumps(classes))
     settings = {"model": model, "dataset": tmp_path / "images", "num_workers": 0, "protocol": "objectnet"}
     results = evaluate(arguments(**settings, objectnet_classes=tmp_path / "classes.json"))
-    sets = {name: set(numbers) for name, numbers in classes.items()}
-    hits = [[bool(sets[name] & set(row[:k])) for k in (1, 5)] for name, rows in ranked.items() for row in rows]
+    hits = [
+        [not set(classes[name]).isdisjoint(row[:k]) for k in (1, 5)] for name, rows in ranked.items() for row in rows
+    ]
     top1, top5 = np.mean(hits, axis=0)
     assert (results["accuracy"], results["top5_accuracy"]) == (pytest.approx(top1), pytest.approx(top5))
     assert (results["samples"], results["skipped"]) == (6, 0)
@@ -162,11 +144,10 @@ def test_accuracy_on_objectnet(tmp_path):
 
 
 def test_objectnet_refuses_other_classes(tiny, colors, tmp_path):
-    settings = {"dataset": colors, "num_workers": 0, "protocol": "objectnet"}
-    with pytest.raises(ValueError, match="ImageNet"):
-        evaluate(arguments(**settings, model=tiny))
-    with pytest.raises(ValueError, match="ImageNet"):
-        evaluate(arguments(**settings, model=save_tiny(tmp_path / "model", num_labels=1000)))
+    """Of the model, and of the folders."""
+    for model in (tiny, save_tiny(tmp_path / "model", num_labels=1000)):
+        with pytest.raises(ValueError, match="ImageNet"):
+            evaluate(arguments(model=model, dataset=colors, num_workers=0, protocol="objectnet"))
 
 
 @pytest.fixture(scope="module")
@@ -174,24 +155,16 @@ def tuned(tmp_path_factory, tiny, colors):
     """A folder of images without splits, a model that was fine-tuned on it, and the metrics of that run."""
     root = tmp_path_factory.mktemp("tuned")
     shutil.copytree(colors / "train", root / "images")
-    settings = {
-        "model": tiny,
-        "dataset": root / "images",
-        "steps": 4,
-        "batch_size": 8,
-        "eval_every": 1,
-        "num_workers": 0,
-    }
-    return root, finetune(arguments(**settings, report_to="none", output_dir=root / "out"))
+    settings = {"model": tiny, "dataset": root / "images", "output_dir": root / "out", "num_workers": 0}
+    return root, finetune(arguments(**settings, steps=4, batch_size=8, eval_every=1, report_to="none"))
 
 
 def test_evaluation_takes_the_images_that_training_held_out(tuned, tmp_path, capsys):
     """Of the last model and of the best one; the images may have moved."""
     root, metrics = tuned
-    shutil.copytree(root / "images", tmp_path / "elsewhere")
+    moved = shutil.copytree(root / "images", tmp_path / "elsewhere")
     capsys.readouterr()
-    settings = {"model": root / "out", "num_workers": 0, "output_dir": tmp_path / "again"}
-    again = evaluate(arguments(**settings, dataset=tmp_path / "elsewhere"))
+    again = evaluate(arguments(model=root / "out", dataset=moved, num_workers=0, output_dir=tmp_path / "again"))
     assert again == pytest.approx({name: metrics[name] for name in again})
     assert again["samples"] == 3
     said = capsys.readouterr()
@@ -206,11 +179,8 @@ def test_evaluation_takes_the_images_that_training_held_out(tuned, tmp_path, cap
 
 def test_images_that_training_saw_are_not_taken_for_held_out_ones(tuned, tmp_path):
     root, _ = tuned
-    changed = tmp_path / "changed"
-    for name in ("images", "out"):
-        shutil.copytree(root / name, changed / name)
-    record = json.loads((changed / "out" / "card_data.json").read_text())
-    (changed / "out" / "card_data.json").write_text(json.dumps(record | {"dataset": str(changed / "images")}))
+    changed = shutil.copytree(root, tmp_path / "changed")
+    change_json(changed / "out" / "card_data.json", dataset=str(changed / "images"))
     (changed / "images" / "blue" / "0.png").rename(changed / "images" / "red" / "new.png")
     settings = {"model": changed / "out", "dataset": changed / "images", "num_workers": 0}
     with pytest.raises(ValueError, match="--split train"):

@@ -24,17 +24,13 @@ def scored(request):
     return (scores.round(1) if request.param == "tied" else scores), labels
 
 
-def test_average_precision_is_that_of_scikit_learn(scored):
+def test_average_precision_and_f1_are_those_of_scikit_learn(scored):
     scores, labels = scored
     ours = average_precision(scores, labels)
     expected = [average_precision_score(labels[:, number], scores[:, number]) for number in range(6)]
     np.testing.assert_allclose(ours[:6], expected, rtol=1e-12)
     assert np.isnan(ours[6])
     assert score_labels(scores, labels)["mean_average_precision"] == pytest.approx(np.mean(expected))
-
-
-def test_f1_is_that_of_scikit_learn(scored):
-    scores, labels = scored
     predicted = scores >= 0.5
     micro, macro = f1_scores(predicted, labels > 0)
     assert micro == pytest.approx(f1_score(labels, predicted, average="micro"))

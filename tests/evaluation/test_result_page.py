@@ -22,21 +22,19 @@ from ..html_pages import Page
 from ..processes import arguments, history
 from ..tiny_models import save_tiny
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerator")
-
 COLORS = {"<script>": (40, 180, 60), "blue": (40, 60, 190), "red": (190, 40, 50)}
 SWAPPED = {"blue/red-1.png", "red/blue-0.png", "red/blue-2.png"}
 
 
-def sheets(page: Page) -> list[list[str | None]]:
+def sheets(page: Page) -> list[list[str]]:
     """The file names of the pictures of each contact sheet."""
-    found = [
-        attrs.get("alt") if tag == "img" else None
-        for tag, attrs in page.elements
-        if tag == "img" or attrs.get("class") == "sheet"
-    ]
-    starts = [place for place, file in enumerate(found) if file is None]
-    return [found[start + 1 : end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    found = []
+    for tag, attrs in page.elements:
+        if attrs.get("class") == "sheet":
+            found.append([])
+        elif tag == "img" and found:
+            found[-1].append(attrs.get("alt"))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +121,9 @@ def test_evaluation_writes_the_same_page(run, colors, tmp_path):
     again = evaluate(arguments(**settings, split="test", output_dir=tmp_path / "results"))
     assert again["accuracy"] == metrics["accuracy"]
     for mine, theirs in zip(read_predictions(tmp_path / "results"), read_predictions(output), strict=True):
-        assert [mine[name] for name in ("row", "file", "label", "prediction")] == [
-            theirs[name] for name in ("row", "file", "label", "prediction")
-        ]
-        assert float(mine["probability"]) == pytest.approx(float(theirs["probability"]), abs=1e-5)
+        assert float(mine.pop("probability")) == pytest.approx(float(theirs.pop("probability")), abs=1e-5)
+        for name in ("row", "file", "label", "prediction"):
+            assert mine[name] == theirs[name]
     mine, theirs = (sheets(Page((folder / "report.html").read_text()))[0] for folder in (tmp_path / "results", output))
     assert mine == theirs
 
@@ -148,7 +145,6 @@ def test_many_classes_and_two_of_one_name(colors, tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that are saved."""
     figures = pytest.importorskip("matplotlib.figure")
     drawn, save = [], figures.Figure.savefig
     keep = lambda figure, *at, **how: drawn.append(figure) or save(figure, *at, **how)  # noqa: E731
@@ -157,7 +153,6 @@ def drawn(monkeypatch):
 
 
 def test_the_curve_has_the_colors_of_the_page(tmp_path, drawn):
-    """Judged by the style sheet."""
     write_curve([{"step": 5, "loss": 2.0}, {"step": 9, "loss": 1.0, "eval_loss": 1.5}], tmp_path / "curve.png")
     training, held_out = drawn[0].axes[0].lines
     light = files("hf_vit.files").joinpath("page.css").read_text().splitlines()[0]

@@ -89,7 +89,6 @@ def train(launcher: str, precision: str, kinds: Iterable[str], work: Path) -> No
 
 
 def output_of(launcher: str, precision: str, kind: str, work: Path) -> Path:
-    """Output folder of a run."""
     return work / LAUNCHERS[launcher][0] / precision / kind.replace(", ", "_").replace(" ", "_")
 
 

@@ -4,9 +4,8 @@ import io
 import json
 import math
 import shutil
-import subprocess
 import sys
-from types import SimpleNamespace
+import time
 
 import datasets
 import pytest
@@ -14,9 +13,16 @@ import torch
 from accelerate.tracking import TensorBoardTracker
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import AutoModelForImageClassification, pipeline
+from transformers import (
+    AutoModelForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+    ViTModel,
+    pipeline,
+)
 
-from hf_vit import devices
+from hf_vit import HfBiTConfig, HfBiTForImageClassification
 from hf_vit.data.splits import Split
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
@@ -24,22 +30,19 @@ from hf_vit.registration import register_auto_classes
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain
-from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings
+from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import console
 from hf_vit.training.api import run_script
 from hf_vit.training.build import load_for_finetuning
 from hf_vit.training.objectives import Classification
 from hf_vit.training.trainer import Trainer, TrainingStopped
 
+from ..paths import RECIPES
 from ..photographs import table_of, write_colors
-from ..processes import DIGITS, arguments, history, weights
-from ..tiny_models import SIZES, save_tiny
+from ..processes import DIGITS, ONE_STEP, arguments, history, server, weights
+from ..tiny_models import SIZES, load_model, save_tiny
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerator")
-
-SMALL = {**SIZES, "num_hidden_layers": 2, "image_size": [20, 36], "patch_size": 4}
-
-SHORT = {**DIGITS, "steps": 6, "num_workers": 0}
+SHORT = {**ONE_STEP, "steps": 6}
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +62,9 @@ def pretrained(tmp_path_factory):
 
 
 def finetune_colors(colors, pretrained, output, **changes) -> dict:
-    settings = {
-        "model": pretrained,
-        "dataset": colors,
-        "eval_split": "test",
-        "output_dir": output,
-        "steps": 30,
-        "batch_size": 8,
-        "learning_rate": 0.05,
-        "crop_area": "0.8,1",
-        "num_workers": 0,
-        "eval_batch_size": 5,
-        "report_to": "none",
-        **changes,
-    }
-    return finetune(arguments(**settings))
+    settings = {"model": pretrained, "dataset": colors, "eval_split": "test", "output_dir": output, "steps": 30}
+    settings |= {"batch_size": 8, "learning_rate": 0.05, "crop_area": "0.8,1", "num_workers": 0}
+    return finetune(arguments(**{**settings, "eval_batch_size": 5, "report_to": "none", **changes}))
 
 
 def test_finetuning_an_image_folder(colors, pretrained, tmp_path):
@@ -96,9 +87,8 @@ def test_finetuning_an_image_folder(colors, pretrained, tmp_path):
 
 
 def test_a_sigmoid_model_is_evaluated_as_in_training(colors, pretrained, tmp_path):
-    metrics = finetune_colors(
-        colors, pretrained, tmp_path / "out", steps=2, warmup_steps=0, loss="sigmoid", head_bias=-1
-    )
+    own = {"steps": 2, "warmup_steps": 0, "loss": "sigmoid", "head_bias": -1}
+    metrics = finetune_colors(colors, pretrained, tmp_path / "out", **own)
     again = evaluate(arguments(model=tmp_path / "out", dataset=colors, split="test", num_workers=0))
     assert again["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
     answers = pipeline("image-classification", model=str(tmp_path / "out"))(str(colors / "test" / "blue" / "0.png"))
@@ -110,40 +100,36 @@ def test_images_with_several_labels_train_with_the_sigmoid_loss(colors, pretrain
     files = sorted((colors / "train").glob("*/*.png"))
     images = [{"bytes": file.read_bytes(), "path": None} for file in files]
     tags = datasets.List(datasets.ClassLabel(names=["photograph", "color", "cat"]))
-    (tmp_path / "data").mkdir()
     data = table_of(images, [[0, 1]] * (len(images) - 1) + [[0, 1, 2]], tags)
-    data.to_parquet(tmp_path / "data" / "train.parquet")
-    finetune_colors(tmp_path / "data", pretrained, tmp_path / "out", warmup_steps=0, eval_split="train")
+    data.to_parquet(tmp_path / "train.parquet")
+    finetune_colors(tmp_path, pretrained, tmp_path / "out", warmup_steps=0, eval_split="train")
     answers = pipeline("image-classification", model=str(tmp_path / "out"))(str(files[0]))
     assert [answer["score"] > 0.9 for answer in answers] == [True, True, False]
     assert json.loads((tmp_path / "out" / "card_data.json").read_text())["settings"]["loss"] == "sigmoid"
 
 
 def test_killed_data_worker_is_reported(client, tmp_path):
-    printed = client(
-        f"""
+    code = f"""
         import os, signal
         from hf_vit.scripts.pretrain import main
         from hf_vit.data.augmentation import TrainTransform
 
         TrainTransform.__call__ = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-        main({arguments(**{**DIGITS, "num_workers": 1}, output_dir=tmp_path / "out")})
-        """,
-        status=2,
-    )
-    assert "--num-workers" in printed
+        main({arguments(**DIGITS, output_dir=tmp_path / "out")})
+    """
+    assert "--num-workers" in client(code, status=2)
 
 
 def test_tensorboard_has_what_was_logged(tmp_path, monkeypatch):
     """Of more classes than are logged, the one that decides the best evaluation; metrics.json has all."""
     monkeypatch.setattr(console, "_LOGGED_CLASSES", 9)
-    changes = {"report_to": "auto", "best_metric": "accuracy/3"}
-    metrics = pretrain(arguments(**{**SHORT, **changes}, output_dir=tmp_path / "out"))
+    changes = {"report_to": "auto", "best_metric": "accuracy/3", "output_dir": tmp_path / "out"}
+    metrics = pretrain(arguments(**SHORT | changes))
     events = EventAccumulator(str(tmp_path / "out" / "training")).Reload()
     expected = {entry["step"]: entry["loss"] for entry in history(tmp_path / "out") if "loss" in entry}
     logged = {event.step: event.value for event in events.Scalars("loss")}
     assert logged == pytest.approx(expected)
-    assert len(logged) == SHORT["steps"]
+    assert len(logged) == 6
     tags = set(events.Tags()["scalars"])
     assert {"accuracy", "learning_rate", "eval_accuracy", "images_per_second"} <= tags
     assert [tag for tag in tags if "/" in tag] == ["eval_accuracy/3"]
@@ -157,10 +143,9 @@ def test_failed_tracker_is_reported_and_training_continues(tmp_path, monkeypatch
 
     monkeypatch.setattr(TensorBoardTracker, "log", lose_connection)
     pretrain(arguments(**{**SHORT, "report_to": "tensorboard"}, output_dir=tmp_path / "out"))
-    warnings = [record.getMessage() for record in caplog.records if record.name.startswith("hf_vit")]
-    assert len(warnings) == 1
-    assert "the disk of the logs is gone" in warnings[0]
-    assert len([entry for entry in history(tmp_path / "out") if "loss" in entry]) == SHORT["steps"]
+    [warning] = [record.getMessage() for record in caplog.records if record.name.startswith("hf_vit")]
+    assert "the disk of the logs is gone" in warning
+    assert len([entry for entry in history(tmp_path / "out") if "loss" in entry]) == 6
 
 
 def test_new_head_is_zero_and_other_weights_are_unchanged(pretrained):
@@ -174,6 +159,23 @@ def test_new_head_is_zero_and_other_weights_are_unchanged(pretrained):
     for name, tensor in model.vit.state_dict().items():
         if "position_embeddings" not in name:
             assert torch.equal(tensor, original.vit.state_dict()[name]), name
+
+
+def test_a_model_of_transformers_gets_a_new_head_the_settings_and_another_size(tmp_path):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 22}
+    config = ViTConfig(**sizes, image_size=32, num_labels=5)
+    for name, theirs in (("classifier", ViTForImageClassification(config)), ("encoder", ViTModel(config))):
+        folder = str(tmp_path / name)
+        theirs.save_pretrained(folder)
+        ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+        settings = FinetuneSettings(model=folder, image_size=48, dropout=0.25)
+        model, processor = load_for_finetuning(settings, Split(None, "image", "label", None, num_labels=3))
+        assert (model.config.num_labels, model.config.image_size, model.config.hidden_dropout_prob) == (3, 48, 0.25)
+        assert processor.size == {"height": 48, "width": 48}
+        assert model.name_or_path == folder
+        assert not model.classifier.weight.any()
+        kernel = theirs.base_model.embeddings.patch_embeddings.projection.weight
+        assert torch.equal(model.vit.embeddings.patch_embeddings.projection.weight, kernel)
 
 
 def test_preset_sets_resizing_but_not_normalization(colors, pretrained, tmp_path):
@@ -196,13 +198,9 @@ def test_linear_probe_trains_only_the_head(colors, pretrained, tmp_path):
 
 
 def test_averaged_weights_are_saved(colors, pretrained, tmp_path):
-    for decay in (0.0, 0.99):
+    for decay in ("none", 0.0, 0.99):
         finetune_colors(colors, pretrained, tmp_path / str(decay), ema_decay=decay, steps=6)
-    finetune_colors(colors, pretrained, tmp_path / "none", steps=6)
-    plain, last, slow = (
-        HfViTForImageClassification.from_pretrained(tmp_path / name).classifier.weight
-        for name in ("none", "0.0", "0.99")
-    )
+    plain, last, slow = (weights(tmp_path / decay)["classifier.weight"] for decay in ("none", "0.0", "0.99"))
     assert torch.equal(plain, last)
     assert slow.norm() < 0.2 * plain.norm()
 
@@ -211,9 +209,8 @@ def test_low_rank_adapters(colors, pretrained, tmp_path):
     pytest.importorskip("peft", reason="PEFT is an optional extra")
     with pytest.raises(ValueError, match=r"lora.rank"):
         finetune_colors(colors, pretrained, tmp_path / "out", lora_rank=3, freeze="encoder")
-    biased = finetune_colors(
-        colors, pretrained, tmp_path / "biased", lora_rank=3, head_bias=-3, steps=1, learning_rate=1e-9
-    )
+    barely = {"lora_rank": 3, "head_bias": -3, "steps": 1, "learning_rate": 1e-9}
+    biased = finetune_colors(colors, pretrained, tmp_path / "biased", **barely)
     assert biased["loss"] == pytest.approx(math.log(2), abs=1e-3)
     assert weights(tmp_path / "biased")["classifier.bias"].tolist() == pytest.approx([-3, -3])
     metrics = finetune_colors(colors, pretrained, tmp_path / "out", lora_rank=3, steps=40)
@@ -226,24 +223,11 @@ def test_low_rank_adapters(colors, pretrained, tmp_path):
 
 @pytest.mark.parametrize("target", ["mean_color", "pixels"])
 def test_masked_patch_prediction_then_finetuning(colors, tmp_path, target, capsys):
-    settings = {
-        "dataset": colors,
-        "objective": "masked_patch_prediction",
-        "target": target,
-        "config": json.dumps(SMALL),
-        "eval_split": "test",
-        "output_dir": tmp_path / "pretrained",
-        "steps": 40,
-        "batch_size": 8,
-        "optimizer": "adamw",
-        "learning_rate": 0.01,
-        "crop": "none",
-        "num_workers": 0,
-        "eval_every": 20,
-        "log_every": 1,
-        "report_to": "none",
-    }
-    metrics = pretrain(arguments(**settings))
+    config = {**SIZES, "num_hidden_layers": 2, "image_size": [20, 36], "patch_size": 4}
+    settings = {"dataset": colors, "objective": "masked_patch_prediction", "target": target, "eval_split": "test"}
+    settings |= {"config": json.dumps(config), "output_dir": tmp_path / "pretrained", "steps": 40, "batch_size": 8}
+    settings |= {"optimizer": "adamw", "learning_rate": 0.01, "crop": "none", "num_workers": 0}
+    metrics = pretrain(arguments(**settings, eval_every=20, log_every=1, report_to="none"))
     assert f"hf-vit finetune --model {tmp_path / 'pretrained'}" in capsys.readouterr().out
     assert metrics["samples"] == 18
     losses = [entry["loss"] for entry in history(tmp_path / "pretrained") if "loss" in entry]
@@ -251,6 +235,53 @@ def test_masked_patch_prediction_then_finetuning(colors, tmp_path, target, capsy
     if target == "mean_color":
         assert losses[0] == pytest.approx(math.log(512))
     assert finetune_colors(colors, tmp_path / "pretrained", tmp_path / "tuned")["samples"] == 18
+
+
+# ResNets of BiT
+
+
+def test_finetuning_a_resnet_with_the_hyper_rule(colors, tmp_path):
+    """The recipe, with smaller images and fewer steps."""
+    torch.manual_seed(0)
+    config = HfBiTConfig(embedding_size=32, depths=[1, 1], image_size=(32, 36), num_labels=11)
+    HfBiTForImageClassification(config).save_pretrained(tmp_path / "model")
+    HfViTImageProcessor("bit", size=(32, 36)).save_pretrained(tmp_path / "model")
+    settings = {"recipe": RECIPES / "bit_hyperrule_medium.yaml", "image_size": "32,36", "resize": 40, "flip": "false"}
+    settings |= {"learning_rate": 0.03, "warmup_steps": 5, "decay_steps": "20,25"}
+    metrics = finetune_colors(colors, tmp_path / "model", tmp_path / "out", **settings)
+    assert metrics["accuracy"] >= 0.9
+    classify = pipeline("image-classification", model=str(tmp_path / "out"))
+    assert type(classify.model) is HfBiTForImageClassification
+    assert classify(str(colors / "test" / "red" / "0.png"))[0]["label"] == "red"
+    again = evaluate(arguments(model=tmp_path / "out", dataset=colors, num_workers=0))
+    assert again["accuracy"] == metrics["accuracy"]
+
+
+def test_pretraining_a_resnet_without_a_variant(colors, tmp_path):
+    config = {"embedding_size": 32, "depths": [1, 1], "image_size": 32}
+    settings = {"dataset": colors, "output_dir": tmp_path / "out", "config": json.dumps(config), "steps": 2}
+    settings |= {"optimizer": "adamw", "learning_rate": 0.001, "weight_decay": 0.1, "batch_size": 4, "dropout": 0}
+    pretrain(arguments(**settings, gradient_checkpointing="true", num_workers=0, report_to="none"))
+    model = load_model(tmp_path / "out")
+    assert model.config.depths == [1, 1]
+    assert model.classifier.weight.any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dropout": 0.1}, "dropout"),
+        ({"drop_path": 0.2}, "--drop-path"),
+        ({"objective": "masked_patch_prediction"}, "HfBiTConfig"),
+    ],
+)
+def test_settings_that_a_resnet_lacks_are_refused(colors, tmp_path, changes, message):
+    settings = {"dataset": colors, "output_dir": tmp_path / "out", "variant": "R50x1", "steps": 1, "batch_size": 2}
+    with pytest.raises(ValueError, match=message):
+        pretrain(arguments(**settings, **changes))
+
+
+# Each kind of training, and mistakes
 
 
 @pytest.mark.slow
@@ -282,14 +313,7 @@ def test_a_compiled_model_takes_the_same_steps(tmp_path):
 
 
 def test_infinite_loss_stops_with_step_rate_and_checkpoint(tmp_path):
-    settings = {
-        **DIGITS,
-        "learning_rate": 1e30,
-        "warmup_steps": 5,
-        "save_every": 1,
-        "num_workers": 0,
-        "max_grad_norm": "none",
-    }
+    settings = {**DIGITS, "learning_rate": 1e30, "save_every": 1, "num_workers": 0, "max_grad_norm": "none"}
     with pytest.raises(TrainingStopped, match=r"(nan|inf)\b.*step_0"):
         pretrain(arguments(**settings, output_dir=tmp_path / "out"))
     newest = sorted((tmp_path / "out" / "checkpoints").iterdir())[-1]
@@ -310,14 +334,13 @@ def test_lack_of_memory_halves_the_forward(tmp_path, monkeypatch, batch_size, tr
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
         return losses, correct
 
-    settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "dropout": 0.1, "batch_size": batch_size}
+    settings = {**ONE_STEP, "dropout": 0.1, "batch_size": batch_size}
     pretrain(arguments(**settings | {"per_device_batch_size": tried[-1]}, output_dir=tmp_path / "plain"))
     monkeypatch.setattr(Classification, "__call__", lack_memory)
     settings |= {"find_batch_size": "true", "per_device_batch_size": batch_size}
     pretrain(arguments(**settings, output_dir=tmp_path / "found"))
     assert sizes == [*tried, *tried[-1:] * (batch_size // tried[-1])]  # the tries and the forwards of the step
-    for name, tensor in weights(tmp_path / "plain").items():
-        assert torch.equal(tensor, weights(tmp_path / "found")[name]), name
+    torch.testing.assert_close(weights(tmp_path / "found"), weights(tmp_path / "plain"), rtol=0, atol=0)
 
 
 def test_a_later_lack_of_memory_ends_the_run(tmp_path, monkeypatch):
@@ -329,46 +352,24 @@ def test_a_later_lack_of_memory_ends_the_run(tmp_path, monkeypatch):
         original(trainer, step)
 
     monkeypatch.setattr(Trainer, "train_step", lack_later)
-    settings = {**DIGITS, "steps": 5, "num_workers": 0, "warmup_steps": 0}
     with pytest.raises(TrainingStopped, match="step 3"):
-        pretrain(arguments(**settings, output_dir=tmp_path / "late"))
+        pretrain(arguments(**ONE_STEP | {"steps": 5}, output_dir=tmp_path / "late"))
 
 
 def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
     """With its lock, which ends with the process; both would write the same files."""
     (tmp_path / "out").mkdir()
-    program = "import filelock, time; lock = filelock.FileLock('.lock'); lock.acquire()\n"
-    program += "print('held', flush=True); time.sleep(60)"
-    other = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path / "out", stdout=subprocess.PIPE)
-    assert other.stdout is not None
-    assert other.stdout.readline() == b"held\n"
-    settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "output_dir": tmp_path / "out"}
+    program = "import filelock, time; lock = filelock.FileLock('out/.lock'); lock.acquire()\n"
+    other = server().start(program + "open('held', 'x'); time.sleep(60)", cwd=tmp_path)
+    while not (tmp_path / "held").exists():
+        time.sleep(0.01)
+    settings = {**ONE_STEP, "output_dir": tmp_path / "out"}
     for how in ({}, {"resume": "true"}, {"overwrite": "true"}):
         with pytest.raises(ValueError, match="--output-dir"):
             pretrain(arguments(**settings, **how))
     other.kill()
-    other.communicate()
     pretrain(arguments(**settings))
     assert not (tmp_path / "out" / ".lock").exists()
-
-
-@pytest.mark.parametrize(
-    ("variables", "device", "precision", "message"),
-    [
-        ({"WORLD_SIZE": "2"}, "cuda", "no", "WORLD_SIZE"),
-        ({}, "cpu", "fp16", "fp16"),
-        ({"ACCELERATE_USE_FSDP": "true"}, "cpu", "no", "FSDP"),
-    ],
-)
-def test_what_accelerate_would_silently_ignore_is_refused(monkeypatch, variables, device, precision, message):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    found = SimpleNamespace(
-        num_processes=1, device=torch.device(device), mixed_precision=precision, distributed_type="NO"
-    )
-    monkeypatch.setattr(devices, "Accelerator", lambda **_: found)
-    with pytest.raises(ValueError, match=message):
-        devices.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
 
 
 def test_a_class_name_that_the_terminal_lacks_is_printed_with_escapes(monkeypatch):

@@ -1,17 +1,16 @@
-"""The progress bar of a run, on a terminal and in a log file."""
+"""What a run prints and logs: warnings, its speed, and the trace of its steps."""
+
+import json
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training import console
 
 from ..photographs import table_of
-from ..processes import DIGITS, arguments
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerator")
-
-SHORT = {**DIGITS, "steps": 4, "warmup_steps": 0, "eval_every": 2, "num_workers": 0}
+from ..processes import DIGITS, ONE_STEP, arguments
 
 
 def test_a_class_that_only_the_evaluation_has_is_named_before_training(tmp_path, capsys):
@@ -19,8 +18,8 @@ def test_a_class_that_only_the_evaluation_has_is_named_before_training(tmp_path,
     for name, labels in {"train": [0, 2, 2, 0], "test": [0, 1, 1, 0]}.items():
         data = table_of([np.zeros((8, 8), np.uint8)] * 4, labels, ["cat", "bird", "dog"])
         data.to_parquet(tmp_path / f"{name}.parquet")
-    settings = {**DIGITS, "dataset": tmp_path, "eval_split": "test", "batch_size": 4, "per_device_batch_size": 4}
-    pretrain(arguments(**{**settings, "steps": 1, "warmup_steps": 0, "num_workers": 0}, output_dir=tmp_path / "out"))
+    settings = {**ONE_STEP, "dataset": tmp_path, "eval_split": "test", "batch_size": 4, "per_device_batch_size": 4}
+    pretrain(arguments(**settings, output_dir=tmp_path / "out"))
     [warning] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert "bird" in warning
     assert "dog" not in warning
@@ -32,8 +31,27 @@ def test_slow_data_are_reported_once(tmp_path, monkeypatch, caplog, seconds, war
     monkeypatch.setattr(console, "_MIN_SECONDS", seconds)
     noise = np.random.default_rng(0).integers(0, 256, (700, 700, 3), dtype=np.uint8)
     table_of([noise] * 4, [0, 1, 1, 0], ["cat", "dog"]).to_parquet(tmp_path / "train.parquet")
-    settings = {**SHORT, "dataset": tmp_path, "eval_split": "none", "batch_size": 4, "per_device_batch_size": 4}
-    pretrain(arguments(**{**settings, "steps": 8, "output_dir": tmp_path / "out"}))
+    settings = {**ONE_STEP, "dataset": tmp_path, "eval_split": "none", "batch_size": 4, "per_device_batch_size": 4}
+    pretrain(arguments(**settings | {"steps": 8, "output_dir": tmp_path / "out"}))
     found = [record.getMessage() for record in caplog.records if record.name == "hf_vit.training.console"]
     assert len(found) == warnings
     assert all(word in message for message in found for word in ("--num-workers", "--augment-on"))
+
+
+@pytest.mark.slow
+def test_speed_is_reported_and_steps_are_traced(tmp_path, capfd):
+    settings = DIGITS | {"steps": 9, "eval_every": 9, "save_every": 9, "log_every": 3, "num_workers": 0, "profile": 2}
+    pretrain(arguments(**settings | {"report_to": "tensorboard"}, output_dir=tmp_path / "out"))
+    events = EventAccumulator(str(tmp_path / "out" / "training")).Reload()
+    measured = {name: [event.value for event in events.Scalars(name)] for name in (
+        "images_per_second", "data_wait", "memory_gib", "seconds_left")}  # fmt: skip
+    assert all(len(values) == 3 for name, values in measured.items() if name != "seconds_left")
+    assert all(0 < share < 1 for share in measured["data_wait"])
+    assert measured["seconds_left"][0] > measured["seconds_left"][-1] == 0
+    assert 0.05 < measured["memory_gib"][0] < 64
+    shown = capfd.readouterr()
+    assert str(tmp_path / "out" / "profile" / "trace.json") in shown.out
+    assert "data_wait=" in shown.err
+    trace = json.loads((tmp_path / "out" / "profile" / "trace.json").read_text())
+    steps = {event["name"] for event in trace["traceEvents"] if str(event.get("name")).startswith("ProfilerStep")}
+    assert steps == {"ProfilerStep#5", "ProfilerStep#6"}

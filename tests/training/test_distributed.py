@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ..processes import DIGITS, MODEL, arguments, finish, history, launch, start, weights
+from ..processes import DIGITS, MODEL, ONE_STEP, arguments, finish, history, launch, start, weights
 
 
 @pytest.fixture(scope="module")
@@ -18,14 +18,13 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     settings = {**DIGITS, "steps": 30, "eval_every": 15}
     launch("pretrain", output_dir=folder / "one", **{**settings, "per_device_batch_size": 24}, num_processes=1)
-    use_cpu = None if not torch.accelerator.is_available() else "true"
-    launch(
-        "pretrain", 2, output_dir=folder / "two", **settings, num_processes=2, variables={"ACCELERATE_USE_CPU": use_cpu}
-    )
+    variables = {"ACCELERATE_USE_CPU": "true" if torch.accelerator.is_available() else None}
+    launch("pretrain", 2, output_dir=folder / "two", **settings, num_processes=2, variables=variables)
     return folder / "one", folder / "two"
 
 
-def test_same_losses_and_learning_rates(runs):
+def test_same_losses_learning_rates_and_weights(runs):
+    torch.testing.assert_close(weights(runs[1]), weights(runs[0]), rtol=1e-5, atol=1e-6)
     one, two = (history(folder) for folder in runs)
     assert [entry["step"] for entry in one] == [entry["step"] for entry in two]
     for name in ("loss", "learning_rate", "accuracy", "eval_loss", "eval_accuracy"):
@@ -34,19 +33,12 @@ def test_same_losses_and_learning_rates(runs):
         np.testing.assert_allclose(left, right, rtol=1e-5, err_msg=name)
 
 
-def test_same_final_weights(runs):
-    one, two = (weights(folder) for folder in runs)
-    torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
-
-
 def test_every_sample_is_counted_once(runs):
     for folder in runs:
-        metrics = json.loads((folder / "metrics.json").read_text())
-        assert metrics["samples"] == 103
-    done = launch(
-        "evaluate", 2, model=runs[0], dataset="digits", split="test[:103]", num_processes=2, eval_batch_size=32
-    )
-    alone = launch("evaluate", model=runs[0], dataset="digits", split="test[:103]", eval_batch_size=7)
+        assert json.loads((folder / "metrics.json").read_text())["samples"] == 103
+    settings = {"model": runs[0], "dataset": "digits", "split": "test[:103]"}
+    done = launch("evaluate", 2, **settings, num_processes=2, eval_batch_size=32)
+    alone = launch("evaluate", **settings, eval_batch_size=7)
     two, one = (json.loads(result.stdout) for result in (done, alone))
     assert two["samples"] == one["samples"] == 103
     assert two["accuracy"] == one["accuracy"]
@@ -94,8 +86,7 @@ print("tried", tried)
 
 def test_processes_agree_on_a_batch_size_that_fits_on_all(tmp_path):
     """Of 24 images 12, 6 and 3 a forward are tried, and rank 1 lacks memory for more than 3."""
-    settings = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0, "find_batch_size": "true"}
-    settings |= {"per_device_batch_size": 12, "output_dir": tmp_path / "out"}
+    settings = {**ONE_STEP, "find_batch_size": "true", "per_device_batch_size": 12, "output_dir": tmp_path / "out"}
     done = finish(start(LACKS_MEMORY.format(arguments(**settings)), 2))
     assert done.stdout.count("tried [12, 6, 3, 3, 3, 3, 3]") == 2  # a try each, and the forwards of the step
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -41,19 +42,10 @@ RUNS = {
 def write_runs(folder: Path, names: list[str]) -> Path:
     """Write the command line of each run for launched_runs.py; runs with a folder are resumed."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for name in names:
-        settings = RUNS[name] | {"output_dir": folder / name, "resume": str((folder / name).exists()).lower()}
-        lines.append(["pretrain", *arguments(**settings)])
-    file = folder / "runs.json"
-    file.write_text(json.dumps(lines))
-    return file
-
-
-def copy_of_step_3(output: Path, copy: Path):
-    """A run as it was when it had saved its third step."""
-    shutil.copytree(output, copy)
-    shutil.rmtree(copy / "checkpoints" / "step_00000005")
+    outputs = {name: {"output_dir": folder / name, "resume": (folder / name).exists()} for name in names}
+    lines = [["pretrain", *arguments(**RUNS[name], **output)] for name, output in outputs.items()]
+    (folder / "runs.json").write_text(json.dumps(lines))
+    return folder / "runs.json"
 
 
 def finish(*lines: list[str]) -> list[str]:
@@ -72,12 +64,8 @@ def finish(*lines: list[str]) -> list[str]:
 def one_process(tmp_path_factory):
     """Through both templates of one process, a part of the runs each."""
     folder = tmp_path_factory.mktemp("launchers")
-    parts = {"cpu": ["sgd", "compact"], "single_gpu": ["hybrid", "bit"]}
-    lines = []
-    for template, names in parts.items():
-        runs = write_runs(folder, names).rename(folder / f"{template}.json")
-        lines.append(through(template, 1, runs))
-    for printed in finish(*lines):
+    for template, names in {"cpu": ["sgd", "compact"], "single_gpu": ["hybrid", "bit"]}.items():
+        [printed] = finish(through(template, 1, write_runs(folder, names)))
         assert "NO of 1" in printed
     assert weights(folder / "sgd")["classifier.weight"].any()
     return folder
@@ -94,16 +82,17 @@ def assert_same(folder: Path, one_process: Path, names: list[str]):
         AutoImageProcessor.from_pretrained(folder / name)
 
 
-def test_fsdp(one_process, tmp_path, fresh_accelerator):
+def test_fsdp(one_process, tmp_path):
     """From the first step, from a checkpoint of one process, and on to one process."""
-    copy_of_step_3(one_process / "compact", tmp_path / "out" / "compact")
+    without_last_step = shutil.ignore_patterns("step_00000005")
+    shutil.copytree(one_process / "compact", tmp_path / "out" / "compact", ignore=without_last_step)
     runs = write_runs(tmp_path / "out", list(RUNS))
     printed = finish(through("fsdp", 2, runs, "--main_process_port", "0"))
     assert "FSDP of 2" in printed[0]
     assert f"{tmp_path / 'out' / 'compact'}/checkpoints/step_00000003" in printed[0]
     assert_same(tmp_path / "out", one_process, list(RUNS))
     for name in ("sgd", "hybrid"):
-        copy_of_step_3(tmp_path / "out" / name, tmp_path / "alone" / name)
+        shutil.copytree(tmp_path / "out" / name, tmp_path / "alone" / name, ignore=without_last_step)
         pretrain(arguments(**RUNS[name], output_dir=tmp_path / "alone" / name, resume="true"))
     assert_same(tmp_path / "alone", one_process, ["sgd", "hybrid"])
 
@@ -117,24 +106,6 @@ def test_two_machines(one_process, tmp_path):
     printed = finish(*(through("multi_node", 2, runs, *address, "--machine_rank", str(rank)) for rank in (0, 1)))
     assert "MULTI_CPU of 2" in printed[0]
     assert_same(tmp_path / "out", one_process, ["compact"])
-
-
-def children_of(process: int) -> list[int]:
-    """Ids of the processes that a process started."""
-    return [
-        child
-        for task in Path(f"/proc/{process}/task").iterdir()
-        for child in map(int, (task / "children").read_text().split())
-    ]
-
-
-def rank_of(process: int) -> str:
-    entries = Path(f"/proc/{process}/environ").read_text().split("\0")
-    return dict(entry.partition("=")[::2] for entry in entries).get("RANK", "")
-
-
-def command_of(process: int) -> str:
-    return Path(f"/proc/{process}/cmdline").read_text()
 
 
 def wait_for(what: Callable[[], object], launcher: subprocess.Popen, log: Path):
@@ -155,16 +126,17 @@ def test_multi_gpu_and_a_stopped_process(one_process, tmp_path, monkeypatch):
         launcher = subprocess.Popen(line, env=environment(), stdout=file, stderr=file, start_new_session=True)
     try:
         wait_for(lambda: list((tmp_path / "out" / "endless" / "checkpoints").glob("step_*")), launcher, log)
-        stopped = next(child for child in children_of(launcher.pid) if rank_of(child) == "1")
-        [server] = [child for child in children_of(stopped) if "forkserver" in command_of(child)]
-        assert children_of(server)  # the data worker, forked where no thread of gloo's is
-        os.kill(stopped, signal.SIGSTOP)
+        children = psutil.Process(launcher.pid).children()
+        stopped = next(child for child in children if child.environ().get("RANK") == "1")
+        [server] = [child for child in stopped.children() if "forkserver" in " ".join(child.cmdline())]
+        assert server.children()  # the data worker, forked where no thread of gloo's is
+        stopped.suspend()
         wait_for(lambda: "(--stall-timeout)" in log.read_text(), launcher, log)
     finally:
-        for process in children_of(launcher.pid):  # each in a session of its own
-            os.kill(process, signal.SIGKILL)
+        for process in psutil.Process(launcher.pid).children():  # each in a session of its own
+            process.kill()
         os.killpg(launcher.pid, signal.SIGKILL)
         launcher.wait()
     assert_same(tmp_path / "out", one_process, ["compact"])
     message = next(text for text in log.read_text().splitlines() if "(--stall-timeout)" in text)
-    assert re.search(rf" {TIMEOUT} .* rank 1 \(process {stopped} on \S+\).* \d+ .* \d+", message), message
+    assert re.search(rf" {TIMEOUT} .* rank 1 \(process {stopped.pid} on \S+\).* \d+ .* \d+", message), message

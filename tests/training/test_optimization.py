@@ -1,27 +1,17 @@
-"""Optimizers against outputs of optax (goldens/training), and their groups of parameters."""
-
-import re
+"""Optimizers against outputs of optax, and learning rates against the originals'; both are in goldens/training."""
 
 import numpy as np
 import pytest
 import torch
+from transformers import get_wsd_schedule
 
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.settings.fields import FinetuneSettings
-from hf_vit.training.optimization import (
-    MovingAverage,
-    build_optimizer,
-    build_schedule,
-    freeze_parameters,
-    kernel_names,
-    layer_of,
-    parameter_groups,
-    set_learning_rate,
-    torch_weight_decay,
-)
+from hf_vit.training import optimization
+from hf_vit.training.optimization import build_optimizer, build_schedule, freeze_parameters, set_learning_rate
 
 from ..tiny_models import TINY
 
@@ -38,7 +28,7 @@ def settings_with(**changes) -> FinetuneSettings:
 
 def test_groups_hold_every_trainable_parameter_once(model):
     freeze_parameters(model, [r"layers\.0\."])
-    groups = parameter_groups(model, weight_decay=0.1, layer_decay=0.5)
+    groups = optimization.parameter_groups(model, weight_decay=0.1, layer_decay=0.5)
     held = [id(parameter) for group in groups for parameter in group["params"]]
     expected = [id(parameter) for parameter in model.parameters() if parameter.requires_grad]
     assert sorted(held) == sorted(expected)
@@ -46,7 +36,7 @@ def test_groups_hold_every_trainable_parameter_once(model):
 
 
 def test_layer_decay_falls_from_head_to_embeddings(model):
-    groups = parameter_groups(model, layer_decay=0.5)
+    groups = optimization.parameter_groups(model, layer_decay=0.5)
     scale = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
     assert scale[id(model.classifier.weight)] == 1
     assert scale[id(model.vit.layernorm.weight)] == 1
@@ -59,37 +49,30 @@ def test_layer_decay_falls_from_head_to_embeddings(model):
 
 
 def test_freezing(model):
-    frozen = freeze_parameters(model, [r"^(?!classifier)"])
-    assert set(frozen) == {name for name, _ in model.named_parameters()} - {"classifier.weight", "classifier.bias"}
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)
-    assert freeze_parameters(model, ["encoder"]) == frozen
-    with pytest.raises(ValueError, match="nothing_like_it"):
-        freeze_parameters(model, ["nothing_like_it"])
-    with pytest.raises(ValueError, match=r"\[''\]"):
-        freeze_parameters(model, [""])
+    """By a pattern, or the first layers by name."""
 
+    def starting_with(model, *starts):
+        return [name for name, _ in model.named_parameters() if name.startswith(starts)]
 
-def test_freezing_the_first_layers_by_name(model):
-    frozen = freeze_parameters(model, ["first 2 layers"])
-    layers = {name.split(".")[2] for name in frozen if ".layers." in name}
-    assert layers == {"0", "1"}
-    assert "vit.embeddings.cls_token" in frozen
-    assert all(".layers." in name or ".embeddings." in name for name in frozen)
-    with pytest.raises(ValueError, match="first 4 layers"):
-        freeze_parameters(model, ["first 4 layers"])
+    for part, starts in (
+        (r"^(?!classifier)", ["vit."]),
+        ("encoder", ["vit."]),
+        ("first 2 layers", ["vit.embeddings.", "vit.layers.0.", "vit.layers.1."]),
+    ):
+        model.requires_grad_(True)
+        assert sorted(freeze_parameters(model, [part])) == sorted(starting_with(model, *starts))
+    for part in ("nothing_like_it", "", "first 4 layers"):
+        with pytest.raises(ValueError, match=f"'{part}'"):
+            freeze_parameters(model, [part])
     resnet = HfBiTForImageClassification(HfBiTConfig(embedding_size=32, depths=[2, 1, 1], image_size=16))
-    stages = {
-        re.sub(r".*(stages\.\d|resnet\.convolution).*", r"\1", name)
-        for name in freeze_parameters(resnet, ["first 2 layers"])
-    }
-    assert stages == {"resnet.convolution", "stages.0", "stages.1"}
+    expected = starting_with(resnet, "bit.resnet.convolution.", "bit.resnet.stages.0.", "bit.resnet.stages.1.")
+    assert sorted(freeze_parameters(resnet, ["first 2 layers"])) == sorted(expected)
 
 
 def test_published_decay_conversion():
     """big_vision's 1e-4 at a peak of 1e-3 is torch's 0.1 (arXiv 2205.01580 against its PyTorch reproductions)."""
-    assert torch_weight_decay(1e-4, "jax", 1e-3) == pytest.approx(0.1)
-    assert torch_weight_decay(0.1, "torch", 1e-3) == 0.1
+    assert optimization.torch_weight_decay(1e-4, "jax", 1e-3) == pytest.approx(0.1)
+    assert optimization.torch_weight_decay(0.1, "torch", 1e-3) == 0.1
 
 
 BFLOAT16 = {"momentum_dtype": "bfloat16"}
@@ -113,19 +96,18 @@ def test_muon_follows_its_paper_for_hidden_matrices_only(model):
     """
     settings = settings_with(optimizer="muon", learning_rate=0.01, weight_decay=0.1, momentum=0.95)
     optimizer, generator = build_optimizer(settings, model), np.random.default_rng(0)
-    matrices = {name for name in kernel_names(model) if ".layers." in name}
+    matrices = {name for name in optimization.kernel_names(model) if ".layers." in name}
     assert len(matrices) == 3 * 6
     before = {name: parameter.detach().double().numpy() for name, parameter in model.named_parameters()}
     others = [parameter for name, parameter in model.named_parameters() if name not in matrices]
-    judge = torch.optim.AdamW(
-        [parameter.detach().clone().requires_grad_() for parameter in others], 0.01, weight_decay=0
-    )
+    copies = [parameter.detach().clone().requires_grad_() for parameter in others]
+    judge = torch.optim.AdamW(copies, 0.01, weight_decay=0)
     momentum = dict.fromkeys(matrices, 0.0)
     for _ in range(3):
         gradients = {name: generator.standard_normal(value.shape) for name, value in before.items()}
         for name, parameter in model.named_parameters():
             parameter.grad = torch.from_numpy(gradients[name]).float()
-        for copy, parameter in zip(judge.param_groups[0]["params"], others, strict=True):
+        for copy, parameter in zip(copies, others, strict=True):
             copy.grad = parameter.grad.clone()
         optimizer.step()
         judge.step()
@@ -141,7 +123,7 @@ def test_muon_follows_its_paper_for_hidden_matrices_only(model):
         step = 0.01 * 0.2 * np.sqrt(max(before[name].shape))
         difference = np.abs(model.get_parameter(name).detach().numpy() - before[name]).max()
         assert difference < 0.05 * step, name
-    for copy, parameter in zip(judge.param_groups[0]["params"], others, strict=True):
+    for copy, parameter in zip(copies, others, strict=True):
         if parameter.ndim == 1:  # the others decay
             torch.testing.assert_close(parameter, copy)
     optimizer.load_state_dict(optimizer.state_dict())  # as Accelerate does
@@ -158,18 +140,11 @@ def optax(goldens):
 
 @pytest.mark.parametrize("run", OPTAX)
 def test_updates_equal_optax(optax, run):
-    """Clipping, schedule, momentum or Adam, and decay: parameters after 1, 2, 10 and 50 updates."""
-    steps, optimizer, layer = run_golden(optax, run, OPTAX[run][0])
-    for step, (kernel, bias) in steps.items():
-        for ours, name in ((kernel, "kernel"), (bias, "bias")):
-            difference = np.abs(ours - optax[f"{run}/step{step}/{name}"])
-            assert difference.max() <= OPTAX[run][1], (step, name)
-            assert np.mean(difference <= 5e-6) >= 0.9, (step, name)
-    check_states(optax, run, optimizer.state[layer.weight])
+    """Clipping, schedule, momentum or Adam, and decay: parameters after 1, 2, 10 and 50 updates, then the moments.
 
-
-def run_golden(optax, run: str, changes: dict):
-    """{step: (kernel, bias)} of a run's recorded steps, the optimizer, and the layer at the end."""
+    Bits of bfloat16 may fall to the other side of a rounding boundary.
+    """
+    changes, largest = OPTAX[run]
     start = run.removesuffix("_float32") if f"{run}/initial/kernel" not in optax.files else run
     settings = settings_with(**changes, learning_rate=float(optax[f"{start}/base_lr"]))
     settings.weight_decay = float(optax[f"{start}/wd"]) if f"{start}/wd" in optax.files else 0.0
@@ -179,31 +154,27 @@ def run_golden(optax, run: str, changes: dict):
     np.testing.assert_allclose(rates, optax[f"{start}/learning_rates"], rtol=0, atol=1e-6 * max(rates))
 
     layer = torch.nn.Linear(13, 9)
-    layer.load_state_dict({name: start_of(optax, start, name) for name in ("weight", "bias")})
-    optimizer, steps = build_optimizer(settings, layer), {}
+    parameters = {"kernel": layer.weight, "bias": layer.bias}
+    for name, parameter in parameters.items():
+        parameter.data = torch.from_numpy(optax[f"{start}/initial/{name}"].T.copy())
+    optimizer = build_optimizer(settings, layer)
     for step, rate in enumerate(rates):
-        for parameter, name in ((layer.weight, "kernel"), (layer.bias, "bias")):
+        for name, parameter in parameters.items():
             parameter.grad = torch.from_numpy(optax[f"{start}/gradients/{name}"][step].T.copy())
         norm = torch.nn.utils.clip_grad_norm_(layer.parameters(), float(optax[f"{start}/clip"]))
         assert norm.item() == pytest.approx(optax[f"{start}/gradient_norms"][step], rel=1e-5)
         set_learning_rate(optimizer, rate)
         optimizer.step()
-        if step + 1 in (1, 2, 10, 50):
-            steps[step + 1] = layer.weight.detach().numpy().T.copy(), layer.bias.detach().numpy().copy()
-    return steps, optimizer, layer
+        for name, parameter in parameters.items() if step + 1 in (1, 2, 10, 50) else ():
+            difference = np.abs(parameter.detach().numpy().T - optax[f"{run}/step{step + 1}/{name}"])
+            assert difference.max() <= largest, (step, name)
+            assert np.mean(difference <= 5e-6) >= 0.9, (step, name)
 
-
-def start_of(optax, run: str, name: str) -> torch.Tensor:
-    return torch.from_numpy(optax[f"{run}/initial/{'kernel' if name == 'weight' else name}"].T.copy())
-
-
-def check_states(optax, run: str, state: dict):
-    """Moments after 50 updates; bits of bfloat16 may fall to the other side of a rounding boundary."""
     for name, original in (("momentum_buffer", "trace50"), ("exp_avg", "mu50"), ("exp_avg_sq", "nu50")):
         expected = optax.get(f"{run}/{original}/kernel")
         if expected is None:
             continue
-        ours = state[name].T.contiguous()
+        ours = optimizer.state[layer.weight][name].T
         if expected.dtype == np.uint16:
             expected = torch.from_numpy(expected.view(np.int16).copy()).view(torch.bfloat16)
             assert ours.dtype == torch.bfloat16
@@ -229,35 +200,28 @@ def test_a_loaded_state_is_still_in_bfloat16(optimizer):
 
 def test_moving_average():
     parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-    average = MovingAverage({"p": parameter}, decay=0.9)
+    average = optimization.MovingAverage({"p": parameter}, decay=0.9)
     with torch.no_grad():
         parameter.copy_(torch.tensor([2.0, 0.0]))
     average.update({"p": parameter})
     torch.testing.assert_close(average.parameters["p"], torch.tensor([1.1, 1.8]))
-    average.swap({"p": parameter})
-    torch.testing.assert_close(parameter.detach(), torch.tensor([1.1, 1.8]))
-    average.swap({"p": parameter})
-    torch.testing.assert_close(parameter.detach(), torch.tensor([2.0, 0.0]))
+    for expected in ([1.1, 1.8], [2.0, 0.0]):
+        average.swap({"p": parameter})
+        torch.testing.assert_close(parameter.detach(), torch.tensor(expected))
 
 
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [
-        ("vit.embeddings.stem.stages.1.layers.2.conv1.weight", 0),
-        ("bit.resnet.convolution.weight", 0),
-        ("bit.resnet.stages.2.layers.5.conv1.weight", 3),
-        ("bit.norm.weight", 9),
-    ],
-)
-def test_layers_of_learning_rate_decay(name, layer):
-    assert layer_of(name, 8) == layer
+def test_layers_of_learning_rate_decay():
+    assert optimization.layer_of("vit.embeddings.stem.stages.1.layers.2.conv1.weight", 8) == 0
+    assert optimization.layer_of("bit.resnet.convolution.weight", 8) == 0
+    assert optimization.layer_of("bit.resnet.stages.2.layers.5.conv1.weight", 8) == 3
+    assert optimization.layer_of("bit.norm.weight", 8) == 9
 
 
 def test_weight_decay_of_sgd_is_l2_on_kernels(model):
     """arXiv 1912.11370 pre-trains so; NumPy in float64: v = 0.9 v + (g + wd w); w = w - lr v."""
     settings = settings_with(optimizer="sgd", weight_decay=0.3)
     optimizer = build_optimizer(settings, model.double())
-    generator, kernels = np.random.default_rng(0), kernel_names(model)
+    generator, kernels = np.random.default_rng(0), optimization.kernel_names(model)
     expected = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
     velocity = {name: np.zeros_like(value) for name, value in expected.items()}
     for rate in (0.1, 0.05, 0.02):
@@ -271,3 +235,89 @@ def test_weight_decay_of_sgd_is_l2_on_kernels(model):
         optimizer.step()
     for name, parameter in model.named_parameters():
         np.testing.assert_allclose(parameter.detach().numpy(), expected[name], atol=1e-12)
+
+
+# Schedules
+
+
+# Names that settings have in big_vision -> ours, where they differ
+BIG_VISION = {"linear_end": "final_learning_rate", "end": "final_learning_rate", "power": "decay_power"}
+BIG_VISION |= {"shift": "timescale_shift", "mults": "decay_factors"}
+BIT_STEPS = {500: [200, 300, 400], 10_000: [3000, 6000, 9000], 20_000: [6000, 12_000, 18_000]}
+
+
+@pytest.fixture(scope="module")
+def schedules(goldens):
+    return np.load(goldens / "training" / "schedules.npz")
+
+
+BOTH = ("cosine_0", "cosine_1", "linear_2", "linear_3")
+RUNS = [f"{source}/{run}" for source in ("vit_jax", "big_vision") for run in BOTH]
+RUNS += [f"big_vision/{run}" for run in ("rsqrt_4", "rsqrt_5", "polynomial_6", "stair_7")]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_step_has_the_originals_rate(schedules, run):
+    """`create_learning_rate_schedule` of vit_jax/utils.py and of big_vision/utils.py, which compute in float32."""
+    held = {key.rsplit("/", 1)[1]: schedules[key].tolist() for key in schedules.files if key.startswith(f"{run}/")}
+    kind = run.split("/")[1].split("_")[0]
+    settings = FinetuneSettings(schedule="staircase" if kind == "stair" else kind, learning_rate=held.pop("base", 1.0))
+    total = held.pop("total_steps")
+    if "steps" in held:  # big_vision's are the first of each stair, ours the last
+        settings.decay_steps = [step - 1 for step in held.pop("steps")]
+    for name, value in held.items():
+        setattr(settings, BIG_VISION.get(name, name), value)
+    schedule = build_schedule(settings, total)
+    ours = [schedule(step) for step in range(total + 1)]
+    np.testing.assert_allclose(ours, schedules[run], rtol=0, atol=1e-6 * schedules[run].max())
+
+
+def test_every_original_schedule_is_tested(schedules):
+    assert {"/".join(key.split("/")[:2]) for key in schedules.files if not key.startswith("bit/")} == set(RUNS)
+
+
+@pytest.mark.parametrize("base", [0.003, 0.001])
+@pytest.mark.parametrize("examples", [510, 5000, 19_999, 20_000, 49_000, 1_281_167])
+def test_staircase_is_that_of_bit(schedules, examples, base):
+    """`get_lr` of bit_hyperrule.py, big_transfer, which the golden has where the rate changes."""
+    warmup, *decays, total = schedules[f"bit/{examples}_{base}/supports"].tolist()
+    settings = FinetuneSettings(learning_rate=base, schedule="staircase", warmup_steps=warmup, decay_steps=decays)
+    schedule = build_schedule(settings, total)
+    steps, rates = schedules[f"bit/{examples}_{base}"].T
+    expected = rates[np.searchsorted(steps, np.arange(total), side="right") - 1]
+    np.testing.assert_allclose([schedule(step) for step in range(total)], expected, rtol=0, atol=1e-12)
+    assert BIT_STEPS[total] == decays  # of the recipes
+
+
+@pytest.mark.parametrize(("cooldown_steps", "length"), [(0, 20), (30, 30)])
+def test_wsd_is_that_of_transformers(cooldown_steps, length):
+    """transformers warms up from the final rate, so the warm-up is compared with a final rate of 0."""
+    for final in (0.0, 0.2):
+        settings = FinetuneSettings(schedule="wsd", warmup_steps=10, cooldown_steps=cooldown_steps)
+        settings.learning_rate, settings.final_learning_rate = 1.0, final
+        schedule = build_schedule(settings, 100)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 1.0)
+        judge = get_wsd_schedule(optimizer, 10, length, 100, decay_type="1-sqrt", min_lr_ratio=final).lr_lambdas[0]
+        steps = range(10 if final else 0, 101)
+        assert [schedule(step) for step in steps] == pytest.approx([judge(step) for step in steps])
+
+
+def test_constant_schedule():
+    schedule = build_schedule(FinetuneSettings(schedule="constant", learning_rate=0.03, warmup_steps=10), 100)
+    assert [schedule(step) for step in (0, 5, 10, 99)] == pytest.approx([0, 0.015, 0.03, 0.03])
+
+
+@pytest.mark.parametrize(("num_steps", "warmup_steps"), [(1, 0), (9, 0), (10, 1), (19, 1), (84, 8)])
+def test_a_warm_up_below_1_is_a_share_of_the_run(num_steps, warmup_steps):
+    share, count = (
+        build_schedule(FinetuneSettings(schedule="cosine", warmup_steps=steps), num_steps)
+        for steps in (0.1, warmup_steps)
+    )
+    assert [share(step) for step in range(num_steps)] == [count(step) for step in range(num_steps)]
+
+
+def test_a_warm_up_that_fills_the_run_or_the_decay_is_refused():
+    with pytest.raises(ValueError, match="--warmup-steps"):
+        build_schedule(FinetuneSettings(warmup_steps=9), 9)
+    with pytest.raises(ValueError, match="--decay-steps"):
+        build_schedule(FinetuneSettings(warmup_steps=0.5, decay_steps=[10]), 20)

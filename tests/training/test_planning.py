@@ -14,14 +14,6 @@ from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.settings.options import parse_settings
 
 from ..processes import arguments
-from ..tiny_models import save_tiny
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerator")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", patch_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +23,8 @@ def pictures(tmp_path_factory):
     for name, count in {"train/many": 16, "train/few": 3, "test/many": 2, "test/few": 1}.items():
         (root / name).mkdir(parents=True)
         for number in range(count):
-            Image.fromarray(rng.integers(0, 256, (30, 40 + 20 * number, 3), np.uint8)).save(
-                root / f"{name}/{number}.png"
-            )
+            pixels = rng.integers(0, 256, (30, 40 + 20 * number, 3), np.uint8)
+            Image.fromarray(pixels).save(root / f"{name}/{number}.png")
     content = (root / "train/many/0.png").read_bytes()
     for copy in ("train/many/copy.png", "test/many/copy.png"):
         (root / copy).write_bytes(content)

@@ -74,7 +74,6 @@ SAME = """batch_size epochs warmup_steps schedule decay_steps learning_rate fina
 
 
 def ours(settings: FinetuneSettings | PretrainSettings, original: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a recipe."""
     randaugment = [settings.randaugment_layers, settings.randaugment_magnitude]
     decay = (settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
     images: Any = range(original.get("data_size_for_steps") or 0)
@@ -96,7 +95,12 @@ def ours(settings: FinetuneSettings | PretrainSettings, original: dict[str, Any]
     }
     if isinstance(settings, PretrainSettings):
         return fields | pretrained_fields(settings, original)
-    return fields | finetuned_fields(settings)
+    model, processor = load_for_finetuning(settings, FIVE_LABELS)
+    return fields | {
+        "hidden_layer": "tanh" if model.config.representation_size else None,
+        "evaluation_preprocessing": describe(processor) if settings.preset else "the model's own",
+        **initial_head(model),
+    }
 
 
 def pretrained_fields(settings: PretrainSettings, original: dict[str, Any]) -> dict[str, Any]:
@@ -127,16 +131,6 @@ def pretrained_fields(settings: PretrainSettings, original: dict[str, Any]) -> d
     }
 
 
-def finetuned_fields(settings: FinetuneSettings) -> dict[str, Any]:
-    """Fields of a small model's new head and of its saved image processor."""
-    model, processor = load_for_finetuning(settings, FIVE_LABELS)
-    return {
-        "hidden_layer": "tanh" if model.config.representation_size else None,
-        "evaluation_preprocessing": describe(processor) if settings.preset else "the model's own",
-        **initial_head(model),
-    }
-
-
 def initial_head(model) -> dict[str, Any]:
     bias = set(model.classifier.bias.tolist())
     return {
@@ -159,8 +153,16 @@ def theirs(original: dict[str, Any]) -> dict[str, Any]:
     """The fields of an original that are in its file, under our names."""
     names = (*SAME, "steps", "momentum", "clip_norm", "randaugment", "stochastic_depth", "crop_area")
     fields = {name: original[name] for name in names if name in original}
-    fields |= {"loss": original["loss"].removesuffix("_xent"), "weight_decay": decay_of(original)}
-    fields |= {"mixup": original.get("mixup_p", original.get("mixup_alpha"))} | optimizer_of(original)
+    fields |= {"loss": original["loss"].removesuffix("_xent"), "weight_decay": 0.0, "optimizer": original["optimizer"]}
+    fields |= {"mixup": original.get("mixup_p", original.get("mixup_alpha"))}
+    if original["weight_decay"]:
+        assert "torch's AdamW needs wd / lr" in original["weight_decay_convention"]
+        assert original["weight_decay_of"] == ".*/kernel$"
+        fields["weight_decay"] = original["weight_decay"] / original["learning_rate"]
+    if original["optimizer"] == "scale_by_adam":
+        fields |= {"optimizer": "adamw", "momentum_dtype": original["optimizer_options"]["mu_dtype"]}
+    elif original["optimizer"] == "big_vision.momentum_hp":  # momentum 0.9 with a bfloat16 accumulator
+        fields |= {"optimizer": "sgd", "momentum": 0.9, "momentum_dtype": "bfloat16"}
     if original.get("mixup_alpha"):
         fields["mixup_partner"] = ORIGINALS["big_transfer/mixup"]["tf_and_jax"]
     if fields.get("steps") is None:
@@ -173,23 +175,6 @@ def theirs(original: dict[str, Any]) -> dict[str, Any]:
         assert original["evaluation_preprocessing"].startswith("squash to image_size, bilinear without antialiasing")
         fields["evaluation_preprocessing"] = f"resize({size})"
     return fields | head_of(original)
-
-
-def decay_of(original: dict[str, Any]) -> float:
-    """Return the weight decay in torch's convention."""
-    if not original["weight_decay"]:
-        return 0.0
-    assert "torch's AdamW needs wd / lr" in original["weight_decay_convention"]
-    assert original["weight_decay_of"] == ".*/kernel$"
-    return original["weight_decay"] / original["learning_rate"]
-
-
-def optimizer_of(original: dict[str, Any]) -> dict[str, Any]:
-    if original["optimizer"] == "scale_by_adam":
-        return {"optimizer": "adamw", "momentum_dtype": original["optimizer_options"]["mu_dtype"]}
-    if original["optimizer"] == "big_vision.momentum_hp":  # momentum 0.9 with a bfloat16 accumulator
-        return {"optimizer": "sgd", "momentum": 0.9, "momentum_dtype": "bfloat16"}
-    return {"optimizer": original["optimizer"]}
 
 
 def big_vision_fields(original: dict[str, Any]) -> dict[str, Any]:
@@ -242,22 +227,13 @@ def differences(name: str, checkpoint: str) -> dict[str, dict[str, tuple[Any, An
     return found
 
 
-def stated_differences(name: str) -> dict[str, str]:
-    """Field -> reason; fields with the same reason are stated together, "dropout, stochastic_depth"."""
-    return {field: reason for fields, reason in read(name).get("differs", {}).items() for field in fields.split(", ")}
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if "cites" in read(name)])
 def test_recipe_equals_its_original_or_states_the_difference(name, checkpoint):
-    """Lists the stated differences: `pytest -rP`."""
-    found, stated = differences(name, checkpoint), stated_differences(name)
-    for field, reason in stated.items():
-        print(f"{name} differs in {field}: {reason}")
-        assert reason, f"{name} differs in {field} without a reason"
-    assert found.keys() <= stated.keys(), (
-        f"not stated in {name}: { {f: found[f] for f in found.keys() - stated.keys()} }"
-    )
-    assert stated.keys() <= found.keys(), f"{name} states differences that are none: {stated.keys() - found.keys()}"
+    stated = {field: reason for fields, reason in read(name).get("differs", {}).items() for field in fields.split(", ")}
+    assert all(stated.values()), "each difference needs a reason"
+    found = differences(name, checkpoint)
+    assert {field: found[field] for field in found.keys() - stated.keys()} == {}, "not stated"
+    assert stated.keys() - found.keys() == set(), "stated, and none"
 
 
 def test_every_original_is_cited():

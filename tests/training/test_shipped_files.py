@@ -59,40 +59,28 @@ def test_paper_common_settings():
     assert (resolve("paper_i1k.yaml").max_grad_norm, resolve("paper_i21k.yaml").max_grad_norm) == (1, None)
 
 
-# Table 3 of arXiv 2010.11929: recipe, row, epochs, base learning rate, decay, weight decay, dropout
+# Table 3 of arXiv 2010.11929: recipe, epochs, base learning rate, decay, weight decay, dropout, and rows with these
 TABLE_3 = [
-    ("paper_jft.yaml", "B/16", 7, 8e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "B/32", 7, 8e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "L/32", 7, 6e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "L/16", 7, 4e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "L/16-14ep", 14, 4e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "H/14", 14, 3e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "R50x1", 7, 1e-3, "linear", 0.1, 0),
-    ("paper_jft.yaml", "R50x2", 7, 1e-3, "linear", 0.1, 0),
-    ("paper_jft.yaml", "R101x1", 7, 8e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "R152x1", 7, 6e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "R152x2", 7, 6e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "R50+B/16", 7, 8e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "R50+B/32", 7, 8e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "R50+L/32", 7, 2e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "R50+L/16", 7, 4e-4, "linear", 0.1, 0),
-    ("paper_jft.yaml", "R50+L/16-14ep", 14, 4e-4, "linear", 0.1, 0),
-    ("paper_i21k.yaml", "B/16", 90, 1e-3, "linear", 0.03, 0.1),
-    ("paper_i21k.yaml", "B/32", 90, 1e-3, "linear", 0.03, 0.1),
-    ("paper_i21k.yaml", "L/16", 90, 1e-3, "linear", 0.03, 0.1),
-    ("paper_i21k.yaml", "L/16-30ep", 30, 1e-3, "linear", 0.03, 0.1),
-    ("paper_i21k.yaml", "L/32", 90, 1e-3, "linear", 0.03, 0.1),
-    ("paper_i21k.yaml", "L/32-30ep", 30, 1e-3, "linear", 0.03, 0.1),
-    *[("paper_i1k.yaml", model, 300, 3e-3, "cosine", 0.3, 0.1) for model in ("B/16", "B/32", "L/16", "L/32")],
+    ("paper_jft.yaml", 7, 1e-3, "linear", 0.1, 0, ["R50x1", "R50x2"]),
+    ("paper_jft.yaml", 7, 8e-4, "linear", 0.1, 0, ["B/16", "B/32", "R101x1", "R50+B/16", "R50+B/32"]),
+    ("paper_jft.yaml", 7, 6e-4, "linear", 0.1, 0, ["L/32", "R152x1", "R152x2"]),
+    ("paper_jft.yaml", 7, 4e-4, "linear", 0.1, 0, ["L/16", "R50+L/16"]),
+    ("paper_jft.yaml", 7, 2e-4, "linear", 0.1, 0, ["R50+L/32"]),
+    ("paper_jft.yaml", 14, 4e-4, "linear", 0.1, 0, ["L/16-14ep", "R50+L/16-14ep"]),
+    ("paper_jft.yaml", 14, 3e-4, "linear", 0.1, 0, ["H/14"]),
+    ("paper_i21k.yaml", 90, 1e-3, "linear", 0.03, 0.1, ["B/16", "B/32", "L/16", "L/32"]),
+    ("paper_i21k.yaml", 30, 1e-3, "linear", 0.03, 0.1, ["L/16-30ep", "L/32-30ep"]),
+    ("paper_i1k.yaml", 300, 3e-3, "cosine", 0.3, 0.1, ["B/16", "B/32", "L/16", "L/32"]),
 ]
 
 
-@pytest.mark.parametrize(("recipe", "row", "epochs", "rate", "decay", "weight_decay", "dropout"), TABLE_3)
-def test_table_3(recipe, row, epochs, rate, decay, weight_decay, dropout):
-    settings = resolve(recipe, model=row)
-    assert (settings.epochs, settings.learning_rate, settings.schedule) == (epochs, rate, decay)
-    assert (settings.weight_decay, settings.dropout) == (weight_decay, dropout)
-    assert settings.variant == row.removesuffix("-14ep").removesuffix("-30ep")
+@pytest.mark.parametrize(("recipe", "epochs", "rate", "decay", "weight_decay", "dropout", "rows"), TABLE_3)
+def test_table_3(recipe, epochs, rate, decay, weight_decay, dropout, rows):
+    for row in rows:
+        settings = resolve(recipe, model=row)
+        assert (settings.epochs, settings.learning_rate, settings.schedule) == (epochs, rate, decay)
+        assert (settings.weight_decay, settings.dropout) == (weight_decay, dropout)
+        assert settings.variant == row.removesuffix("-14ep").removesuffix("-30ep")
 
 
 def test_variants_of_the_recipes_build():
@@ -129,13 +117,10 @@ def test_table_4(recipe, steps, rates, share):
     assert {resolve(recipe, rate=str(rate)).learning_rate for rate in options(recipe)["rate"]} == rates
 
 
-def test_vtab_has_one_setting():
+def test_vtab_and_the_sweep_of_augreg():
+    """VTAB has one setting. Section 3.3 of arXiv 2106.10270: regularization, weight decay, 30 epochs besides 300."""
     settings = resolve("finetune_vtab.yaml")
     assert (settings.steps, settings.learning_rate, settings.image_size) == (2500, 0.01, 384)
-
-
-def test_augreg_sweep():
-    """Section 3.3 of arXiv 2106.10270: regularization, weight decay, and 30 epochs besides 300."""
     full = resolve("augreg_i21k.yaml", regularization="full", weight_decay="0.03", epochs="30")
     assert (full.dropout, full.drop_path, full.weight_decay, full.epochs) == (0.1, 0.1, 0.03, 30)
 
@@ -173,11 +158,8 @@ def test_table_8_has_the_same_rows_on_small_images():
 
 def test_figure_9():
     """Section D.3: the class token goes through an MLP with one hidden layer, the mean through a linear layer."""
-    for head, (pooling, width, rate) in {
-        "class_token": ("cls", 768, 8e-4),
-        "mean": ("mean", None, 3e-4),
-        "mean-8e-4": ("mean", None, 8e-4),
-    }.items():
+    heads = {"class_token": ("cls", 768, 8e-4), "mean": ("mean", None, 3e-4), "mean-8e-4": ("mean", None, 8e-4)}
+    for head, (pooling, width, rate) in heads.items():
         settings = resolve("figure9_jft.yaml", head=head)
         config = build_config(settings)
         assert (config.pooling, config.representation_size, settings.learning_rate) == (pooling, width, rate)
@@ -187,7 +169,7 @@ def test_figure_9():
 
 @pytest.mark.parametrize(("data", "weight_decay"), [("i1k", 0.3), ("i21k", 0.03)])
 def test_figure_3_starts_at_the_best_of_table_3(data, weight_decay):
-    settings = resolve("figure3_i1k.yaml" if data == "i1k" else "figure3_i21k.yaml")
+    settings = resolve(f"figure3_{data}.yaml")
     assert settings == resolve(f"paper_{data}.yaml")
     assert (settings.weight_decay, settings.dropout, settings.label_smoothing) == (weight_decay, 0.1, 0)
     swept = options(f"figure3_{data}.yaml")
@@ -197,14 +179,12 @@ def test_figure_3_starts_at_the_best_of_table_3(data, weight_decay):
 
 def test_figure_4():
     """Section 4.3: random subsets of 9, 30 and 90 million images, and the same settings for all."""
-    sizes = {"9M": 9e6, "30M": 30e6, "90M": 90e6}
-    for images, size in sizes.items():
-        assert resolve("figure4_jft.yaml", images=images).train_split == f"train[:{size:.0f}]"
+    for millions in (9, 30, 90):
+        assert resolve("figure4_jft.yaml", images=f"{millions}M").train_split == f"train[:{millions}000000]"
     settings = resolve("figure4_jft.yaml", network="L/16")
     assert (settings.train_split, settings.learning_rate, settings.epochs) == ("train", 4e-4, None)
     assert settings.steps == int(7 * 303e6 / settings.batch_size)
-    half = build_config(resolve("figure4_jft.yaml", network="b/32"))
-    whole = build_config(resolve("figure4_jft.yaml", network="B/32"))
+    half, whole = (build_config(resolve("figure4_jft.yaml", network=network)) for network in ("b/32", "B/32"))
     assert (2 * half.hidden_size, 2 * half.intermediate_size) == (whole.hidden_size, whole.intermediate_size)
     assert half.representation_size == half.hidden_size
     assert isinstance(build_config(resolve("figure4_jft.yaml", network="R152x2")), HfBiTConfig)
@@ -229,31 +209,26 @@ def test_figure_8_changes_one_dimension_of_the_base():
     assert isinstance(base, HfViTConfig)
     assert [getattr(base, field) for field in fields.values()] == [8, 1024, 2048, 32]
     assert base.representation_size == 1024
-    for change in set(options("figure8_jft.yaml")["change"]) - {"none"}:
-        dimension, value = change.split("-")
-        config = build_config(resolve("figure8_jft.yaml", change=change))
+    changes = [change.split("-") for change in options("figure8_jft.yaml")["change"] if change != "none"]
+    assert max(int(value) for dimension, value in changes if dimension == "depth") == 64
+    for dimension, value in changes:
+        config = build_config(resolve("figure8_jft.yaml", change=f"{dimension}-{value}"))
         values = {field: getattr(config, field) for field in fields.values()}
         assert values == {field: getattr(base, field) for field in fields.values()} | {fields[dimension]: int(value)}
         assert config.hidden_size // config.num_attention_heads == 64
         assert config.image_size % config.patch_size == 0
-    assert (
-        max(map(int, (name.split("-")[1] for name in options("figure8_jft.yaml")["change"] if "depth" in name))) == 64
-    )
 
 
-def test_axial_resnet():
+def test_axial_models():
+    """A ViT has every layer twice."""
     settings = resolve("axial_resnet_jft.yaml")
     config = build_config(settings)
     assert (settings.variant, settings.epochs, settings.learning_rate) == ("R50x1", 7, 1e-3)
     assert (config.spatial_mixing, config.depths, config.embedding_size) == ("axial_attention", [3, 4, 6, 3], 64)
-
-
-@pytest.mark.parametrize("name", ["B/32", "B/16"])
-def test_axial_vit_has_every_layer_twice(name):
-    config = build_config(resolve("axial_jft.yaml", model=name))
-    assert config.representation_size == 768  # as the paper's other models
-    assert (config.attention_axes, config.num_hidden_layers, config.use_cls_token) == ("axial", 24, False)
-    assert config.patch_size == int(name.removeprefix("B/"))
+    for patch_size in (32, 16):
+        config = build_config(resolve("axial_jft.yaml", model=f"B/{patch_size}"))
+        assert (config.representation_size, config.patch_size) == (768, patch_size)  # as the paper's other models
+        assert (config.attention_axes, config.num_hidden_layers, config.use_cls_token) == ("axial", 24, False)
 
 
 def test_masked_patch_prediction():

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from itertools import chain, repeat
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,23 +17,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hf_vit
 import hf_vit.evaluation  # noqa: F401
 import hf_vit.training  # noqa: F401
-from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training import reports, trainer
 from hf_vit.training.trainer import Trainer, TrainingStopped
 
+from ..comparing import change_json
 from ..photographs import write_labeled
-from ..processes import DIGITS, MODEL, arguments
+from ..processes import MODEL, ONE_STEP, arguments
 from ..tiny_models import save_tiny
-
-pytestmark = pytest.mark.usefixtures("fresh_accelerator")
 
 EVERY_RUN = {"steps": 1, "batch_size": 4, "num_workers": 0, "report_to": "none", "learning_rate": 1e-3}
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    """Two classes of images: blue and red."""
     root = tmp_path_factory.mktemp("flags")
     for name in ("blue", "red"):
         (root / name).mkdir()
@@ -41,20 +39,14 @@ def flags(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
-
-
 def test_folds(flags, tiny, tmp_path):
     """Mean and deviation are NumPy's over the runs; a second call resumes the folds; wrong numbers are refused."""
     run = {**EVERY_RUN, "folds": 4}
     results = hf_vit.finetune(tiny, flags, tmp_path / "out", **run)
     assert [fold["samples"] for fold in results["folds"]] == [2] * 4
     losses = [fold["loss"] for fold in results["folds"]]
-    assert (results["mean"]["loss"], results["deviation"]["loss"]) == pytest.approx(
-        (np.mean(losses), np.std(losses, ddof=1))
-    )
+    expected = np.mean(losses), np.std(losses, ddof=1)
+    assert (results["mean"]["loss"], results["deviation"]["loss"]) == pytest.approx(expected)
     assert results == json.loads((tmp_path / "out" / "folds.json").read_text(encoding="utf-8"))
     assert hf_vit.predict(tmp_path / "out" / "fold_4", sorted(flags.rglob("*.png")))
     again = hf_vit.finetune(tiny, flags, tmp_path / "out", **run, resume=True)
@@ -64,9 +56,8 @@ def test_folds(flags, tiny, tmp_path):
     hf_vit.finetune(tiny, damaged, tmp_path / "theirs", **{**run, "folds": 2}, save_for="transformers")
     configs = [json.loads((tmp_path / "theirs" / f"fold_{fold}" / "config.json").read_text()) for fold in (1, 2)]
     assert [config["model_type"] for config in configs] == ["vit", "vit"]
-    for wrong, match in (({"folds": 5}, "4"), ({"eval_split": "train"}, "eval_split"), ({"folds": 1}, "folds")):
-        with pytest.raises(ValueError, match=match):
-            hf_vit.finetune(tiny, flags, tmp_path / "other", **run | wrong)
+    with pytest.raises(ValueError, match="4"):
+        hf_vit.finetune(tiny, flags, tmp_path / "other", **run | {"folds": 5})
     assert not (tmp_path / "other").exists()
 
 
@@ -92,12 +83,10 @@ def test_functions_run_one_after_another(flags, tiny, tmp_path):
 @pytest.mark.parametrize("changes", [{}, {"preset": "native", "token_drop": 0.2}, {"mixup_alpha": 0.2}], ids=str)
 def test_the_first_batch_is_drawn_as_the_model_sees_it(flags, tiny, tmp_path, monkeypatch, changes):
     """Colors come back from a normalization of its own, and each image has its class."""
-    model, processor = hf_vit.load(tiny)
     own = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
-    model.save_pretrained(tmp_path / "model")
-    HfViTImageProcessor(**{**processor.to_dict(), **own}).save_pretrained(tmp_path / "model")
-    drawn = []
-    original = reports.write_batch
+    shutil.copytree(tiny, tmp_path / "model")
+    change_json(tmp_path / "model" / "preprocessor_config.json", **own)
+    drawn, original = [], reports.write_batch
     monkeypatch.setattr(reports, "write_batch", lambda *given: (drawn.append(given), original(*given)))
     hf_vit.finetune(tmp_path / "model", flags, tmp_path / "out", eval_split=None, **EVERY_RUN, **changes)
     with Image.open(tmp_path / "out" / "train_batch.png") as sheet:
@@ -116,30 +105,25 @@ def test_the_first_batch_is_drawn_as_the_model_sees_it(flags, tiny, tmp_path, mo
             assert set(np.unique(image)) <= {0, 255, 128}
 
 
-def test_a_run_records_whether_it_is_compiled(tmp_path):
-    hf_vit.pretrain("digits", tmp_path / "out", config=MODEL, eval_split=None, **EVERY_RUN)
-    assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["compile"] is False  # auto, on a CPU
-
-
 class LastStepError(Exception):
     """End of a run whose result does not matter."""
 
 
-def train_steps(output, monkeypatch, around_step=None, **settings):
-    """Take three training steps on digits; a checkpoint or an evaluation is never due."""
-    train_step = trainer.Trainer.train_step
+def train_steps(output, monkeypatch, dataset="digits", **settings):
+    """Take three training steps; a checkpoint or an evaluation is never due."""
+    train_step = Trainer.train_step
 
     def take(self, step):
-        around_step(self, step, train_step) if around_step else train_step(self, step)
+        train_step(self, step)
         if step == 2:
             raise LastStepError
 
-    monkeypatch.setattr(trainer.Trainer, "train_step", take)
+    monkeypatch.setattr(Trainer, "train_step", take)
     monkeypatch.setattr(trainer, "draw_batch", lambda *_: None)  # reads the first batch, once in a run
     rare = dict.fromkeys(("log_every", "eval_every", "save_every"), 1000)
     own = {**EVERY_RUN, "steps": 5, "ema_decay": 0.9, "schedule": "constant", **rare, **settings}
     with pytest.raises(LastStepError):
-        hf_vit.pretrain(own.pop("dataset", "digits"), output, **own)
+        hf_vit.pretrain(dataset, output, **own)
 
 
 KINDS = {
@@ -152,8 +136,8 @@ KINDS = {
     "native": {"preset": "native", "token_drop": 0.3},
     "relative": {"config": {**MODEL, "position_embedding_type": "relative"}},
     "sincos2d": {"config": {**MODEL, "position_embedding_type": "sincos2d", "hidden_size": 16}},
-    "hybrid": {"config": None, "variant": "R26+S/32", "image_size": 64},
-    "bit": {"config": None, "variant": "R50x1", "image_size": 64},
+    "hybrid": {"variant": "R26+S/32", "image_size": 64},
+    "bit": {"variant": "R50x1", "image_size": 64},
     "distilled": {"teacher": "teacher", "mixup_alpha": 0.2},
     "distilled, fixed pixels": {"teacher": "teacher", "crop": "none", "flip": False},
     "several labels": {"dataset": "labeled"},
@@ -165,13 +149,13 @@ def test_a_step_reads_nothing_from_its_device(tmp_path, monkeypatch, kind):
     """A tensor of the device "meta" has no values, so that reading one is an error."""
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
-    settings = {"config": MODEL, **KINDS[kind]}
-    if kind.startswith("distilled"):
-        save_tiny(tmp_path / "teacher", num_labels=10, image_size=(40, 72), id2label=dict(enumerate("0123456789")))
-        settings["teacher"] = tmp_path / "teacher"
-    if kind == "several labels":
-        settings["dataset"] = write_labeled(tmp_path / "labeled", ["dog", "cat;dog"] * 4)
-    train_steps(tmp_path / "out", monkeypatch, **{name: value for name, value in settings.items() if value is not None})
+    monkeypatch.chdir(tmp_path)
+    if "teacher" in KINDS[kind]:
+        save_tiny(Path("teacher"), num_labels=10, image_size=(40, 72), id2label=dict(enumerate("0123456789")))
+    if "dataset" in KINDS[kind]:
+        write_labeled(Path("labeled"), ["dog", "cat;dog"] * 4)
+    config = {} if "variant" in KINDS[kind] else {"config": MODEL}
+    train_steps("out", monkeypatch, **config | KINDS[kind])
 
 
 class Operations(TorchDispatchMode):
@@ -195,15 +179,16 @@ class Operations(TorchDispatchMode):
 @pytest.mark.slow
 def test_operations_of_an_optimizer_step(tmp_path, monkeypatch):
     """With averages and compact AdamW; 2,916 operations if each parameter is updated by itself."""
-    counts = []
+    counts, train_step = [], Trainer.train_step
 
-    def around_step(self, step, train_step):
+    def counted(self, step):
         with Operations() as operations:
             train_step(self, step)
         counts.append(len(operations.copied))
 
+    monkeypatch.setattr(Trainer, "train_step", counted)
     settings = {"optimizer": "adamw", "momentum_dtype": "bfloat16", "weight_decay": 0.1, "variant": "B/16"}
-    train_steps(tmp_path / "out", monkeypatch, around_step, **settings, image_size=32)
+    train_steps(tmp_path / "out", monkeypatch, **settings, image_size=32)
     assert counts[1] == counts[2] < 1000
 
 
@@ -212,7 +197,7 @@ def test_the_training_thread_copies_no_images(tmp_path, monkeypatch, augment_on)
     """Workers and their threads join and pin a batch; only the order of RandAugment's operations is left to sort."""
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
-    shares, next_batch = [], trainer.Trainer.next_batch
+    shares, next_batch = [], Trainer.next_batch
 
     def counted(self):
         with Operations() as operations:
@@ -220,7 +205,7 @@ def test_the_training_thread_copies_no_images(tmp_path, monkeypatch, augment_on)
         shares.append(sum(operations.copied) / sum(tensor.nbytes for tensor in batch.values()))
         return batch
 
-    monkeypatch.setattr(trainer.Trainer, "next_batch", counted)
+    monkeypatch.setattr(Trainer, "next_batch", counted)
     settings = {"config": {**MODEL, "image_size": 64}, "num_workers": 1, "randaugment_layers": 2, "eval_split": None}
     train_steps(tmp_path / "out", monkeypatch, augment_on=augment_on, **settings)
     assert len(shares) == 3
@@ -228,35 +213,29 @@ def test_the_training_thread_copies_no_images(tmp_path, monkeypatch, augment_on)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"eval_split": "none", "best_metric": "loss"}, "best_metric"),
-        ({"best_metric": "acuracy"}, "best_metric"),
-        ({"best_metric": "accuracy/ten"}, "best_metric"),
-    ],
+    "changes",
+    [{"eval_split": "none", "best_metric": "loss"}, {"best_metric": "acuracy"}, {"best_metric": "accuracy/ten"}],
 )
-def test_settings_that_need_an_evaluation_are_rejected_first(tmp_path, changes, message):
+def test_settings_that_need_an_evaluation_are_rejected_first(tmp_path, changes):
     """The same folder is then free for another try."""
-    settings = {**DIGITS, "num_workers": 0, "steps": 2, "warmup_steps": 0, "output_dir": tmp_path / "out", **changes}
-    with pytest.raises(ValueError, match=message):
-        pretrain(arguments(**settings))
+    with pytest.raises(ValueError, match="best_metric"):
+        pretrain(arguments(**ONE_STEP | changes, output_dir=tmp_path / "out"))
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
 
-def test_a_run_without_evaluation_has_no_best(tmp_path, capsys):
-    """metrics.json is JSON as other programs read it, too."""
-    settings = {**DIGITS, "num_workers": 0, "steps": 1, "warmup_steps": 0, "eval_split": "none"}
-    assert pretrain(arguments(**settings, output_dir=tmp_path / "out"))["best"] is None
+def test_a_run_without_evaluation_has_no_best(tmp_path):
+    """metrics.json is JSON as other programs read it, too; and the recipe says what "auto" was."""
+    assert pretrain(arguments(**ONE_STEP | {"eval_split": "none"}, output_dir=tmp_path / "out"))["best"] is None
     json.loads((tmp_path / "out" / "metrics.json").read_text(), parse_constant=pytest.fail)
+    assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["compile"] is False  # on a CPU
 
 
 def test_early_stopping(tmp_path, capsys, monkeypatch):
     """The metrics are invented; the second evaluation is the best."""
     losses = chain([3.0, 1.0, 2.0, 2.5, 2.2], repeat(0.5))
-    made_up = lambda trainer: {"loss": next(losses), "accuracy": 0.5, "samples": 9}  # noqa: E731
-    monkeypatch.setattr(Trainer, "evaluate", made_up)
-    settings = {**DIGITS, "steps": 12, "warmup_steps": 0, "eval_every": 2, "save_every": 50, "num_workers": 0}
-    settings |= {"best_metric": "loss", "early_stopping": 3, "output_dir": tmp_path / "out"}
+    monkeypatch.setattr(Trainer, "evaluate", lambda trainer: {"loss": next(losses), "accuracy": 0.5, "samples": 9})
+    settings = {**ONE_STEP, "steps": 12, "eval_every": 2, "save_every": 50, "output_dir": tmp_path / "out"}
+    settings |= {"best_metric": "loss", "early_stopping": 3}
     metrics = pretrain(arguments(**settings))
     assert (metrics["best_step"], metrics["best"], metrics["best_metric"]) == (4, 1.0, "loss")
     printed = capsys.readouterr().out

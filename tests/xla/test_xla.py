@@ -7,7 +7,6 @@ Judged by the counters of torch_xla, and by the same run on the CPU without it.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -39,9 +38,8 @@ def launch_on_xla(script: Path, variables: dict[str, str] | None = None, **setti
     variables |= {"COMMAND": "pretrain", "COUNTS": str(counts), "ACCELERATE_USE_CPU": "false"}
     line = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "training/accelerate/tpu.yaml"]
     line += ["--mixed_precision", "no", str(script), *arguments(**settings)]
-    done = subprocess.run(
-        line, env={**environment(), **variables}, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
-    )
+    variables = {**environment(), **variables}
+    done = subprocess.run(line, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(counts.read_text()) if counts.exists() else {}
 
@@ -50,10 +48,9 @@ def pretrain_on_xla(output: Path, variables: dict[str, str] | None = None, **set
     return launch_on_xla(Path(__file__).with_name("counted.py"), variables, output_dir=output, **settings)
 
 
-def launch_on_cpu(output: Path, monkeypatch, **settings) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("USE_TORCH_XLA", "false")
-        subprocess.run(command("pretrain", output_dir=output, **settings), env=environment(), check=True)
+def pretrain_on_cpu(output: Path, **settings) -> None:
+    variables = {**environment(), "USE_TORCH_XLA": "false"}
+    subprocess.run(command("pretrain", output_dir=output, **settings), env=variables, check=True)
 
 
 def compiled_after_step_3(counts: dict) -> int:
@@ -67,12 +64,6 @@ def waits_of_steps(counts: dict) -> int:
     """
     rows = counts["rows"][2:]
     return sum(after["waited"] - before["waited"] for before, after in zip(rows[:-1:2], rows[1::2], strict=False))
-
-
-def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=tolerance, msg=f"{name}: {{}}".format)
 
 
 def last_checkpoint(output: Path) -> dict[str, torch.Tensor]:
@@ -97,27 +88,25 @@ def test_nothing_is_compiled_after_the_third_step(run):
     assert len(list((output / "checkpoints").iterdir())) == 6
 
 
-def test_the_weights_are_those_of_the_cpu(run, tmp_path, monkeypatch):
+def test_the_weights_are_those_of_the_cpu(run, tmp_path):
     output, _ = run
-    launch_on_cpu(tmp_path / "out", monkeypatch, **SETTINGS)
-    assert_close(weights(output), weights(tmp_path / "out"), 1e-4)
-    assert_close(last_checkpoint(output), last_checkpoint(tmp_path / "out"), 1e-4)
+    pretrain_on_cpu(tmp_path / "out", **SETTINGS)
+    for read in (weights, last_checkpoint):
+        torch.testing.assert_close(read(output), read(tmp_path / "out"), rtol=0, atol=1e-4)
 
 
 def test_a_resumed_run_ends_the_same_and_waits_for_nothing(run, tmp_path):
     output, _ = run
-    again = tmp_path / "out"
-    shutil.copytree(output, again)
-    for step in (6, 8, 10, 12):
-        shutil.rmtree(again / f"checkpoints/step_{step:08d}")
+    later = (f"step_{step:08d}" for step in (6, 8, 10, 12))
+    again = shutil.copytree(output, tmp_path / "out", ignore=shutil.ignore_patterns(*later))
     counts = pretrain_on_xla(again, resume="true", **SETTINGS)
     assert len(counts["rows"]) == 8 + 1
     assert waits_of_steps(counts) == 0
     assert compiled_after_step_3(counts) == 0
-    assert_close(weights(again), weights(output), 0)
+    torch.testing.assert_close(weights(again), weights(output), rtol=0, atol=0)
 
 
-def test_masked_patches_in_bfloat16_keep_float32_weights(tmp_path, monkeypatch):
+def test_masked_patches_in_bfloat16_keep_float32_weights(tmp_path):
     """Under the variables that Accelerate sets on a TPU for bf16, which make bfloat16 of the weights as well."""
     settings = {**SETTINGS, "objective": "masked_patch_prediction", "mixup_alpha": 0, "cutmix_alpha": 0}
     settings |= {"optimizer": "sgd", "learning_rate": 0.07, "weight_decay": 0, "momentum_dtype": "bfloat16"}
@@ -128,8 +117,8 @@ def test_masked_patches_in_bfloat16_keep_float32_weights(tmp_path, monkeypatch):
     for name, tensor in weights(tmp_path / "xla").items():
         if tensor.any():
             assert not torch.equal(tensor, tensor.bfloat16().float()), name
-    launch_on_cpu(tmp_path / "cpu", monkeypatch, **settings)
-    assert_close(weights(tmp_path / "xla"), weights(tmp_path / "cpu"), 1e-3)
+    pretrain_on_cpu(tmp_path / "cpu", **settings)
+    torch.testing.assert_close(weights(tmp_path / "xla"), weights(tmp_path / "cpu"), rtol=0, atol=1e-3)
     ours, theirs = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("xla", "cpu"))
     assert ours["histogram_entropy"] == pytest.approx(theirs["histogram_entropy"], abs=1e-6)
 
@@ -138,9 +127,7 @@ def test_finetune_as_the_template_says(run, tmp_path):
     """Low-rank adapters are merged and saved: a model that loads."""
     output, _ = run
     settings = {name: SETTINGS[name] for name in ("dataset", "eval_split", "report_to", "num_workers")}
-    script = ROOT / "training/finetune.py"
-    launch_on_xla(
-        script, output_dir=tmp_path / "out", model=output, steps=2, batch_size=8, image_size=8, lora_rank=2, **settings
-    )
+    settings |= {"model": output, "steps": 2, "batch_size": 8, "image_size": 8, "lora_rank": 2}
+    launch_on_xla(ROOT / "training/finetune.py", output_dir=tmp_path / "out", **settings)
     assert weights(tmp_path / "out").keys() == weights(output).keys()
-    assert os.path.exists(tmp_path / "out/checkpoints/step_00000002")
+    assert (tmp_path / "out/checkpoints/step_00000002").exists()
