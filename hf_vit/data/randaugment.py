@@ -137,11 +137,6 @@ def _solarize_add(level: float, pixels: int) -> np.ndarray:
     return np.where(values < 128, np.minimum(values + int(level * 110), 255), values)
 
 
-def _contrast(level: float, pixels: int) -> np.ndarray:
-    """Blend with a gray that depends on the number of pixels, as in the original: 196 at 224 x 224."""
-    return _blend(min(pixels // 256, 255), level)
-
-
 def _blend(gray: int, level: float) -> np.ndarray:
     """Blend each level with a gray, in the arithmetic of `Image.blend`."""
     return _as_levels(gray + np.float32(enhancement(level)) * (np.arange(256, dtype=np.float32) - gray))
@@ -156,7 +151,8 @@ TABLES: dict[str, Callable[[float, int], np.ndarray]] = {
     "Invert": lambda level, pixels: np.arange(256)[::-1],
     "Posterize": _posterize,
     "Solarize": _solarize,
-    "Contrast": _contrast,
+    # The gray depends on the number of pixels, as in the original: 196 at 224 x 224
+    "Contrast": lambda level, pixels: _blend(min(pixels // 256, 255), level),
     "Brightness": lambda level, pixels: _blend(0, level),
     "SolarizeAdd": _solarize_add,
 }

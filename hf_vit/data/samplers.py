@@ -202,9 +202,6 @@ class StepBatchSampler:
             for forward in range(self.layout.accumulation):
                 yield list(positions[self.layout.samples(forward, self.in_turn)])
 
-    def __len__(self) -> int:
-        return len(self.steps) * self.layout.accumulation
-
     def positions(self, step: int) -> range | list[int]:
         """Return the positions of an optimizer step, over all processes."""
         return range(step * self.layout.batch_size, (step + 1) * self.layout.batch_size)

@@ -328,7 +328,7 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
             for name, feature in features.items():
                 if is_image_struct(feature) or feature == datasets.Value("binary"):
                     features[name] = datasets.Image()
-            image = find_column(features, columns.image, is_image, "image", "--image-column")
+            image = find_column(features, columns.image, is_image, "image")
             if not is_image(features[image]):
                 raise ValueError(f"the column {image} of {file} has no images; choose another --image-column")
             has_labels = columns.needs_labels or columns.label is not None

@@ -341,14 +341,11 @@ def is_list_of(feature: Any, kind: type) -> bool:
     return isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind)
 
 
-def find_column(
-    features: Mapping[str, Any], name: str | None, fits: Callable[[Any], bool], what: str, option: str
-) -> str:
+def find_column(features: Mapping[str, Any], name: str | None, fits: Callable[[Any], bool], what: str) -> str:
     """Return the column called `name`; without a name, the only column that fits.
 
     Args:
-        what: kind of the column, in the message.
-        option: command-line option that names the column, in the message.
+        what: kind of the column, "image" or "label", in the message.
 
     Raises:
         ValueError: there is no such column, or not exactly one fits; the message lists the columns.
@@ -359,7 +356,7 @@ def find_column(
         return name
     found = [column for column, feature in features.items() if fits(feature)]
     if len(found) != 1:
-        several = f"there are {len(found)} columns of type {what}: choose one with {option}"
+        several = f"there are {len(found)} columns of type {what}: choose one with --{what}-column"
         count = several if found else f"there is no column of type {what}"
         raise ValueError(f"{count}; the columns are {_listing(features)}")
     return found[0]
@@ -386,11 +383,11 @@ def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
     if name is None:
         for is_label in _LABELS:
             if any(map(is_label, features.values())):
-                return find_column(features, None, is_label, "class label", "--label-column")
+                return find_column(features, None, is_label, "label")
         if not is_text(features.get("label")):
             raise no_classes(features)
         return "label"
-    feature = features[find_column(features, name, is_text, "class label", "--label-column")]
+    feature = features[find_column(features, name, is_text, "label")]
     is_other = is_text(feature) or feature == datasets.Value("bool")
     if not is_other and not any(is_label(feature) for is_label in _LABELS):
         raise ValueError(f"the column {name} has no class labels; the columns are {_listing(features)}")

@@ -163,7 +163,7 @@ def open_split(
         samples = ShardedDataset(index, together)
         image_column, label_column = index.image_column, index.label_column
     else:
-        image_column = find_column(samples.features, image_column, is_image, "image", "--image-column")
+        image_column = find_column(samples.features, image_column, is_image, "image")
         try:
             samples = samples.cast_column(image_column, datasets.Image(decode=False))
         except (pa.ArrowException, TypeError) as error:
