@@ -135,7 +135,7 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         if name is not None:
             check_manifest(name, where, thorough=verify)
         model._check_loading(info, name or "the state_dict")
-        changed = {name: size for name, size in wanted.items() if as_pair(size) != as_pair(getattr(model.config, name))}
+        changed = {key: size for key, size in wanted.items() if as_pair(size) != as_pair(getattr(model.config, key))}
         if "num_channels" in changed:
             model.set_num_channels(changed["num_channels"])
         if "patch_size" in changed:
