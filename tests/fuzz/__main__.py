@@ -7,13 +7,11 @@ import argparse
 import os
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
 # What the package and its caches read when they are imported.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "critical", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-_SAID = 4  # findings of each verdict that are said at once; all are written
 
 
 def main() -> int:
@@ -48,21 +46,20 @@ def _run(kind, arguments: argparse.Namespace) -> int:
     """Use the inputs of a kind, print a row of the table, write the findings; return their number."""
     from .gate import run
 
-    said: Counter[str] = Counter()
-    slowest, peak, start = 0.0, 0, time.monotonic()
+    verdicts: Counter[str] = Counter()
+    slowest, peak = 0.0, 0
     for outcome in run(kind, range(arguments.count), arguments.seed, arguments.workers):
         slowest, peak = max(slowest, outcome.seconds), max(peak, outcome.peak)
-        said[outcome.verdict] += 1
+        verdicts[outcome.verdict] += 1
         if outcome.is_fault:
-            _report(kind, arguments, outcome, aloud=said[outcome.verdict] <= _SAID)
-    faults = arguments.count - said["accepted"] - said["refused"]
-    cells = (kind.name, arguments.seed, f"{arguments.count:,}", f"{said['refused']:,}", f"{said['accepted']:,}", faults)
+            _report(kind, arguments, outcome)
+    faults = arguments.count - verdicts["accepted"] - verdicts["refused"]
+    cells = (kind.name, arguments.seed, arguments.count, verdicts["refused"], verdicts["accepted"], faults)
     print("|", *(f"{cell} |" for cell in cells), f"{slowest:.1f} s | {peak / 2**20:,.0f} MiB |", flush=True)
-    print(f"  {kind.name}: {time.monotonic() - start:.0f} s", file=sys.stderr)
     return faults
 
 
-def _report(kind, arguments: argparse.Namespace, outcome, aloud: bool) -> None:
+def _report(kind, arguments: argparse.Namespace, outcome) -> None:
     """Write a finding into a folder of its own, and say it in a line."""
     from .gate import case_of, write_files
 
@@ -73,8 +70,7 @@ def _report(kind, arguments: argparse.Namespace, outcome, aloud: bool) -> None:
     report = "\n".join([outcome.verdict, command, spent, outcome.text, ""])
     (place / "report.txt").write_text(report, encoding="utf-8", errors="backslashreplace")
     last = (outcome.text.strip().splitlines() or [""])[-1]
-    if aloud:
-        print(f"  {kind.name} {outcome.number}: {outcome.verdict}: {last[:300]!a}", file=sys.stderr, flush=True)
+    print(f"  {kind.name} {outcome.number}: {outcome.verdict}: {last[:300]!a}", file=sys.stderr, flush=True)
 
 
 def _repeat(kind, arguments: argparse.Namespace) -> int:

@@ -81,13 +81,13 @@ def rewrite_npz(arrays: dict[str, np.ndarray], random: Random) -> bytes:
     entries = [(f"{name}.npy", _npy(entry)) for name, entry in tree.items()] if isinstance(tree, dict) else []
     if not is_tree:
         names = [f"{name}.npy" for name in (*arrays, "extra", "Transformer/encoderblock_3/x", "../x", "a\\b", "\u202e")]
-        added = [entries[0][1]]
-        entries = mutate_records(entries, random, names, added, lambda _, data: mutate_head(data, 128, random))
+        entries = mutate_records(entries, random, names, change=mutate_head)
     return _zipped(entries, compressed=random.random() < 0.1)
 
 
-def mutate_head(data: bytes, size: int, random: Random) -> bytes:
+def mutate_head(data: bytes, random: Random) -> bytes:
     """A file of which the first bytes were mutated."""
+    size = random.choice((64, 128))
     return mutate_bytes(data[:size], random) + data[size:]
 
 

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -123,10 +122,10 @@ class FolderConversion(Conversion):
 
     def make(self, random: Random) -> Case:
         name = random.choice(list(self.originals))
-        original, foreign = self.originals[name], self.originals[random.choice(list(self.originals))]
+        original = self.originals[name]
+        foreign = random.choice(list(self.originals.values()))
         names = [f"input/{name}" for name in self.added]
-        records = list(original.items())
-        files = dict(mutate_records(records, random, names, list(foreign.values()), partial(_mutate_file, random)))
+        files = dict(mutate_records(list(original.items()), random, names, list(foreign.values()), _mutate_file))
         files = {name: data for name, data in files.items() if files.keys().isdisjoint(map(str, Path(name).parents))}
         changed = [name for name in original.keys() | files.keys() if original.get(name) != files.get(name)]
         is_checked = self.checked and all(
@@ -136,9 +135,8 @@ class FolderConversion(Conversion):
         return Case(name, files, self.arguments.get(name, {}), "same" if is_checked else "any")
 
 
-def _mutate_file(random: Random, name: str, content: bytes) -> bytes:
-    is_json = name.endswith((".json", "/.zarray", "/_METADATA"))
-    return (mutate_json if is_json else mutate_bytes)(content, random)
+def _mutate_file(content: bytes, random: Random) -> bytes:
+    return (mutate_json if content.startswith(b"{") else mutate_bytes)(content, random)
 
 
 class Arrays(FolderConversion):
