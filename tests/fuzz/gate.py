@@ -37,8 +37,7 @@ class Case:
     original: the name of the input that was mutated.
     files: name -> content, in the folder that it is used in.
     value: whatever else is handed over.
-    expected: "any"; "same", where a checksum denies every other content: refused, or the same as an original;
-        "refused".
+    expected: "any"; "same", where a checksum denies every other content: refused, or the same as an original.
     """
 
     original: str
@@ -63,9 +62,9 @@ class Kind(ABC):
     def use(self, case: Case, folder: Path) -> Any:
         """Do what users do with the files of a case, which lie in `folder`."""
 
+    @abstractmethod
     def judge(self, case: Case, result: Any) -> str | None:
         """What is wrong with the result of a case that was accepted; None for nothing."""
-        return "it must be refused" if case.expected == "refused" else None
 
 
 @dataclass
