@@ -75,7 +75,6 @@ def rewrite_npz(arrays: dict[str, np.ndarray], random: Random) -> bytes:
 
 
 def mutate_head(data: bytes, random: Random) -> bytes:
-    """A file of which the first bytes were mutated."""
     size = random.choice((64, 128))
     return mutate_bytes(data[:size], random) + data[size:]
 

@@ -276,7 +276,6 @@ def mutate_json(text: bytes, random: Random, others: Sequence[Any] = ()) -> byte
 
 
 def mutate_lines(text: str, random: Random) -> bytes:
-    """Text of which lines were mutated."""
     tree = mutate_tree(text.split("\n"), random)
     return encode("\n".join(map(str, tree if isinstance(tree, list) else [tree])), random)
 
