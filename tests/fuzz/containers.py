@@ -1,6 +1,5 @@
 """Kinds of containers: flax msgpack, folders of arrays as JAX trainers write them, and other folders to convert."""
 
-import json
 import re
 import subprocess
 import sys
@@ -160,10 +159,6 @@ class Arrays(FolderConversion):
             "zarr3": files_below(folder / "zarr3"),
         }
 
-    def compare(self, case: Case, result: Any) -> str | None:
-        theirs = _numbers_of_zarr(case.files) if case.original == "zarr" else None
-        return None if theirs is None else other_numbers(result["arrays"], theirs)
-
 
 # Arrays in zarr 2, each in one chunk, and in zarr 3, in chunks of half their rows with checksums.
 _WRITE_ZARR = """
@@ -183,22 +178,6 @@ for name, array in np.load(sys.argv[1]).items():
         store = tensorstore.open(spec, create=True, dtype=array.dtype, shape=array.shape).result()
         store.write(array).result()
 """
-
-
-def _numbers_of_zarr(files: Files) -> list[np.ndarray] | None:
-    """The numbers as zarr 2 describes them; None where an array is not one chunk without compression."""
-    found = []
-    for name in files:
-        if not name.endswith("/.zarray") or name.count("/") != 2:
-            continue
-        metadata = json.loads(files[name].decode("utf-8-sig"))
-        chunks = [other for other in files if other.startswith(name.removesuffix(".zarray")) and other != name]
-        if metadata["compressor"] is not None or metadata["chunks"] != metadata["shape"] or len(chunks) != 1:
-            return None
-        if not isinstance(metadata["dtype"], str):  # a structure of one number
-            return None
-        found.append(np.frombuffer(files[chunks[0]], metadata["dtype"]))
-    return found
 
 
 class Folders(FolderConversion):
