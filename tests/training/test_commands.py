@@ -13,19 +13,10 @@ import torch
 from accelerate.tracking import TensorBoardTracker
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import (
-    AutoModelForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessor,
-    ViTModel,
-    pipeline,
-)
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTModel, pipeline
 
-from hf_vit import HfBiTConfig, HfBiTForImageClassification
+from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data.splits import Split
-from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.registration import register_auto_classes
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
@@ -76,7 +67,7 @@ def test_finetuning_an_image_folder(colors, pretrained, tmp_path):
     register_auto_classes()
     classify = pipeline("image-classification", model=str(output))
     assert classify(str(colors / "test" / "blue" / "0.png"))[0]["label"] == "blue"
-    model = AutoModelForImageClassification.from_pretrained(output / "best")
+    model = load_model(output / "best")
     assert model.config.representation_size is None
     assert model.config.id2label == {0: "blue", 1: "red"}
     card = json.loads((output / "card_data.json").read_text())
