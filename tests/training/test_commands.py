@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import math
 import shutil
 import sys
@@ -361,6 +362,13 @@ def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
     other.kill()
     pretrain(arguments(**settings))
     assert not (tmp_path / "out" / ".lock").exists()
+
+
+def test_messages_of_huggingface_hub_are_printed_once(caplog):
+    logger = logging.getLogger("huggingface_hub")
+    run_script(lambda argv: logger.warning("printed by its own handler"), [])
+    logger.propagate = True
+    assert not caplog.records
 
 
 def test_a_class_name_that_the_terminal_lacks_is_printed_with_escapes(monkeypatch):
