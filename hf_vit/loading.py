@@ -199,8 +199,9 @@ def _convert(name: str | os.PathLike, where: dict[str, Any], settings: Mapping[s
 
 def find_adapter(name: str | os.PathLike, **where: Any) -> str | None:
     """Return the path of the adapter_config.json of a PEFT adapter, a folder or a name on the Hub; else None."""
-    is_model = os.path.isfile(os.path.join(name, "config.json"))
-    if is_model or not (os.path.isdir(name) or HUB_NAME.fullmatch(os.fspath(name))):
+    if os.path.isfile(os.path.join(name, "config.json")):  # a whole model
+        return None
+    if not os.path.isdir(name) and not HUB_NAME.fullmatch(os.fspath(name)):
         return None
     try:
         return find_adapter_config_file(str(name), **where)
@@ -280,18 +281,29 @@ def copy_for(folder: str | os.PathLike, output: str | os.PathLike, readers: str,
     """
     from .conversion.converting import READERS
     from .conversion.exporting import export
+    from .conversion.source import record_of
 
     check_choice("format of a folder", readers, READERS)
     model, processor = load(folder, backend="eager")
     if readers == "transformers":
         export(model, output, readers, processor=processor, images=images)
     else:
+        model.conversion_record = record_of(model) or None
         save_folder(output, model, processor)
-    for name in (*REPORTS, "README.md", ".eval_results"):
-        if (file := Path(folder, name)).is_dir():
-            shutil.copytree(file, Path(output, name))
-        elif file.is_file():
-            shutil.copy(file, Path(output, name))
+    copy_reports(folder, output, "README.md")
+    if (results := Path(folder, ".eval_results")).is_dir():
+        shutil.copytree(results, Path(output, results.name))
+
+
+def copy_reports(name: str | os.PathLike, output: str | os.PathLike, *more: str) -> None:
+    """Copy the reports of a folder or a name on the Hub to a folder made from it, for its card.
+
+    Args:
+        more: names of further files.
+    """
+    for report in (*REPORTS, *more):
+        if file := find_file(name, report, {}, needs_hub=False):
+            shutil.copyfile(file, Path(output, report))
 
 
 def find_better(folder: str | os.PathLike) -> Path | None:

@@ -58,8 +58,8 @@ def predict(
             wrote.
 
     Returns:
-        For each image, in their order, its classes as `Prediction`: "label", "score" and "index". They are computed
-        batch by batch while the result is iterated.
+        For each image, in their order, its classes as `Prediction`, (label, score). They are computed batch by batch
+        while the result is iterated.
 
     Raises:
         ValueError: an image cannot be read (the message names it), or the model is not a classifier.

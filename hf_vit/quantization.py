@@ -18,7 +18,6 @@ import importlib.metadata
 import io
 import logging
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -40,10 +39,10 @@ from .files.download import sha256_of
 from .files.image_files import images_below
 from .files.output import new_folder, refuse_existing, write_json
 from .files.versions import require
-from .loading import load, local_model
+from .loading import copy_reports, load, local_model
 from .models.modeling_hf_vit import HfViTForImageClassification
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
-from .models.utils import as_pair, find_file
+from .models.utils import as_pair
 
 MIN_IMAGES, MAX_IMAGES = 16, 400
 _HELD_OUT = 4  # every fourth image is held out: it measures and does not calibrate
@@ -98,8 +97,7 @@ def quantize(
     with new_folder(output, overwrite) as draft:
         model.save_pretrained(draft)
         processor.save_pretrained(draft)
-        if origin := find_file(folder, CONVERSION_RECORD, {}):
-            shutil.copyfile(origin, draft / CONVERSION_RECORD)
+        copy_reports(folder, draft, CONVERSION_RECORD)
         ranges = _write_program(model, pixel_values[~held_out], outliers, draft)
         record = {
             "format": FORMAT,

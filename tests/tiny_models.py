@@ -120,6 +120,7 @@ def save_quantized(root: Path) -> Path:
     with torch.no_grad():
         model.get_submodule(OUTLIERS.replace("fc2", "fc1")).bias[0] = 60
     model.save_pretrained(folder)
+    (folder / "calibration.json").write_text("{}")
     write_images(root / "images" / "LABEL_3")
     quantize(folder, root / "int8", [root / "images"], min_agreement=0)
     return root / "int8"

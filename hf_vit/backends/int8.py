@@ -75,7 +75,10 @@ class Int8Model(ProgramModel):
             raise ValueError(f"the image size is {image_size}, but the int8 program is for {expected}; quantize again")
         if file.suffix == ".onnx":
             model = HfViTForImageClassification.from_pretrained(self._folder, config=self.config)
-            insert_quantization(model, self.record["layers"])
+            try:
+                insert_quantization(model, self.record["layers"])
+            except Exception as error:
+                raise ValueError(f"cannot use the layers in {self._folder / QUANTIZATION_RECORD}: {error}") from error
             make_onnx(model, scaling=scaling).save(file)
             return
         import openvino
@@ -95,15 +98,15 @@ class Int8Model(ProgramModel):
         openvino.save_model(program, file, compress_to_fp16=False)
 
 
-_OTHERWISE = 'load it with backend="torch" for float32'
+_OTHERWISE = 'load it with backend="torch" (--backend torch) for float32'
 
 
 def _read(folder: str | os.PathLike, where: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Return the local folder and the record of an int8 program whose files are whole."""
     file = find_file(folder, QUANTIZATION_RECORD, where)
     record = {} if file is None else read_json_object(file)
-    files, layers = record.get("files"), record.get("layers")
-    if record.get("format") != FORMAT or not isinstance(files, dict) or not isinstance(layers, dict):
+    files = record.get("files")
+    if record.get("format") != FORMAT or not isinstance(files, dict):
         raise ValueError(f"{folder} has no {QUANTIZATION_RECORD} of {FORMAT!r}; use hf-vit quantize, or {_OTHERWISE}")
     for name in PROGRAM_FILES:
         file = find_file(folder, name, where)

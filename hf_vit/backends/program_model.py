@@ -42,6 +42,7 @@ _RECORDS = ("output_hidden_states", "output_attentions")
 # Arguments that change no output: the image size is fixed, and every program returns all outputs.
 _WITHOUT_EFFECT = ("interpolate_pos_encoding", "only_pooled")
 _PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_PYTORCH = 'use PyTorch for it: backend="torch" (--backend torch)'
 _MOST_IN_ONE_FILE = 2**31 - 2**24  # bytes of weights in an .onnx; the graph needs the rest of 2 GiB
 _ERRORS = 3  # log level of ONNX Runtime
 
@@ -158,7 +159,7 @@ class ProgramModel(nn.Module):
         asked["pixel_values.requires_grad"] = pixel_values.requires_grad and torch.is_grad_enabled()
         for name, value in asked.items():
             if name not in _WITHOUT_EFFECT and value is not None and value is not False:
-                raise ValueError(f"{type(self).__name__} does not support {name}; use the PyTorch model for this call")
+                raise ValueError(f"{type(self).__name__} does not support {name}; {_PYTORCH}")
         expected = (self.config.num_channels, *as_pair(self.config.image_size))
         fits = tuple(pixel_values.shape[1:]) == expected and len(pixel_values) > 0
         if not (fits and pixel_values.is_floating_point() and pixel_values.device.type == "cpu"):
@@ -173,7 +174,7 @@ class ProgramModel(nn.Module):
             ValueError: the program computes logits only.
         """
         if self.is_classifier:
-            raise ValueError(f'{type(self).__name__} computes logits only; for features, use backend="torch"')
+            raise ValueError(f"{type(self).__name__} computes logits only; {_PYTORCH}")
         return self
 
     def can_generate(self) -> bool:
@@ -221,7 +222,8 @@ class OpenVINOModel(ProgramModel):
 class ONNXRuntimeModel(ProgramModel):
     """A model that ONNX Runtime computes, in float32; arguments and errors as in `OpenVINOModel`.
 
-    One program serves every batch size.
+    One program serves every batch size. With a `batch_size` above 1, its threads sleep between calls, so that they do
+    not slow down the reading of the next images; with 1, they wait actively and answer sooner.
     """
 
     def __init__(self, model: Any, batch_size: int = 1):
@@ -233,14 +235,15 @@ class ONNXRuntimeModel(ProgramModel):
             weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
             program.save(folder / "program.onnx", external_data=weights > _MOST_IN_ONE_FILE)
 
-        program = cached(_identity(model, "onnxruntime"), convert, lambda folder: _load_onnx(folder / "program.onnx"))
+        program = cached(_identity(model, "onnxruntime"), convert, lambda folder: _load_onnx(folder, batch_size == 1))
         super().__init__(model, output_class, names, program)
 
 
 def _outputs_of(model: Any, dtypes: Sequence[torch.dtype]) -> tuple[type[ModelOutput], list[str]]:
     """Return the class and the names of a model's outputs, by computing one image."""
     if not isinstance(model, PROGRAM_MODELS) or model.dtype not in dtypes or model.device.type != "cpu":
-        raise ValueError(f"cannot compile {type(model).__name__}, {model.dtype} on {model.device} (on cpu: {dtypes})")
+        found = f"{type(model).__name__} in {model.dtype} on {model.device}"
+        raise ValueError(f"cannot compile a {found} (expected an encoder or classifier in one of {dtypes} on cpu)")
     images = torch.zeros(1, model.config.num_channels, *as_pair(model.config.image_size), dtype=model.dtype)
     was_training = model.training
     with torch.no_grad():
@@ -352,14 +355,15 @@ class OpenVINOProgram:
             return [torch.from_numpy(output.data).clone() for output in request.output_tensors]
 
 
-def _load_onnx(file: Path) -> Program:
+def _load_onnx(folder: Path, spins: bool) -> Program:
     """Compile a program by ONNX Runtime for this CPU; several threads may call it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = _ERRORS
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
+    session = onnxruntime.InferenceSession(folder / "program.onnx", options, providers=["CPUExecutionProvider"])
 
     def compute(pixel_values: torch.Tensor) -> list[torch.Tensor]:
         return [torch.from_numpy(output) for output in session.run(None, {"pixel_values": pixel_values.numpy()})]

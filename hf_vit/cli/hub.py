@@ -40,13 +40,13 @@ def push(
 
     if runtime and not static_space:
         raise ValueError("--runtime needs --static-space")
-    visibility, space = True if private else None, None
+    visibility = True if private else None
+    space = full_space_name(static_space) if static_space else None
     with TemporaryDirectory() as scratch:
         page = Path(scratch, "page")
-        if static_space and not dry_run:
+        if space and not dry_run:
             from ..demo.page import write_static_page
 
-            space = full_space_name(static_space)
             write_static_page([folder], page, runtime=runtime, repositories=[full_space_name(repository)])
         pushed = push(
             folder,
@@ -63,14 +63,14 @@ def push(
             message=message,
             dry_run=dry_run,
         )
-        if space:
+        if space and not dry_run:
             print(f"pushed the page: {push_static_space(page, space, visibility)}")
     print(*(f"{size:>15,}  {name}" for name, size in pushed.files.items()), sep="\n")
     print(*(f"{'deleted':>15}  {name}" for name in pushed.deleted), sep="\n", end="\n" if pushed.deleted else "")
     for problem in pushed.problems:
         print(f"model card: {problem}")
     if pushed.commit is None:
-        print("nothing was pushed: this was a dry run")
+        print("nothing was pushed: this was a dry run", *([f"(the page would be the Space {space})"] if space else []))
     else:
         print(f"pushed: {pushed.commit.pr_url or pushed.commit.commit_url}")
 

@@ -176,13 +176,14 @@ class BatchProgress:
 
 
 def load_on(
-    folder: str, device: str, backend: str | None = None, encoder_alone: bool = False, **options: Any
+    folder: str, device: str, backend: str | None = None, batch_size: int = 1, features: bool = False, **options: Any
 ) -> tuple[Any, Any]:
     """Load a model on a device, and its image processor.
 
     Args:
         device: a device of torch, or "auto": the accelerator, or the CPU for a backend that runs only there.
-        encoder_alone: compute only the encoder in the backend, without the head.
+        batch_size: usual number of images of a forward.
+        features: compute only the encoder in the backend, without the head.
         options: more arguments of `hf_vit.load`.
 
     Raises:
@@ -213,5 +214,5 @@ def load_on(
         return model, processor
     from ..backends.choosing import use_backend  # imports torch's exporters
 
-    part: Any = model.base_model if encoder_alone and backend != "int8" else model
-    return use_backend(part, backend), processor
+    part: Any = model.base_model if features and backend != "int8" else model
+    return use_backend(part, backend, batch_size), processor

@@ -90,7 +90,9 @@ def predict(
     from ..models.configuration_hf_vit import score_function
     from ..prediction import classify_batches
 
-    model, processor = load_on(folder, device, backend, image_size=image_size, preset=preset)
+    model, processor = load_on(
+        folder, device, backend, min(batch_size, len(found)), image_size=image_size, preset=preset
+    )
     lowest = lowest_scores(model.config, threshold, coverage)
     chosen = {"lowest": lowest, "reject": reject}
     batches = classify_batches(model, processor, found, top_k, batch_size, skip_unreadable=True, **chosen)

@@ -61,7 +61,7 @@ def embed(
     from ..prediction import embed_batches
 
     folder = str(local_model(folder))
-    model, processor = load_on(folder, device, backend, encoder_alone=True)
+    model, processor = load_on(folder, device, backend, min(batch_size, len(found)), features=True)
     about = _identify(folder) | {"features": "pooler_output", "normalized": normalize}
     batches = embed_batches(model, processor, found, batch_size, normalize=normalize, skip_unreadable=True)
     progress = BatchProgress("hf-vit embed", found)

@@ -8,7 +8,6 @@
 """
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ import torch
 
 from ..data.labels import match_to_model
 from ..devices import start_accelerator
-from ..files.output import REPORTS, refuse_existing, write_json
-from ..loading import save_folder
+from ..files.output import refuse_existing, write_json, write_marker
+from ..loading import copy_reports, local_model, save_folder
 from ..models.configuration_hf_vit import score_function
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..settings.fields import EvaluateSettings
@@ -94,10 +93,9 @@ def calibrate(
         plain.config.rejection_thresholds = limits.tolist()
         scale_head(plain, temperature)
         save_folder(output_dir, plain, processor, resolved.overwrite)
-        for file in (Path(model, name) for name in REPORTS):  # of the training, for the card
-            if file.is_file():
-                shutil.copy(file, output_dir)
+        copy_reports(local_model(model), output_dir)
         write_json(Path(output_dir) / "calibration.json", results)
+        write_marker(Path(output_dir))  # again with these files, or overwrite would refuse the folder
     accelerator.wait_for_everyone()
     return results
 

@@ -152,7 +152,9 @@ def push(
                     "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
                 )
             if remote.sha is None:
-                _create(remote, files, private)
+                if isinstance(card := files.get("README.md"), bytes):  # first, so that no empty repository stays
+                    ModelCard(card.decode(), ignore_metadata_errors=True).validate()
+                api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None and not create_pr and not revision.startswith("refs/pr/"):
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
             title, _, description = message.partition("\n\n")
@@ -330,13 +332,6 @@ def _size_problems(texts: dict[str, str]) -> list[str]:
         f"the model's image size is {taken}, but its image processor returns {made} (height, width); load both with "
         "hf_vit.load(..., image_size=...) and save them again"
     ]
-
-
-def _create(remote: _Remote, files: _Files, private: bool | None) -> None:
-    """Create the repository; a card that the Hub refuses raises an error before, so that no empty one stays behind."""
-    if isinstance(card := files.get("README.md"), bytes):
-        ModelCard(card.decode(), ignore_metadata_errors=True).validate()
-    remote.api.create_repo(remote.repo_id, private=private, exist_ok=True)
 
 
 def _status_of(error: BaseException) -> int | None:

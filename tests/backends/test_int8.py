@@ -146,6 +146,14 @@ def test_an_int8_program_is_not_exported_at_another_size(quantized, tmp_path, ru
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("layers", [{"vit.layers.9.mlp.fc1": [-1, 1]}, {"classifier": [1]}, None])
+def test_a_record_of_other_layers_is_not_exported(quantized, tmp_path, run_command, layers):
+    folder = shutil.copytree(quantized, tmp_path / "copy")
+    change_json(folder / "quantization.json", layers=layers)
+    assert "quantization.json" in run_command(["export", folder, tmp_path / "out", "--to", "onnx"], status=2)
+    assert not (tmp_path / "out").exists()
+
+
 HARMS = {
     "damaged": (lambda folder: os.truncate(folder / PROGRAM[1], 100), "program.bin"),
     "away": (lambda folder: (folder / PROGRAM[0]).unlink(), "program.xml"),

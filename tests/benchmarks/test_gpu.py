@@ -18,8 +18,9 @@ PROGRAM = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--device", "cpu", "-
 
 
 def start(output, *arguments):
-    command = [*PROGRAM, "--output", output, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*PROGRAM, "--output", output, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def read(output):

@@ -228,6 +228,7 @@ def test_thresholds_and_the_choice_of_a_model(page):
     assert shown == [prediction.label.split(" ")[1] for prediction in expected]
     page.locator("#reject").check()
     assert page.locator("article li").all_inner_texts() == ["None of the classes."]
+    assert "kind" not in page.get_by_role("status").inner_text()
     assert list(predict(page.models["kinds"], [PHOTOGRAPHS / "flower.jpg"], reject=True)) == [[]]
     page.locator("#reject").uncheck()
 

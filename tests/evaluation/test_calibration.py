@@ -14,6 +14,7 @@ import hf_vit
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data.sources import load_split
 from hf_vit.evaluation import calibration
+from hf_vit.files.output import refuse_existing
 from hf_vit.hub.cards import render_folder_card
 
 from ..tiny_models import tiny
@@ -111,6 +112,7 @@ def test_a_calibrated_folder_has_divided_logits(tmp_path):
     card = render_folder_card(tmp_path / "calibrated")
     assert f"| 90% | {results['coverage']['0.9']['measured']:.1%} |" in card
     assert "digits of scikit-learn" in card
+    refuse_existing(tmp_path / "calibrated", overwrite=True)  # all its files are known, also the card's
     again = hf_vit.calibrate(tmp_path / "calibrated", "digits", tmp_path / "twice", "test[:90]", **more)
     assert again["temperature"] == pytest.approx(1, abs=1e-3)
     with pytest.raises(FileExistsError):

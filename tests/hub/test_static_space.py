@@ -8,6 +8,7 @@ from ..local_hub import readme_of
 @pytest.mark.slow
 def test_model_and_space_link_each_other(hub, client, folder, web_runtime):
     command = ["push", folder, "vit", "--license", "mit", "--static-space", "vit-page", "--runtime", web_runtime]
+    assert "alice/vit-page" in client([*command, "--dry-run"])
     assert "spaces/alice/vit-page" in client(command)
     assert "spaces/alice/vit-page)" in readme_of(hub, "alice/vit")
     client(["push", folder, "vit"])

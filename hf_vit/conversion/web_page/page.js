@@ -74,7 +74,7 @@ function showChoices() {
 }
 for (const id of ["rule", "reject"]) {
   find(id).addEventListener("change", () => {
-    for (const entry of shown) if (entry.answer) showClasses(entry);
+    for (const entry of shown) if (entry.answer) say(`${entry.name}: ${showClasses(entry)}.`);
   });
 }
 
