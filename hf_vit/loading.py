@@ -199,9 +199,8 @@ def _convert(name: str | os.PathLike, where: dict[str, Any], settings: Mapping[s
 
 def find_adapter(name: str | os.PathLike, **where: Any) -> str | None:
     """Return the path of the adapter_config.json of a PEFT adapter, a folder or a name on the Hub; else None."""
-    if os.path.isfile(os.path.join(name, "config.json")):  # a whole model
-        return None
-    if not os.path.isdir(name) and not HUB_NAME.fullmatch(os.fspath(name)):
+    is_model = os.path.isfile(os.path.join(name, "config.json"))
+    if is_model or not (os.path.isdir(name) or HUB_NAME.fullmatch(os.fspath(name))):
         return None
     try:
         return find_adapter_config_file(str(name), **where)

@@ -41,26 +41,13 @@ def pytest_unconfigure():
     stop_server()
 
 
-@pytest.hookimpl(optionalhook=True)  # the environment for XLA has no pytest-xdist
-def pytest_testnodedown(node, error):
-    """Print the exit status of a worker of pytest-xdist that died in a test."""
-    process = getattr(node.gateway._io, "popen", None)
-    if error and process is not None:
-        print(f"\n{node.gateway.id} ended with status {process.wait(10)}")
-
-
 def pytest_make_parametrize_id(val):
     """Name a collection of plain values by its content; pytest would number it ("fields0")."""
-    if isinstance(val, dict | list | tuple) and val and _is_plain(val):
-        text = ", ".join(f"{name}={value}" for name, value in val.items()) if isinstance(val, dict) else str(val)
-        return text if len(text) <= 60 and text.isascii() and text.isprintable() else None
-    return None
-
-
-def _is_plain(value) -> bool:
-    if isinstance(value, dict | list | tuple):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-    return value is None or isinstance(value, str | int | float)
+    if not isinstance(val, dict | list | tuple) or not val:
+        return None
+    text = ", ".join(f"{name}={value}" for name, value in val.items()) if isinstance(val, dict) else str(val)
+    is_plain = len(text) <= 60 and text.isascii() and text.isprintable() and "<" not in text
+    return text if is_plain else None
 
 
 def pytest_collection_modifyitems(items):

@@ -12,10 +12,9 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file
 
-import hf_vit
 from hf_vit.conversion import convert_to_folder, export_jax, export_timm
 
-from .tiny_models import SIZES
+from .tiny_models import SIZES, tiny, tiny_bit
 
 # Settings that make any training short.
 FEW_STEPS = "--epochs null --steps 2 --warmup_steps 0 --batch_size 4 --num_workers 0 --report_to none"
@@ -34,12 +33,10 @@ def write_documents_folder(root: Path) -> None:
     write_task(folder / "VTAB_FOLDER" / "caltech101")
     (folder / "real.json").write_text(json.dumps([[0]] * 6))
     with torch.random.fork_rng():
-        torch.manual_seed(0)
-        export_jax(small_vit(), folder / "Ti_16-....npz")
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "image_size": 224, "patch_size": 16}
+        export_jax(tiny(**sizes, num_labels=1000), folder / "Ti_16-....npz")
         save_mae(folder / "mae_pretrain_vit_base.pth")
-        bit = hf_vit.HfBiTForImageClassification(hf_vit.HfBiTConfig(embedding_size=32, depths=[1, 1], num_labels=1000))
-        torch.nn.init.normal_(bit.classifier.weight)
-        export_jax(bit.eval(), root / "bit.npz")
+        export_jax(tiny_bit(depths=[1, 1], num_labels=1000), root / "bit.npz")
         theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32))
         theirs.save_pretrained(root / "theirs")
     name = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
@@ -69,18 +66,10 @@ def write_task(folder: Path) -> None:
         (folder / f"{name}.txt").write_text("".join(f"0.png {number % 102}\n" for number in range(count)))
 
 
-def small_vit() -> hf_vit.HfViTForImageClassification:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 30}
-    model = hf_vit.HfViTForImageClassification(hf_vit.HfViTConfig(**sizes, num_labels=1000)).eval()
-    torch.nn.init.normal_(model.classifier.weight)
-    return model
-
-
 def save_mae(path: Path) -> None:
     """As its authors keep the weights, whose names are those of timm."""
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 22}
-    encoder = hf_vit.HfViTModel(hf_vit.HfViTConfig(**sizes, image_size=32, hidden_act="gelu"))
-    export_timm(encoder, path.with_suffix(".safetensors"))
+    model = tiny(hidden_size=64, num_attention_heads=1, image_size=32, patch_size=16, hidden_act="gelu")
+    export_timm(model.vit, path.with_suffix(".safetensors"))
     torch.save({"model": load_file(path.with_suffix(".safetensors"))}, path)
 
 

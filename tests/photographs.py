@@ -72,7 +72,6 @@ def write_colors(root: Path, kinds: tuple[str, ...] = tuple(COLORS), suffix: str
 
 
 def encode(image: Image.Image, kind: str = "PNG", **options) -> bytes:
-    """The bytes of an image file."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()

@@ -136,6 +136,20 @@ def run(code: str, folder: str, cwd: str, environment: dict[str, str]) -> None:
     os._exit(0)
 
 
+def memory(name: str) -> int:
+    """Bytes of this process that Linux counts under a name, such as VmRSS (proc_pid_status(5))."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
+
+
+def growth_of(action) -> int:
+    """Bytes by which the memory of this process has grown at most while something ran."""
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    before = memory("VmRSS")
+    action()
+    return memory("VmHWM") - before
+
+
 # Runs of the training scripts
 
 MODEL = {"hidden_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 22}

@@ -79,7 +79,7 @@ def algorithms():
 @pytest.mark.usefixtures("algorithms", "fresh_accelerator")
 def test_algorithms_are_chosen_by_the_settings(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    run = {"model": "model", "dataset": "digits", "num_workers": 0}
+    run = {"model": "model", "dataset": "digits"}
     devices.start_accelerator(EvaluateSettings(**run))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "highest"

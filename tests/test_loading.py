@@ -14,7 +14,7 @@ from hf_vit.loading import copy_for, load, load_processor, local_model
 from hf_vit.prediction import Prediction, classify, most_likely, predict
 
 from .comparing import change_json
-from .tiny_models import load_model, tiny
+from .tiny_models import load_model, tiny, write_images
 
 
 def test_load_returns_model_and_processor(folder):
@@ -27,44 +27,35 @@ def test_load_returns_model_and_processor(folder):
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("head", "named"),
     [
-        ("lost", r"classifier\.weight"),
-        ("misspelled", r"classifier\.weight"),
-        ("reshaped", r"classifier\.bias"),
-        ("more", r"classifier\.scale"),
+        ({"bias": (11,)}, r"classifier\.weight"),
+        ({"bias": (11,), "weigth": (11, 14)}, r"classifier\.weight"),
+        ({"bias": (11, 1), "weight": (11, 14)}, r"classifier\.bias"),
+        ({"bias": (11,), "weight": (11, 14), "scale": (11,)}, r"classifier\.scale"),
     ],
 )
-def test_an_incomplete_head_is_refused(folder, harm, message):
+def test_an_incomplete_head_is_refused(folder, head, named):
     """A complete head may be new; a head that lacks an array is damaged."""
     weights = load_file(folder / "model.safetensors")
-    bias, weight = weights.pop("classifier.bias"), weights.pop("classifier.weight")
-    heads = {
-        "lost": {"bias": bias},
-        "misspelled": {"bias": bias, "weigth": weight},
-        "reshaped": {"bias": bias[:, None], "weight": weight},
-        "more": {"bias": bias, "weight": weight, "scale": bias.clone()},
-    }
-    weights |= {f"classifier.{name}": array for name, array in heads[harm].items()}
+    weights = {name: array for name, array in weights.items() if not name.startswith("classifier.")}
+    weights |= {f"classifier.{name}": torch.ones(shape) for name, shape in head.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         load_model(folder)
 
 
 @pytest.mark.parametrize("source", ["model.npz", "timm.safetensors", "timm", "transformers"])
 def test_commands_convert_a_checkpoint_once(tmp_path, source):
-    """Auto classes load the converted folder; its logits are those of `convert`."""
-    model = tiny(
-        pooling="cls", hidden_size=64, num_attention_heads=1, intermediate_size=22, image_size=32, patch_size=8
-    )
+    """The logits of the converted folder are those of `convert`."""
+    model = tiny(hidden_size=64, num_attention_heads=1, image_size=32, patch_size=8)
     export_jax(model, tmp_path / "model.npz")
     export_timm(model, tmp_path / "timm.safetensors")
     export_timm(model, tmp_path / "timm")
     export_transformers(model, tmp_path / "transformers")
     folder = local_model(tmp_path / source)
     written = (folder / "model.safetensors").stat().st_mtime_ns
-    loaded = transformers.AutoModelForImageClassification.from_pretrained(folder)
-    pixel_values = torch.randn(2, 3, 32, 32)
+    loaded, pixel_values = load_model(folder), torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(loaded(pixel_values).logits, convert(tmp_path / source)[0](pixel_values).logits)
     assert local_model(tmp_path / source) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
@@ -104,10 +95,7 @@ def test_most_likely_classes():
 
 def test_classify_equals_predict(folder, tmp_path):
     model, processor = load(folder)
-    files = []
-    for number in range(3):
-        files.append(tmp_path / f"{number}.png")
-        Image.effect_noise((41, 33), 80).convert("RGB").save(files[-1])
+    files = sorted(write_images(tmp_path / "images", 3).iterdir())
     expected = classify(model, processor, [Image.open(file) for file in files], top_k=3)
     assert list(predict(folder, files, top_k=3, batch_size=2)) == [
         [(label, pytest.approx(score, rel=1e-4)) for label, score in one] for one in expected

@@ -2,9 +2,9 @@
 
 import ast
 import os
-import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -39,11 +39,9 @@ def run(script: Path, *arguments) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def console_script(tmp_path):
-    module, function = re.search(
-        r'^hf-vit = "(\w+):(\w+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
-    ).groups()
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin" / "hf-vit"
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, function = scripts["hf-vit"].split(":")
+    script = tmp_path / "hf-vit"
     script.write_text(CONSOLE_SCRIPT.format(module=module, function=function, needless=NEEDLESS))
     return script
 
@@ -57,11 +55,10 @@ def test_help_of_the_command_needs_neither_torch_nor_transformers(console_script
 
 @pytest.mark.slow
 def test_a_command_imports_only_what_it_needs(console_script, tmp_path):
-    image = tmp_path / "image.png"
+    image, model = tmp_path / "image.png", tmp_path / "model"
     Image.new("RGB", (36, 20)).save(image)
-    model = tmp_path / "model"
-    convert = run(console_script, "convert", GOLDENS / "vit_token.npz", model)
-    for done in (convert, run(console_script, "predict", model, image)):
+    for arguments in (("convert", GOLDENS / "vit_token.npz", model), ("predict", model, image)):
+        done = run(console_script, *arguments)
         assert done.returncode == 0, done.stderr
         assert "needless: []" in done.stdout
 
@@ -79,14 +76,10 @@ def test_a_script_may_be_called_as_the_command(tmp_path):
     assert done.stdout.split() == ["HfViTModel", "HfViTImageProcessor"], done.stderr
 
 
-def typed_names() -> set[str]:
-    """What `hf_vit/__init__.py` imports for editors alone."""
+def test_every_public_name_exists_and_has_a_type():
+    """The types are imported for editors alone."""
     tree = ast.parse(Path(hf_vit.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    return {alias.asname for node in block.body for alias in node.names}
-
-
-def test_every_public_name_exists_and_has_a_type():
-    assert typed_names() == set(hf_vit.__all__) - {"__version__"}
+    assert {alias.asname for node in block.body for alias in node.names} == set(hf_vit.__all__) - {"__version__"}
     for name in hf_vit.__all__:
         assert getattr(hf_vit, name) is not None

@@ -6,11 +6,12 @@ import multiprocessing
 
 import pytest
 import torch
-from PIL import Image
 
 from hf_vit.loading import load
 from hf_vit.models.image_reading import ImageReadingError
 from hf_vit.prediction import predict_batches
+
+from .tiny_models import write_images
 
 
 @pytest.fixture
@@ -21,12 +22,7 @@ def pair(folder):
 @pytest.fixture
 def files(tmp_path):
     """Images; no batch size of the tests divides their number."""
-    generator = torch.Generator().manual_seed(0)
-    paths = [str(tmp_path / f"{number}.png") for number in range(23)]
-    for path in paths:
-        levels = torch.randint(256, (31, 43, 3), dtype=torch.uint8, generator=generator)
-        Image.fromarray(levels.numpy()).save(path)
-    return paths
+    return sorted(map(str, write_images(tmp_path / "images", 23).iterdir()))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

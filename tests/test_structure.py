@@ -3,6 +3,7 @@
 import ast
 import sys
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -47,34 +48,25 @@ def nodes_of(tree: ast.AST):
 
 @cache
 def imports_of(name: str) -> frozenset[str]:
-    """Return the modules of hf_vit that a file imports, without the prefix "hf_vit."."""
-    path = FILES[name]
-    package = path.relative_to(PACKAGE).parts[:-1]
+    """Return the full names of what a file imports."""
+    package = ".".join(FILES[name].relative_to(PACKAGE.parent).parts[:-1])
     found = set()
-    for node in nodes_of(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = package[: len(package) - node.level + 1]
-            source = (*base, *(node.module.split(".") if node.module else ()))
-            found |= {".".join((*source, alias.name)) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hf_vit":
-            found |= {f"{node.module}.{alias.name}".removeprefix("hf_vit.") for alias in node.names}
+    for node in nodes_of(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), package)
+            found |= {f"{source}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name.removeprefix("hf_vit.") for alias in node.names if alias.name.startswith("hf_vit.")}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "import_module":
-            names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-            found |= {str(one).removeprefix("hf_vit.") for one in names if str(one).startswith("hf_vit.")}
+            found |= {str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)}
     return frozenset(found)
 
 
-def file_of(module: str) -> str | None:
-    """Return the file of an imported dotted name."""
-    parts = module.split(".")
-    while parts:
-        for name in ("/".join(parts) + ".py", "/".join((*parts, "__init__.py"))):
-            if name in FILES:
-                return name
-        parts.pop()
-    return None
+def file_of(name: str) -> str | None:
+    """Return the file of a name that is imported; None for a name of another package."""
+    package, *parts = name.split(".")
+    ends = [f"{'/'.join(parts[:count])}{end}" for count in range(len(parts), 0, -1) for end in (".py", "/__init__.py")]
+    return next((end for end in ends if package == "hf_vit" and end in FILES), None)
 
 
 @cache

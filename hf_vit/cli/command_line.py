@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from ..files.messages import user_errors
+from ..models.utils import check_choice
 from ..settings.options import OptionParser
 from . import (
     analysis,
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 training.run_script(name, given[1:])
                 return 0
             commands = commands_of(parser)
+            if name and not name.startswith("-"):
+                check_choice("command", name, commands)
             if "" in given:
                 raise ValueError(f"an argument is empty: {shlex.join(given)}")
             arguments = vars(commands[name].parse_args(given[1:]) if name in commands else parser.parse_args(given))

@@ -28,8 +28,7 @@ def catalog(
     from ..catalog import INDEX, explain, families, files_of, search, variants
 
     if query not in variants() and (adapted_to, resolution, index, limit) != (None, None, None, 10):
-        options = "--adapted-to, --resolution, --index and --limit"
-        raise ValueError(f"{options} need an architecture such as B/16, not {query}")
+        raise ValueError(f"--adapted-to, --resolution, --index and --limit need an architecture (B/16), not {query}")
     if query in families():
         found = files_of(query)
     elif query in variants():

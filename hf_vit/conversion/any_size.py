@@ -13,20 +13,18 @@ part of the program. Products and sums have the same order, so that the levels a
 import copy
 from typing import Any
 
-import PIL
 import torch
 from torch import nn
 from torch.export import Dim
 
 from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
-from ..models.image_resizing import AREA, BICUBIC, BILINEAR
+from ..models.image_resizing import AREA, BICUBIC, BILINEAR, PILLOW_BITS, pillow_resizes_rows_first
 from ..models.pretrained import HfVisionPreTrainedModel
 from .programs import trace_onnx
 from .tables import ConversionError
 
 Length = Any  # of an axis: an int, or a torch.SymInt of torch.export
 Taps = tuple[torch.Tensor, torch.Tensor]  # indices of values and their weights, (taps, outputs) each
-_PILLOW_BITS = 22  # bits of a weight in Pillow's fixed-point arithmetic
 ANY_SIZE = "any"
 
 
@@ -220,17 +218,13 @@ def _resize_like_pillow(levels: torch.Tensor, down: _Axis, across: _Axis, resamp
 
     if levels.is_floating_point():
         levels = levels.round().to(torch.uint8)
-    if int(PIL.__version__.partition(".")[0]) >= 13:
-        tall = 2 * (across.old - across.new) < down.old - down.new
-    else:
-        tall = down.old > 100 * across.old
-    resized = torch.cond(tall & (down.new < down.old), rows_first, columns_first, (levels,))
+    resized = torch.cond(pillow_resizes_rows_first(down, across), rows_first, columns_first, (levels,))
     return resized.float()
 
 
 def _to_levels(sums: torch.Tensor) -> torch.Tensor:
     """Round Pillow's fixed-point format to levels, with halves up; float64 holds the sums exactly."""
-    return (sums.double() / 2**_PILLOW_BITS + 0.5).floor().clamp(0, 255).to(torch.uint8)
+    return (sums.double() / 2**PILLOW_BITS + 0.5).floor().clamp(0, 255).to(torch.uint8)
 
 
 # Weights along an axis
@@ -272,7 +266,7 @@ def _filter_taps(axis: _Axis, resample: int) -> Taps:
 def _pillow_taps(axis: _Axis, resample: int) -> Taps:
     """Return the weights of Pillow's filter in its fixed-point format, rounded with halves away from zero."""
     numbers, weights = _filter_taps(axis, resample)
-    scaled = weights * 2**_PILLOW_BITS
+    scaled = weights * 2**PILLOW_BITS
     return numbers, (scaled.sign() * (scaled.abs() + 0.5).floor()).int()
 
 

@@ -268,7 +268,7 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
         check_model_path(path)
     settings = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
     if path.is_dir() and tensorstore_folder(path) is None:
-        path = _checkpoint_in(path, settings)
+        path = checkpoint_in(path, settings)
     path = tensorstore_folder(path) or path  # a file NAME-LAST refers to a folder
     if path.is_file():
         with path.open("rb") as file:
@@ -290,7 +290,12 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
             yield Checkpoint(location, path, settings, shapes, dtypes, "", reader.read, streams=True)
 
 
-def _checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
+def checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
+    """Return the weights of a folder with a config.json, of content `settings`; of any other, its only checkpoint.
+
+    Raises:
+        ConversionError: the folder does not hold exactly one checkpoint.
+    """
     if settings and (weights := [folder / name for name in _WEIGHTS if (folder / name).is_file()]):
         return weights[0]
     candidates = set()

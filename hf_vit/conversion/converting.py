@@ -20,7 +20,7 @@ from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.utils import MANIFEST, check_choice
-from .checkpoint import Checkpoint, fetch_any, open_checkpoint, read_shards
+from .checkpoint import Checkpoint, checkpoint_in, fetch_any, open_checkpoint, read_shards
 from .exporting import export
 from .jax.tables import fingerprint_of, original_arrays
 from .recognition import recognize
@@ -299,8 +299,7 @@ def fingerprint(source: str | Path, **options: Any) -> str:
     if config_class is None:
         model, _ = convert(source, **options)
         return (model.conversion_record or {})["fingerprint"]
-    index = folder / "model.safetensors.index.json"
-    weights = read_shards(index if index.is_file() else folder / "model.safetensors")
+    weights = read_shards(checkpoint_in(folder, settings))
     return fingerprint_of(config_class.from_dict(settings), weights, weights.__getitem__)
 
 

@@ -144,7 +144,13 @@ class Timm(TorchSource):
 
     def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
         has_cls = "cls_token" in shapes
-        stem = _stem(shapes)
+        stem: Fields = {}
+        if root := next((name for name in _RESNET_ROOTS if name in shapes), None):
+            stem = {
+                "stem_depths": shapes.stages(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0),
+                **shapes.sizes(root, stem_width=0, num_channels=1),
+                **with_reason(TIMM_NUMBERS, "as in timm's ResNets"),
+            }
         stride = stem_stride(stem["stem_depths"].value) if stem else 1
         class_token = shapes.has("cls_token")
         fields: Fields = {
@@ -288,17 +294,6 @@ def _pooling(shapes: Shapes) -> Inferred:
     if "fc_norm.weight" in shapes:
         return Inferred("mean", "there is an fc_norm, which timm applies after the mean")
     return Inferred("cls", "there is a cls_token, and no fc_norm or attn_pool")
-
-
-def _stem(shapes: Shapes) -> Fields:
-    name = next((name for name in _RESNET_ROOTS if name in shapes), None)
-    if name is None:
-        return {}
-    return {
-        "stem_depths": shapes.stages(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0),
-        **shapes.sizes(name, stem_width=0, num_channels=1),
-        **with_reason(TIMM_NUMBERS, "as in timm's ResNets"),
-    }
 
 
 _ROOT = "stem.conv.weight"

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 AREA = "area"  # TensorFlow's area resize, which differs from Pillow's box filter
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR.value, Image.Resampling.BICUBIC.value
-_PILLOW_BITS = 32 - 8 - 2  # fractional bits of a weight in Pillow: 8 bits are for the level, 2 for overflow and sign
+PILLOW_BITS = 32 - 8 - 2  # fractional bits of a weight in Pillow: 8 bits are for the level, 2 for overflow and sign
 _BLOCK = 128  # number of rows of a large image to process at a time, so that they stay in the CPU's cache
 
 Window = tuple[range, range]  # rows and columns of an image
@@ -87,13 +87,14 @@ def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, resize_f
     across = _Axis(levels.shape[-1], size[1], window[1], values, levels.device)
     if output == "rounded":
         rows = _resize_like_pillow(rows, down, across, resample)
-    elif resample == AREA:
-        rows = _resize_area(rows, down, across)
-    elif antialias:
-        rows = _resize_antialiased(rows, down, across, resample)
+    elif resample == AREA:  # like TensorFlow's, summed in the same order
+        rows = _sum_rows(_sum_columns(rows, _area_taps(across)), _area_taps(down))
+        rows.mul_(float(np.float32(1) / (down.scale * across.scale)))
+    elif antialias:  # like TensorFlow's; levels agree within 0.001
+        rows = _sum_rows(_sum_columns(rows, _filter_taps(across, resample)), _filter_taps(down, resample))
     else:
         rows = _resize_bilinear(rows, down, across)
-    resized = _to_images(rows, values)
+    resized = rows if values == 1 else rows.unflatten(-1, (values, -1)).movedim(-2, -3)  # ordered by channel
     return resized if output == "float" else resized.to(torch.uint8)
 
 
@@ -175,33 +176,31 @@ def _resize_bilinear(rows: torch.Tensor, down: _Axis, across: _Axis) -> torch.Te
     return blend(_take_rows(rows, above), _take_rows(rows, below), weight[:, None])
 
 
-def _resize_area(rows: torch.Tensor, down: _Axis, across: _Axis) -> torch.Tensor:
-    """Resize like TensorFlow's area resize: float32, not rounded, summed in the same order."""
-    rows = _sum_columns(rows, _area_taps(across))
-    rows = _sum_rows(rows, _area_taps(down))
-    return rows.mul_(float(np.float32(1) / (down.scale * across.scale)))
-
-
-def _resize_antialiased(rows: torch.Tensor, down: _Axis, across: _Axis, resample: int) -> torch.Tensor:
-    """Resize like TensorFlow's resize with antialiasing: float32, not rounded; levels agree within 0.001."""
-    rows = _sum_columns(rows, _filter_taps(across, resample))
-    return _sum_rows(rows, _filter_taps(down, resample))
-
-
 def _resize_like_pillow(rows: torch.Tensor, down: _Axis, across: _Axis, resample: int) -> torch.Tensor:
     """Resize like `PIL.Image.resize` for uint8, with the same fixed-point arithmetic; bit-identical."""
-    # The result is rounded after each pass, so the order matters. Pillow 13 resizes the height first if it removes more
-    # than twice as many rows as columns (found by comparing 1,500 sizes); Pillow 12.2 only for narrow images.
-    if int(PIL.__version__.partition(".")[0]) >= 13:
-        rows_first = 2 * (across.old - across.new) < down.old - down.new
-    else:
-        rows_first = down.old > 100 * across.old
     passes = [(_sum_columns, across), (_sum_rows, down)]
-    if rows_first and down.new < down.old:
+    if pillow_resizes_rows_first(down, across):
         passes.reverse()
     for add_up, axis in passes:
-        rows = _round_sums(add_up(rows, _filter_taps(axis, resample, fixed_point=True)))
+        sums = add_up(rows, _filter_taps(axis, resample, fixed_point=True))
+        rows = sums.add_(1 << (PILLOW_BITS - 1)).bitwise_right_shift_(PILLOW_BITS).clamp_(0, 255)
     return rows
+
+
+def pillow_resizes_rows_first(down: Any, across: Any) -> Any:
+    """Return whether the installed Pillow resizes the height first; the result is rounded after each pass.
+
+    Pillow 13 does if it removes more than twice as many rows as columns (found by comparing 1,500 sizes), Pillow 12.2
+    only for narrow images.
+
+    Args:
+        down, across: height and width, with pixels `old` and `new`, which are numbers or tensors.
+    """
+    if int(PIL.__version__.partition(".")[0]) >= 13:
+        is_tall = 2 * (across.old - across.new) < down.old - down.new
+    else:
+        is_tall = down.old > 100 * across.old
+    return is_tall & (down.new < down.old)
 
 
 def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Window, resample: int) -> torch.Tensor:
@@ -264,7 +263,7 @@ def _filter_taps(axis: _Axis, resample: int, fixed_point: bool = False) -> _Taps
 
     Args:
         resample: a key of `KERNELS`.
-        fixed_point: return Pillow's int32 with `_PILLOW_BITS` fractional bits instead of float32.
+        fixed_point: return Pillow's int32 with `PILLOW_BITS` fractional bits instead of float32.
     """
     if resample not in KERNELS:
         raise ValueError(f'cannot resize with resample={resample} in backend="torch" (expected {sorted(KERNELS)})')
@@ -280,7 +279,7 @@ def _filter_taps(axis: _Axis, resample: int, fixed_point: bool = False) -> _Taps
     weights *= 1 / weights.sum(1, keepdims=True)
     if not fixed_point:
         return _to_taps(axis, pixels, weights.astype(np.float32))
-    scaled = weights * 2.0**_PILLOW_BITS
+    scaled = weights * 2.0**PILLOW_BITS
     return _to_taps(axis, pixels, (scaled + np.copysign(0.5, scaled)).astype(np.int32))
 
 
@@ -334,11 +333,6 @@ def _to_rows(levels: torch.Tensor) -> tuple[torch.Tensor, int]:
     return levels, 1
 
 
-def _to_images(rows: torch.Tensor, values: int) -> torch.Tensor:
-    """Convert rows (..., height, values * width), ordered as in `value_indices`, to (..., channels, height, width)."""
-    return rows if values == 1 else rows.unflatten(-1, (values, -1)).movedim(-2, -3)
-
-
 def blend(first: torch.Tensor, second: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Compute first + (second - first) * weight; `second` is overwritten. `torch.lerp` rounds differently."""
     return second.sub_(first).mul_(weight).add_(first)
@@ -358,11 +352,6 @@ def _sum_columns(rows: torch.Tensor, taps: _Taps) -> torch.Tensor:
 def _sum_rows(rows: torch.Tensor, taps: _Taps) -> torch.Tensor:
     terms = (_take_rows(rows, indices).to(weights.dtype).mul_(weights[:, None]) for indices, weights in taps)
     return reduce(torch.Tensor.add_, terms)
-
-
-def _round_sums(sums: torch.Tensor) -> torch.Tensor:
-    """Convert Pillow's fixed-point format to levels, in place."""
-    return sums.add_(1 << (_PILLOW_BITS - 1)).bitwise_right_shift_(_PILLOW_BITS).clamp_(0, 255)
 
 
 def _take_rows(rows: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -135,7 +135,13 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         if name is not None:
             check_manifest(name, where, thorough=verify)
         model._check_loading(info, name or "the state_dict")
-        model._adapt(wanted)
+        changed = {key: size for key, size in wanted.items() if as_pair(size) != as_pair(getattr(model.config, key))}
+        if "num_channels" in changed:
+            model.set_num_channels(changed["num_channels"])
+        if "patch_size" in changed:
+            model.set_patch_size(changed["patch_size"], wanted["image_size"])
+        elif "image_size" in changed:
+            model.set_image_size(changed["image_size"])
         return loaded if wants_info else model
 
     @classmethod
@@ -150,17 +156,6 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0][:1000]
             raise ValueError(f"cannot load {name or 'the state_dict'}: {reason}") from error
-
-    def _adapt(self, wanted: dict[str, Any]) -> None:
-        """Set the image size, patch size and number of channels to those in `wanted`."""
-        before = {field: getattr(self.config, field) for field in wanted}
-        changed = {field: size for field, size in wanted.items() if as_pair(size) != as_pair(before[field])}
-        if "num_channels" in changed:
-            self.set_num_channels(changed["num_channels"])
-        if "patch_size" in changed:
-            self.set_patch_size(changed["patch_size"], wanted["image_size"])
-        elif "image_size" in changed:
-            self.set_image_size(changed["image_size"])
 
     @staticmethod
     def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
@@ -202,13 +197,12 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         differs = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
         heads = [{key for key in self.state_dict() if key.startswith(prefix)} for prefix in self._new_when_missing]
         may_be_new = set[str]().union(*(head for head in heads if head <= differs))
-        missing = sorted(set(info["missing_keys"]) - may_be_new)
-        mismatched = [entry for entry in info["mismatched_keys"] if entry[0] not in may_be_new]
-        unexpected = sorted(info["unexpected_keys"])
-        if missing or mismatched or unexpected:
-            problems = [f"{key} is missing" for key in missing]
-            problems += [f"{key} has shape {tuple(theirs)}, not {tuple(ours)}" for key, theirs, ours in mismatched]
-            problems += [f"{key} is not used" for key in unexpected]
+        problems = [f"{key} is missing" for key in sorted(set(info["missing_keys"]) - may_be_new)]
+        for key, theirs, ours in info["mismatched_keys"]:
+            if key not in may_be_new:
+                problems.append(f"{key} has shape {tuple(theirs)}, not {tuple(ours)}")
+        problems += [f"{key} is not used" for key in sorted(info["unexpected_keys"])]
+        if problems:
             raise ValueError(f"the weights of {name} do not match its configuration: {'; '.join(problems)}")
         if differs:
             self.config.clear_calibration()

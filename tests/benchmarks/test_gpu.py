@@ -18,9 +18,8 @@ PROGRAM = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--device", "cpu", "-
 
 
 def start(output, *arguments):
-    return subprocess.Popen(
-        [*PROGRAM, "--output", output, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [*PROGRAM, "--output", output, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def read(output):

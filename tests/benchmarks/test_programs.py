@@ -39,8 +39,8 @@ PROGRAMS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_shows_its_options(name):
     path = str(BENCHMARKS / f"{name}.py")
-    done = finish(start(f"import runpy, sys\nsys.path[0] = {str(BENCHMARKS)!r}\nsys.argv = [{path!r}, '--help']\n"
-                        f"runpy.run_path({path!r}, run_name='__main__')"))  # fmt: skip
+    code = f"sys.path[0] = {str(BENCHMARKS)!r}\nsys.argv = [{path!r}, '--help']"
+    done = finish(start(f"import runpy, sys\n{code}\nrunpy.run_path({path!r}, run_name='__main__')"))
     assert "usage:" in done.stdout
 
 
@@ -65,9 +65,8 @@ def test_speed_up_is_the_ratio_of_medians_with_quartiles_of_the_rounds():
 
 
 def line(**fields):
-    return load_benchmark("inference").Line(
-        **{"variant": "tiny", "image_size": 20, "dtype": "float32", "batch": 3, **fields}
-    )
+    fields = {"variant": "tiny", "image_size": 20, "dtype": "float32", "batch": 3, **fields}
+    return load_benchmark("inference").Line(**fields)
 
 
 @pytest.mark.parametrize("fields", [{}, {"dtype": "bfloat16"}, {"mode": "attentions"}], ids=str)

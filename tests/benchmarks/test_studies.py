@@ -32,8 +32,8 @@ SMOKE = {"figure8": ["none", "depth-1"], "table7": ["adam-0.01", "sgd-0.1"], "ax
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", SMOKE)
-def test_smoke_of_a_study(studies, study, tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+@pytest.mark.usefixtures("fresh_accelerator")
+def test_smoke_of_a_study(studies, study, tmp_path):
     studies.main([study, "--only", *SMOKE[study], *FEW_STEPS, "--output_dir", str(tmp_path)])
     rows = rows_of(tmp_path)
     assert (tmp_path / "study.md").read_text().count("\n") == len(rows) + 2
@@ -42,8 +42,8 @@ def test_smoke_of_a_study(studies, study, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_study_continues_where_it_stopped_and_repeats_runs_of_other_settings(studies, tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+@pytest.mark.usefixtures("fresh_accelerator")
+def test_a_study_continues_where_it_stopped_and_repeats_runs_of_other_settings(studies, tmp_path):
     arguments = ["figure5", "--output_dir", str(tmp_path), *FEW_STEPS, "--only"]
     studies.main([*arguments, "16x1/4"])
     first = rows_of(tmp_path)
@@ -54,9 +54,7 @@ def test_a_study_continues_where_it_stopped_and_repeats_runs_of_other_settings(s
     fields = read_recipe(RECIPES / "figure5_small.yaml", {"model": "16x1/4"})
     config = build_config(build(PretrainSettings, {**fields, "output_dir": "out"}))
     assert float(first[0]["exaflops"]) == pytest.approx(6 * count_multiply_adds(config) * 2 * 64 / 1e18)
-    studies.main(
-        ["figure5", "--output_dir", str(tmp_path), "--settings", "steps=3", "warmup_steps=0", "--only", "16x1/4"]
-    )
+    studies.main([*arguments, "16x1/4", "--settings", "steps=3", "warmup_steps=0"])
     assert float(rows_of(tmp_path)[0]["exaflops"]) == pytest.approx(1.5 * float(first[0]["exaflops"]))
 
 

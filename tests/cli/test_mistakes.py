@@ -51,6 +51,7 @@ COMMANDS = [
     "export model out.pt2 --to torch-export --size any",
     "export model hybrid --to onnx --overwrite",
     # predict, inspect, demo
+    "evalute model --dataset pets",
     "predict modle photo.png",
     "predict '' photo.png",
     "predict model photo.png --format csv --json",

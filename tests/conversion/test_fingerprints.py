@@ -216,6 +216,9 @@ def test_a_changed_weight_of_a_folder(tmp_path):
     recorded = model.conversion_record["fingerprint"]
     assert fingerprint(tmp_path / "folder") == recorded
     weights = load_file(tmp_path / "folder" / "model.safetensors")
+    model.config.save_pretrained(tmp_path / "pickled")
+    torch.save(weights, tmp_path / "pickled" / "pytorch_model.bin")
+    assert fingerprint(tmp_path / "pickled") == recorded
     weights["classifier.bias"][0] += 1
     save_file(weights, tmp_path / "folder" / "model.safetensors", metadata={"format": "pt"})
     assert fingerprint(tmp_path / "folder") != recorded

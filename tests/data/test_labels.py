@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.catalog import built_in_class_names, imagenet_numbers
 from hf_vit.data.labels import match_to_model, match_to_split, read_label_map
 from hf_vit.data.splits import Split
 from hf_vit.loading import save_folder
-from hf_vit.models.configuration_hf_vit import HfViTConfig
-from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.training.api import run_script
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.evaluation import classification
 from hf_vit.evaluation.classification import read_objectnet_classes
-from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 

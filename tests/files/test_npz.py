@@ -16,7 +16,7 @@ from hf_vit.files.npz import BFLOAT16, SUPPORTED_DTYPES, NpzError, NpzReader, wr
 
 from ..comparing import assert_same_file, read_arrays
 from ..paths import GOLDENS
-from ..processes import server
+from ..processes import finish, start
 
 CHECKPOINTS = [path for path in sorted(GOLDENS.glob("*.npz")) if "expected" not in path.name]
 DTYPES = sorted(dtype.name for dtype in SUPPORTED_DTYPES - {BFLOAT16})
@@ -27,15 +27,11 @@ def read_all(path):
         return {name: reader.read(name) for name in reader.arrays}
 
 
-def as_numpy(tensor):
-    return tensor.view(torch.int16).numpy().view(BFLOAT16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
-
-
 def assert_same(tensors, arrays):
     assert list(tensors) == list(arrays)
     for name, tensor in tensors.items():
-        assert as_numpy(tensor).dtype == arrays[name].dtype.newbyteorder("=")
-        assert np.array_equal(as_numpy(tensor), arrays[name])
+        assert tensor.numpy().dtype == arrays[name].dtype.newbyteorder("=")
+        assert np.array_equal(tensor.numpy(), arrays[name])
         assert tensor.is_contiguous()
 
 
@@ -84,21 +80,13 @@ def test_arrays_do_not_share_memory(tmp_path):
         np.testing.assert_array_equal(reader.read("cls"), small_arrays()["cls"])
 
 
-GROWTH_IN_KIB = """\
-from pathlib import Path
+GROWTH = """\
 from hf_vit.files.npz import NpzReader
-
-def memory(field):  # of proc_pid_status(5)
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))
+from tests.processes import growth_of
 
 with NpzReader({file!r}) as reader:
     reader.read("large0")  # loads the code of libraries, whose pages count as memory
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak until here
-    before = memory("VmRSS")
-    for name in reader.arrays:
-        reader.read(name)
-    print(memory("VmHWM") - before)
+    print(growth_of(lambda: [reader.read(name).shape for name in reader.arrays]))
 """
 
 
@@ -106,9 +94,8 @@ with NpzReader({file!r}) as reader:
 def test_reading_takes_the_memory_of_one_array(tmp_path):
     large = np.zeros(10 << 20, "f4")  # above 32 MiB, malloc gives freed memory back at once
     np.savez(tmp_path / "a.npz", large0=large, large1=large, large2=large)
-    measuring = server().start(GROWTH_IN_KIB.format(file=str(tmp_path / "a.npz")))  # this process may keep freed memory
-    growth, _ = measuring.wait()
-    assert 40 * 1024 * 0.9 <= int(growth) <= 40 * 1024 * 1.25
+    measuring = start(GROWTH.format(file=str(tmp_path / "a.npz")))  # this process may keep freed memory
+    assert 0.9 <= int(finish(measuring).stdout) / large.nbytes <= 1.25
 
 
 def test_writing_frees_an_array_before_the_next_is_made(tmp_path):
@@ -127,7 +114,6 @@ def test_writing_frees_an_array_before_the_next_is_made(tmp_path):
 
 
 def saved(save=np.savez, **arrays):
-    """Return the bytes of a .npz file."""
     file = io.BytesIO()
     save(file, **arrays)
     return file.getvalue()

@@ -30,49 +30,46 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def write_either(kind: str, path: Path, text: str, overwrite: bool = True) -> None:
-    if kind == "file":
-        with new_file(path, overwrite, flush=True) as file:
-            assert file.name == path.name
-            file.write_text(text)
-    else:
-        with new_folder(path, overwrite) as folder:
-            assert folder.name == path.name
-            (folder / "recipe.yaml").touch()
-            (folder / "best").mkdir()
-            (folder / TEXT).write_text(text)
+def save(folder: Path, *names: str) -> Path:
+    """Make a folder with these files."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"model_type": "hf_vit"}' if name.endswith("config.json") else name)
+    return folder
+
+
+def write_either(kind: str, path: Path, text: str, overwrite: bool = True, error: BaseException | None = None) -> None:
+    """Write a file, or a folder with two files; where there is an error, raise it before the end."""
+    with new_file(path, overwrite, flush=True) if kind == "file" else new_folder(path, overwrite) as draft:
+        assert draft.name == path.name
+        if kind == "folder":
+            save(draft, "recipe.yaml", TEXT)
+        (draft / TEXT if kind == "folder" else draft).write_text(text)
+        if error is not None:
+            raise error
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_new_output_appears_and_replaces_only_on_demand(kind, tmp_path):
     write_either(kind, tmp_path / "new" / "it", "old", overwrite=False)
-    name, others = {"file": ("new/it", {}), "folder": (f"new/it/{TEXT}", {"new/it/recipe.yaml": ""})}[kind]
-    assert contents(tmp_path) == {name: "old", **others}
+    text = "new/it" if kind == "file" else f"new/it/{TEXT}"
     with pytest.raises(FileExistsError, match="--overwrite"):
         write_either(kind, tmp_path / "new" / "it", "new", overwrite=False)
-    assert contents(tmp_path) == {name: "old", **others}
+    assert contents(tmp_path)[text] == "old"
     write_either(kind, tmp_path / "new" / "it", "new")
-    assert contents(tmp_path) == {name: "new", **others}
+    assert contents(tmp_path)[text] == "new"
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["it"]
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), OSError("no"), KeyboardInterrupt(), SystemExit()])
-@pytest.mark.parametrize("new", [new_file, new_folder])
+@pytest.mark.parametrize("kind", ["file", "folder"])
 @pytest.mark.parametrize("exists", [True, False])
-def test_an_error_or_interrupt_leaves_everything_unchanged(new, error, exists, tmp_path):
-    if exists and new is new_folder:
-        write_either("folder", tmp_path / "it", "old")
-    elif exists:
-        (tmp_path / "it").write_text("old")
+def test_an_error_or_interrupt_leaves_everything_unchanged(kind, error, exists, tmp_path):
+    if exists:
+        write_either(kind, tmp_path / "it", "old")
     before = contents(tmp_path)
-
-    def fail():
-        with new(tmp_path / "it", overwrite=True) as draft:
-            (draft / "text" if draft.is_dir() else draft).write_text("half")
-            raise error
-
     with pytest.raises(type(error)):
-        fail()
+        write_either(kind, tmp_path / "it", "half", error=error)
     assert contents(tmp_path) == before
     assert len(list(tmp_path.iterdir())) == exists
 
@@ -83,15 +80,13 @@ def test_an_interrupt_between_the_renames_leaves_the_old_or_the_new_folder(renam
     """Ctrl+C just before or just after the first or the second rename."""
     write_either("folder", tmp_path / "it", "old")
     monkeypatch.setattr(module, "exchange_folders", lambda folder, other: False)  # as on other systems
-    true_rename, count = Path.rename, 0
+    true_rename, targets = Path.rename, []
 
     def interrupted(path, target):
-        nonlocal count
-        count += 1
-        if count == rename and not after:
-            raise KeyboardInterrupt
-        true_rename(path, target)
-        if count == rename:
+        targets.append(target)
+        if len(targets) != rename or after:
+            true_rename(path, target)
+        if len(targets) == rename:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "rename", interrupted)
@@ -152,14 +147,6 @@ def test_new_model_files_keep_other_files_and_are_never_mixed_with_old_ones(tmp_
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def save(folder: Path, *names: str, config: str = '{"model_type": "hf_vit"}') -> Path:
-    """Make a folder with these files."""
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(config if name.endswith("config.json") else name)
-    return folder
-
-
 MODEL = ("config.json", "model.safetensors", "preprocessor_config.json", "conversion.json")
 
 
@@ -185,7 +172,7 @@ def test_a_folder_of_hf_vit_is_replaced(kind, tmp_path):
     if kind == "model and card":
         (folder / "README.md").write_text(render_readme("hf_vit", "HfViTModel"))
     write_either("folder", folder, "new")
-    assert contents(folder) == {"recipe.yaml": "", TEXT: "new"}
+    assert contents(folder) == {"recipe.yaml": "recipe.yaml", TEXT: "new"}
 
 
 @pytest.mark.parametrize("kind", OURS)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import struct
 import warnings
 import zipfile
@@ -18,25 +19,13 @@ from ..photographs import png_chunk
 from .mutators import Records, mutate_bytes, mutate_records, mutate_tree
 
 _NUMBERS = (0, 1, 2, 7, 0xFF, 0xFFFF, 0x10000, 2**31 - 1, 2**31, 2**32 - 1)
-# Records of a zip archive: signature, and where its fields of 2 and of 4 bytes begin
-_RECORDS = {
-    b"PK\1\2": ((8, 10, 28, 30, 32, 34), (12, 16, 20, 24, 38, 42)),
-    b"PK\3\4": ((4, 6, 8, 26, 28), (14, 18, 22)),
-    b"PK\5\6": ((4, 6, 8, 10, 20), (12, 16)),
-}
-_LONGEST_RECORD = 46  # bytes before the name
 
 
 def mutate_directory(data: bytes, random: Random) -> bytes:
-    """Change a field, or the name, in one of the records of a zip archive; the data and their checksums stay."""
-    changed = bytearray(data)
-    signature = random.choice(list(_RECORDS))
-    places = [place for place in range(len(data)) if data.startswith(signature, place)] if signature in data else [0]
-    width = random.choice((2, 4))
-    offset = random.choice(_RECORDS[signature][width == 4])
-    if random.random() < 0.15:
-        offset, width = _LONGEST_RECORD + random.randrange(12), 1
-    start = random.choice(places) + offset
+    """Change a number, or the name, in one of the records of a zip archive; the data and their checksums stay."""
+    changed, signature = bytearray(data), random.choice((b"PK\1\2", b"PK\3\4", b"PK\5\6"))
+    places = [found.start() for found in re.finditer(re.escape(signature), data)]
+    start, width = random.choice(places or [0]) + random.randrange(4, 58, 2), random.choice((1, 2, 2, 4, 4))
     old = int.from_bytes(changed[start : start + width], "little")
     value = random.choice((*_NUMBERS, old + 1, old - 1, old * 2, random.getrandbits(32))) % 256**width
     changed[start : start + width] = value.to_bytes(width, "little")
@@ -81,13 +70,12 @@ def rewrite_npz(arrays: dict[str, np.ndarray], random: Random) -> bytes:
     entries = [(f"{name}.npy", _npy(entry)) for name, entry in tree.items()] if isinstance(tree, dict) else []
     if not is_tree:
         names = [f"{name}.npy" for name in (*arrays, "extra", "Transformer/encoderblock_3/x", "../x", "a\\b", "\u202e")]
-        added = [entries[0][1]]
-        entries = mutate_records(entries, random, names, added, lambda _, data: mutate_head(data, 128, random))
+        entries = mutate_records(entries, random, names, change=mutate_head)
     return _zipped(entries, compressed=random.random() < 0.1)
 
 
-def mutate_head(data: bytes, size: int, random: Random) -> bytes:
-    """A file of which the first bytes were mutated."""
+def mutate_head(data: bytes, random: Random) -> bytes:
+    size = random.choice((64, 128))
     return mutate_bytes(data[:size], random) + data[size:]
 
 

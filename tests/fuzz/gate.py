@@ -22,6 +22,8 @@ from typing import Any
 
 from hf_vit.files.messages import USER_ERRORS, format_error
 
+from ..processes import memory
+
 SECONDS = 10.0  # of the processor for one input
 _WAITING = 6
 BYTES = 2**30  # of memory above that of the imports
@@ -37,8 +39,7 @@ class Case:
     original: the name of the input that was mutated.
     files: name -> content, in the folder that it is used in.
     value: whatever else is handed over.
-    expected: "any"; "same", where a checksum denies every other content: refused, or the same as an original;
-        "refused".
+    expected: "any"; "same", where a checksum denies every other content: refused, or the same as an original.
     """
 
     original: str
@@ -63,9 +64,9 @@ class Kind(ABC):
     def use(self, case: Case, folder: Path) -> Any:
         """Do what users do with the files of a case, which lie in `folder`."""
 
+    @abstractmethod
     def judge(self, case: Case, result: Any) -> str | None:
         """What is wrong with the result of a case that was accepted; None for nothing."""
-        return "it must be refused" if case.expected == "refused" else None
 
 
 @dataclass
@@ -84,12 +85,10 @@ class Outcome:
 
 
 def case_of(kind: Kind, seed: int, number: int) -> Case:
-    """The case of a number."""
     return kind.make(Random(f"{kind.name} {seed} {number}"))
 
 
 def write_files(case: Case, folder: Path) -> None:
-    """Write the files of a case."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -133,17 +132,17 @@ def _fork(kind: Kind, seed: int, numbers: range, folder: Path, seconds: float, m
         return pid
     try:
         with open(folder / f"{os.getpid()}.jsonl", "w") as lines:
-            own, limit = folder / str(os.getpid()), _memory("VmSize") + max(_MORE_ADDRESSES, 2 * most_bytes)
+            own, limit = folder / str(os.getpid()), memory("VmSize") + max(_MORE_ADDRESSES, 2 * most_bytes)
             _shield(own / "tmp")
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-            imports = _memory("VmRSS")
+            imports = memory("VmRSS")
             for number in numbers:
                 signal.setitimer(signal.ITIMER_PROF, seconds)
                 signal.setitimer(signal.ITIMER_REAL, _WAITING * seconds)
                 outcome = try_case(kind, seed, number, own / "case")
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                outcome.peak = max(0, _memory("VmHWM") - imports)
+                outcome.peak = max(0, memory("VmHWM") - imports)
                 if not outcome.is_fault and outcome.peak > most_bytes:
                     outcome.verdict, outcome.text = "memory", f"then: {outcome.verdict} {outcome.text}"
                 if not outcome.is_fault and (left := sorted(path.name for path in (own / "tmp").iterdir())):
@@ -162,12 +161,6 @@ def _shield(temporary: Path) -> None:
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _memory(name: str) -> int:
-    """A number of /proc/self/status in bytes."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
 
 
 def try_case(kind: Kind, seed: int, number: int, folder: Path) -> Outcome:

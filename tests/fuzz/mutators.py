@@ -63,30 +63,29 @@ def _set_number(data: bytearray, random: Random) -> None:
 
 
 Records = list[tuple[str, bytes]]
-_RECORD_STEPS = ("content",) * 6 + ("remove", "rename", "repeat", "move", "exchange", "empty", "copy", "add", "add")
+_RECORD_STEPS = ("content",) * 6 + ("remove", "rename", "repeat", "move", "replace", "insert", "insert")
 
 
 def mutate_records(
-    records: Records,
-    random: Random,
-    names: Sequence[str],
-    added: Sequence[bytes] = (b"", b"{}"),
-    change: Callable[[str, bytes], bytes] | None = None,
+    records: Records, random: Random, names: Sequence[str], added: Sequence[bytes] = (), change: Callable = mutate_bytes
 ) -> Records:
     """One to three mutations of named pieces: members of an archive, chunks of an image, files of a folder.
 
     Args:
         names: what a piece is called that is added or renamed.
-        added: contents of a piece that is added.
-        change: mutates the content of a piece; by default its bytes.
+        added: contents of a piece that is added or replaced.
+        change: mutates the content of a piece.
     """
     records = list(records)
-    for _ in range(random.choice(_COUNTS) if records else 0):
-        index, other = random.randrange(len(records)), random.randrange(len(records))
-        (name, content), (other_name, other_content) = records[index], records[other]
+    for _ in range(random.choice(_COUNTS)):
+        index, (other_name, other_content) = random.randrange(len(records)), random.choice(records)
+        name, content = records[index]
+        odd = random.choice(
+            (other_content, other_content, *added, b"", b"{}", b"null", bytes(99), random.randbytes(50))
+        )
         step = random.choice(_RECORD_STEPS)
         if step == "content":
-            records[index] = name, change(name, content) if change else mutate_bytes(content, random)
+            records[index] = name, change(content, random)
         elif step == "remove" and len(records) > 1:
             del records[index]
         elif step == "rename":
@@ -94,15 +93,11 @@ def mutate_records(
         elif step == "repeat":
             records[index:index] = [records[index]] * random.choice((1, 2, 1_000))
         elif step == "move":
-            records.insert(other, records.pop(index))
-        elif step == "exchange":
-            records[index], records[other] = (name, other_content), (other_name, content)
-        elif step == "copy":
-            records[index] = name, other_content
-        elif step == "empty":
-            records[index] = name, random.choice((b"", b"{}", b"null", b"[]", b"\0" * 99, b"0" * 31))
+            records.insert(random.randrange(len(records)), records.pop(index))
+        elif step == "replace":
+            records[index] = name, odd
         else:
-            records.insert(index, (random.choice(names), random.choice((*added, content, random.randbytes(50)))))
+            records.insert(index, (random.choice(names), odd))
     return records
 
 
@@ -281,7 +276,6 @@ def mutate_json(text: bytes, random: Random, others: Sequence[Any] = ()) -> byte
 
 
 def mutate_lines(text: str, random: Random) -> bytes:
-    """Text of which lines were mutated."""
     tree = mutate_tree(text.split("\n"), random)
     return encode("\n".join(map(str, tree if isinstance(tree, list) else [tree])), random)
 

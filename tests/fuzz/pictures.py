@@ -91,12 +91,10 @@ class Pictures(Kind):
         name = random.choice((*self.originals, "jpeg", "jpeg", "png", "alpha.png", "webp", "gif"))
         data, is_png = self.originals[name], name.endswith("png")
         change = random.choices((mutate_png, mutate_head, mutate_bytes), (is_png, 0.15, 0.85))[0]
-        if change is mutate_png:
-            data = mutate_png(data, random)
-        elif change is mutate_head:
-            data = mutate_head(data, 64, random)
+        if change is mutate_bytes and not is_png:
+            data = mutate_bytes(data, random, list(self.originals.values()))
         else:
-            data = mutate_bytes(data, random, [data] if is_png else list(self.originals.values()))
+            data = change(data, random)
         value = random.choice(self.processors), random.choice(("path", "bytes", "batch", "dictionary"))
         return Case(name, {"picture": data}, value, "same" if is_png and change is not mutate_png else "any")
 

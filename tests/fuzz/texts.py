@@ -30,7 +30,7 @@ from hf_vit.training.build import build_config
 from ..doc_fixtures import write_index
 from ..paths import PEERS, RECIPES
 from ..tiny_models import save_tiny, tiny_bit
-from .containers import SQUARE, Files, files_below
+from .containers import SQUARE, files_below
 from .gate import OUTPUT, Case, Kind
 from .mutators import encode, mutate_bytes, mutate_json, mutate_lines, mutate_tree, odd_value, write_json, write_yaml
 
@@ -143,19 +143,13 @@ class Recipe(Kind):
             text = mutate_lines(self.files[name].decode(), random)
         else:
             text = write_yaml(mutate_tree(self.originals[name], random, list(self.originals.values())), random)
-        files = {**self._family(name), name: text}
         arguments = ["--print_config"] if random.random() < 0.5 else ["--dataset=digits", "--output_dir=x", "--steps=9"]
         if random.random() < 0.3:
             options = "steps learning_rate config crop_area select crop image_size seed freeze".split()
             arguments += [f"--{random.choice(options)}", str(odd_value(random))]
         kind = FinetuneSettings if "finetune" in name or name == "lora.yaml" else PretrainSettings
         settings = random.choice((kind, kind, kind, EvaluateSettings))
-        return Case(name, files, (settings, arguments))
-
-    def _family(self, name: str) -> Files:
-        """A recipe and those that it builds on."""
-        base = yaml.safe_load(self.files[name]).get("base")
-        return {name: self.files[name], **(self._family(base) if base else {})}
+        return Case(name, {**self.files, name: text}, (settings, arguments))
 
     def use(self, case: Case, folder: Path) -> Any:
         kind, arguments = case.value

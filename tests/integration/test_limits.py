@@ -5,7 +5,6 @@ import os
 import pickle
 import struct
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,22 +25,8 @@ from hf_vit.models.image_reading import ImageReadingError, read_image
 from ..comparing import change_json
 from ..paths import GOLDENS
 from ..photographs import png_of
+from ..processes import growth_of
 from ..tiny_models import tiny
-
-
-def growth_of(action) -> int:
-    """Bytes by which the memory of this process has grown at most while something ran (proc(5), VmHWM)."""
-
-    def memory(name: str) -> int:
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return 1024 * int(status[name].split()[0])
-
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("memory is counted on Linux")
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-    before = memory("VmRSS")
-    action()
-    return memory("VmHWM") - before
 
 
 def is_refused(action, message, error=ValueError, growth=60_000_000):

@@ -19,19 +19,7 @@ TESTS = Path(__file__).parents[1]
 _FEW_STEPS = "--epochs 1 --warmup-steps 0 --batch-size 4 --num-workers 0 --report-to none --image-size 24"
 _FINETUNE = f"hf-vit finetune --recipe finetune_small --model model --dataset photographs {_FEW_STEPS}"
 _OUR_LINE = re.compile(r"\s*$|hf-vit |error: |.*\d+/\d+ \w+ \[")  # of standard error: a message, or a progress bar
-_PHOTOGRAPHS = """\
-import random
-from pathlib import Path
-from PIL import Image
-for split, count in (("train", 10), ("val", 4)):
-    for kind, color in (("ants", (150, 40, 20)), ("bees", (200, 180, 30))):
-        folder = Path("photographs", split, kind)
-        folder.mkdir(parents=True)
-        for number in range(count):
-            image = Image.new("RGB", (40 + number, 36), color)
-            image.paste(tuple(random.randrange(256) for _ in range(3)), (5, 5, 20, 20))
-            image.save(folder / f"{number}.png")
-"""
+_PHOTOGRAPHS = TESTS.parent / "hf_vit" / "demo" / "photographs"
 
 
 class Check(NamedTuple):
@@ -51,9 +39,9 @@ CHECKS = (
     Check("hf-vit launch-configs path cpu", "accelerate"),
     Check("hf-vit catalog B/16 --adapted-to imagenet2012", "B_16"),
     Check("hf-vit convert vit_token.npz model", "model"),
-    Check("hf-vit predict model photographs/val/bees/0.png --format jsonl", '"label"'),
+    Check("hf-vit predict model photographs/val/bees/0.jpg --format jsonl", '"label"'),
     Check("hf-vit embed model photographs --output features.npz", "features.npz"),
-    Check("hf-vit search features.npz photographs/val/bees/0.png --model model", "bees"),
+    Check("hf-vit search features.npz photographs/val/bees/0.jpg --model model", "bees"),
     Check("hf-vit export model back.npz --to jax", "back.npz"),
     Check("hf-vit card model --license mit", "license: mit"),
     Check("hf-vit compute model", "parameters"),
@@ -67,9 +55,9 @@ CHECKS = (
     ),
     Check(f"{_FINETUNE} --output-dir adapted --lora-rank 2", "adapted", "lora"),
     Check("hf-vit export model onnx --to onnx", "onnx", "export"),
-    Check("hf-vit predict model photographs/val/bees/0.png --backend onnxruntime", "bees/0.png", "onnxruntime"),
+    Check("hf-vit predict model photographs/val/bees/0.jpg --backend onnxruntime", "bees/0.jpg", "onnxruntime"),
     Check("hf-vit export model openvino --to openvino", "openvino", "openvino"),
-    Check("hf-vit predict model photographs/val/bees/0.png --backend openvino", "bees/0.png", "openvino"),
+    Check("hf-vit predict model photographs/val/bees/0.jpg --backend openvino", "bees/0.jpg", "openvino"),
     Check("hf-vit quantize model int8 --calibrate photographs --min-agreement 0", "int8", "quantization"),
 )
 
@@ -94,7 +82,12 @@ def run_checks(
         for file in (TESTS / "goldens" / "vit_token.npz", containers / "flax.msgpack"):
             shutil.copy(file, folder)
         shutil.copytree(containers / "orbax_zarr3", Path(folder) / "orbax_zarr3")
-        subprocess.run([programs / "python", "-c", _PHOTOGRAPHS], cwd=folder, env=_environment(programs), check=True)
+        for split, count in (("train", 10), ("val", 4)):
+            for kind, photograph in (("ants", "china.jpg"), ("bees", "flower.jpg")):
+                place = Path(folder, "photographs", split, kind)
+                place.mkdir(parents=True)
+                for number in range(count):
+                    shutil.copyfile(_PHOTOGRAPHS / photograph, place / f"{number}.jpg")
         return [_run(check, Path(folder), programs, extras, quiet) for check in checks]
 
 

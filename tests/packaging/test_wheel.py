@@ -57,7 +57,7 @@ def test_from_images_to_a_model_in_an_empty_folder(programs):
     launch = f"python -m accelerate.commands.launch --config_file {template} -m hf_vit.scripts.evaluate"
     first = ("hf-vit --version", "hf-vit recipes", "hf-vit launch-configs", "hf-vit convert vit", "hf-vit finetune")
     checks = [check for check in CHECKS if check.command.startswith(first) and check.extra in (None, "training")]
-    checks.append(Check("hf-vit predict tuned photographs/val/bees/0.png --json", '"bees"'))
+    checks.append(Check("hf-vit predict tuned photographs/val/bees/0.jpg --json", '"bees"'))
     checks.append(Check(f"{launch} --model tuned --dataset photographs --split validation --num-workers 0", "accuracy"))
     results = run_checks(programs, ("training",), checks)
     assert len(results) == 8

@@ -42,7 +42,6 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Every row of the table."""
     extras = tuple(name for name in read_project()["optional-dependencies"] if name not in _NO_COMMANDS)
     return [
         Row("core"),
@@ -80,7 +79,6 @@ def lowest(extras: Iterable[str]) -> dict[str, str]:
 
 
 def constraints(row: Row) -> list[str]:
-    """Lines of the constraints file of a row."""
     if row.versions == "lowest":
         return [f"{name}=={version}" for name, version in lowest(row.extras).items()]
     return (ROOT / "constraints.txt").read_text().splitlines() if row.versions == "tested" else []

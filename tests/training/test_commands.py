@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import math
 import shutil
 import sys
@@ -13,19 +14,10 @@ import torch
 from accelerate.tracking import TensorBoardTracker
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import (
-    AutoModelForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessor,
-    ViTModel,
-    pipeline,
-)
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTModel, pipeline
 
-from hf_vit import HfBiTConfig, HfBiTForImageClassification
+from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data.splits import Split
-from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.registration import register_auto_classes
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
@@ -76,7 +68,7 @@ def test_finetuning_an_image_folder(colors, pretrained, tmp_path):
     register_auto_classes()
     classify = pipeline("image-classification", model=str(output))
     assert classify(str(colors / "test" / "blue" / "0.png"))[0]["label"] == "blue"
-    model = AutoModelForImageClassification.from_pretrained(output / "best")
+    model = load_model(output / "best")
     assert model.config.representation_size is None
     assert model.config.id2label == {0: "blue", 1: "red"}
     card = json.loads((output / "card_data.json").read_text())
@@ -370,6 +362,13 @@ def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
     other.kill()
     pretrain(arguments(**settings))
     assert not (tmp_path / "out" / ".lock").exists()
+
+
+def test_messages_of_huggingface_hub_are_printed_once(caplog):
+    logger = logging.getLogger("huggingface_hub")
+    run_script(lambda argv: logger.warning("printed by its own handler"), [])
+    logger.propagate = True
+    assert not caplog.records
 
 
 def test_a_class_name_that_the_terminal_lacks_is_printed_with_escapes(monkeypatch):

@@ -5,10 +5,7 @@ import pytest
 import torch
 from transformers import get_wsd_schedule
 
-from hf_vit.models.configuration_hf_bit import HfBiTConfig
-from hf_vit.models.configuration_hf_vit import HfViTConfig
-from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTConfig, HfViTForImageClassification
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import optimization
 from hf_vit.training.optimization import build_optimizer, build_schedule, freeze_parameters, set_learning_rate

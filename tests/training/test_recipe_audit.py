@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.conversion.jax.tables import vit_table
 from hf_vit.conversion.tables import expand
 from hf_vit.data.splits import Split
-from hf_vit.models.configuration_hf_vit import HfViTConfig
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
 from hf_vit.settings.fields import FinetuneSettings, PretrainSettings
 from hf_vit.training.build import build_config, build_for_pretraining, count_steps, load_for_finetuning, set_head_bias
 from hf_vit.training.optimization import build_schedule, kernel_names, torch_weight_decay

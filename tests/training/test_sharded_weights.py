@@ -16,8 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from hf_vit.models.configuration_hf_vit import HfViTConfig
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import checkpoint
 from hf_vit.training.checkpoint import Checkpoints

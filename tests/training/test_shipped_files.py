@@ -10,9 +10,7 @@ import torch
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-from hf_vit.models.configuration_hf_bit import HfBiTConfig
-from hf_vit.models.configuration_hf_vit import HfViTConfig
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+from hf_vit import HfBiTConfig, HfViTConfig, HfViTForImageClassification
 from hf_vit.settings.fields import FinetuneSettings, PretrainSettings
 from hf_vit.settings.recipes import build, read_recipe
 from hf_vit.training.build import build_config

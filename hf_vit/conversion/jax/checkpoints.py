@@ -158,7 +158,10 @@ class Jax(JaxSource):
         return Naming(dialect, arrays, sorted(others), _similarity(checkpoint, root))
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
-        stem = _stem(shapes)
+        stem: Fields = {}
+        if "conv_root/kernel" in shapes:
+            depths = shapes.stages(r"block(\d+)/unit(\d+)/", first=1)
+            stem = {"stem_depths": depths, **shapes.sizes("conv_root/kernel", stem_width=3, num_channels=2)}
         fields: Fields = {
             "patch_size": shapes.patch_size(_KERNEL, rows=0),
             **shapes.sizes(_KERNEL, num_channels=2, hidden_size=3),
@@ -296,13 +299,6 @@ def _name_in(dialect: str, name: str) -> str:
         for per_class, released in _PER_CLASS.items():
             name = name.replace(f"/{released}/", f"/{per_class}/")
     return name
-
-
-def _stem(shapes: Shapes) -> Fields:
-    if "conv_root/kernel" not in shapes:
-        return {}
-    depths = shapes.stages(r"block(\d+)/unit(\d+)/", first=1)
-    return {"stem_depths": depths, **shapes.sizes("conv_root/kernel", stem_width=3, num_channels=2)}
 
 
 def _pooling(shapes: Shapes, other_parts: Collection[str]) -> Inferred:
