@@ -21,7 +21,8 @@ def assert_same_weights(ours: nn.Module, theirs: nn.Module) -> None:
 
 
 def relative_gap(ours: torch.Tensor, theirs: np.ndarray) -> float:
-    """The largest difference over the largest value."""
+    """The largest difference over the largest value, of arrays of one shape."""
+    assert ours.shape == theirs.shape
     return np.abs(ours.numpy() - theirs).max() / np.abs(theirs).max()
 
 

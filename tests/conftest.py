@@ -12,12 +12,13 @@ from huggingface_hub import close_session
 from hf_vit import loading
 from hf_vit.cli import main
 
+from . import tiny_models
 from .doc_fixtures import write_documents_folder
 from .http_servers import Server
 from .local_hub import Clients, LocalHub
 from .paths import GOLDENS, SHARED
 from .processes import stop_server
-from .tiny_models import save_quantized, save_tiny
+from .tiny_models import VARIANTS, save_quantized, save_tiny
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
 
@@ -152,6 +153,12 @@ def folder(tmp_path) -> Path:
 def tiny(tmp_path_factory) -> Path:
     """A tiny classifier with a pre-logits layer of 10 and its image processor; not to be changed."""
     return save_tiny(tmp_path_factory.mktemp("model") / "tiny", patch_size=4, representation_size=10)
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
+def model(request):
+    """A tiny classifier of every variant."""
+    return tiny_models.tiny(**request.param)
 
 
 HUB_TOKENS = {

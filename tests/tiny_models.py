@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
-from transformers import AutoModelForImageClassification
+from transformers import AutoModelForImageClassification, BitConfig, BitForImageClassification
 
 from hf_vit import (
     HfBiTConfig,
@@ -65,6 +65,16 @@ def tiny(hybrid: bool = False, seed: int = 0, **fields) -> HfViTForImageClassifi
 def tiny_bit(model_class=HfBiTForImageClassification, **fields):
     """A ResNet in which no parameter is zero or one."""
     return randomize(model_class(HfBiTConfig(**{**TINY_BIT, **fields})), mean=0.1)
+
+
+def their_bit(model_class=BitForImageClassification, **changes):
+    """A ResNet of transformers in which no parameter is zero or one."""
+    sizes = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 2], "num_labels": 7}
+    return randomize(model_class(BitConfig(**sizes, **changes)), mean=0.1)
+
+
+# In the definitions of BitConfig, padding as TensorFlow's
+SAME_PADDING = {"global_padding": "SAME", "embedding_dynamic_padding": True}
 
 
 def randomize(model: nn.Module, mean: float = 0.0, std: float = 0.3) -> nn.Module:

@@ -8,23 +8,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit import analysis
 from hf_vit.analysis import compute
-from hf_vit.cli import main
-from hf_vit.models.configuration_hf_bit import HfBiTConfig
+from hf_vit.models.configuration_hf_bit import DEPTHS, HfBiTConfig
+from hf_vit.models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
 
 from ..processes import finish, start
-from ..references import VIT_PARAMETERS
-from ..tiny_models import VARIANTS as TINY_VARIANTS
+from ..references import BIT_PARAMETERS, VIT_PARAMETERS
 from ..tiny_models import images, tiny
 
 
-def stem_multiply_adds(config: HfViTHybridConfig, pixels: int) -> int:
+def resnet_multiply_adds(width: int, depths: list[int], pixels: int) -> int:
     """Sum the root and the bottlenecks: 1 x 1, 3 x 3 (with the stride), 1 x 1, and a projection in each first unit."""
     side = -(-pixels // 2)
-    total = side**2 * config.stem_width * config.num_channels * 7 * 7
-    side, inputs = -(-side // 2), config.stem_width
-    for stage, depth in enumerate(config.stem_depths):
-        channels = config.stem_width * 2**stage
+    total = side**2 * width * 3 * 7 * 7
+    side, inputs = -(-side // 2), width
+    for stage, depth in enumerate(depths):
+        channels = width * 2**stage
         for unit in range(depth):
             output = -(-side // 2) if stage and not unit else side
             total += side**2 * inputs * channels + output**2 * (9 * channels**2 + 4 * channels**2)
@@ -41,7 +40,8 @@ def model_multiply_adds(config: HfViTConfig, pixels: int) -> int:
     tokens = patches + config.num_prefix_tokens
     layer = 4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * config.intermediate_size
     total = patches * map_channels * config.patch_size**2 * width + config.num_hidden_layers * layer
-    return total + width * config.num_labels + (stem_multiply_adds(config, pixels) if hybrid else 0)
+    stem = resnet_multiply_adds(config.stem_width, config.stem_depths, pixels) if hybrid else 0
+    return total + width * config.num_labels + stem
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -70,24 +70,32 @@ def test_compute_of_each_part_equals_the_formula(name):
     assert parts["class token and positions"].parameters == (tokens + config.num_prefix_tokens) * width
     assert ("ResNet stem" in parts) == name.startswith("R")
     if name.startswith("R"):
-        assert parts["ResNet stem"].multiply_adds == stem_multiply_adds(config, 224)
+        stem = resnet_multiply_adds(config.stem_width, config.stem_depths, 224)
+        assert parts["ResNet stem"].multiply_adds == stem
 
 
-@pytest.mark.parametrize("fields", TINY_VARIANTS.values(), ids=TINY_VARIANTS)
-def test_multiply_adds_equal_torchs_counter(fields):
-    model = tiny(**fields)
+@pytest.mark.parametrize("name", ["R50x1", "R101x3"])
+def test_compute_of_a_resnet_equals_the_formula(name):
+    layers, factor = BIT_VARIANTS[name]
+    compute = analysis.count_compute(HfBiTConfig.from_variant(name, num_labels=1000))
+    head = 64 * factor * 2**5 * 1000
+    assert compute.multiply_adds == resnet_multiply_adds(64 * factor, DEPTHS[layers], 224) + head
+    assert compute.logits_multiply_adds == compute.multiply_adds
+    assert compute.parameters == BIT_PARAMETERS[name]
+    stages = [f"ResNet stage {number}" for number in (1, 2, 3, 4)]
+    assert [part.name for part in compute.parts] == ["ResNet root", *stages, "normalization", "head"]
+
+
+def test_multiply_adds_equal_torchs_counter(model):
     model.set_attn_implementation("eager")
     compute = analysis.count_compute(model)
-    for options, expected in (
-        ({"output_hidden_states": True}, compute.multiply_adds),
-        ({}, compute.logits_multiply_adds),
-    ):
+    rows, columns = model.config.grid_size
+    # the pooling's own attention, which torch's counter does not know on the CPU
+    fused = 2 * 2 * model.config.hidden_size * (rows * columns + model.config.num_prefix_tokens)
+    missing = fused if model.config.pooling == "map" else 0
+    for states, expected in ((True, compute.multiply_adds), (False, compute.logits_multiply_adds)):
         with FlopCounterMode(display=False) as counter:
-            model(images(model, batch=1), **options)
-        fused = 2 * 2 * model.config.hidden_size * (model.config.grid_size[0] * model.config.grid_size[1]) + (
-            4 * model.config.hidden_size * model.config.num_prefix_tokens
-        )  # the pooling's own attention, which torch's counter does not know on the CPU
-        missing = fused if model.config.pooling == "map" else 0
+            model(images(model, batch=1), output_hidden_states=states)
         assert counter.get_total_flops() + missing == 2 * expected
     assert compute.parameters == model.num_parameters()
 
@@ -97,20 +105,20 @@ def test_multiply_adds_equal_torchs_counter(fields):
 def test_activation_memory_equals_what_autograd_saves(attention, fields):
     model = tiny(**fields)
     model.set_attn_implementation(attention)
-    weights, kept = {weight.data_ptr() for weight in model.parameters()}, {1: {}, 2: {}}
-    for batch, storages in kept.items():
+    weights = {weight.data_ptr() for weight in model.parameters()}
 
-        def keep(tensor, storages=storages):
-            storages[tensor.untyped_storage().data_ptr()] = tensor
+    def saved_bytes(batch):
+        kept = {}
+
+        def keep(tensor):
+            kept[tensor.untyped_storage().data_ptr()] = tensor
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             model(images(model, batch))
-    one, two = (
-        sum(tensor.untyped_storage().nbytes() for place, tensor in storages.items() if place not in weights)
-        for storages in kept.values()
-    )
-    assert analysis.count_compute(model, attention=attention).activation_bytes == two - one > 0
+        return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights)
+
+    assert analysis.count_compute(model, attention=attention).activation_bytes == saved_bytes(2) - saved_bytes(1) > 0
 
 
 def test_exaflops_are_close_to_the_papers():
@@ -202,9 +210,7 @@ def test_the_command(run_command, tmp_path):
 )
 def test_the_command_refuses(arguments, sentence, run_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    error = run_command(["compute", *arguments], status=2)
-    assert sentence in error
-    assert "Traceback" not in error
+    assert sentence in run_command(["compute", *arguments], status=2)
     assert not list(tmp_path.iterdir())
 
 
@@ -215,11 +221,10 @@ def test_runs_of_a_csv(tmp_path, run_command):
     assert runs == [("B/16", "ViT", 0.5, 81.2), ("mine", "CNN", 0.25, 79.0)]
     path.write_text(path.read_text().replace(",", ";"))  # as spreadsheets write it in some languages
     assert analysis.read_runs(path) == runs
-    assert main(["compute", "--runs", str(path), "--output", str(tmp_path / "runs.png")]) == 0
+    draw = ["compute", "--runs", path, "--output", tmp_path / "runs.png"]
+    run_command(draw)
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
-    assert "--overwrite" in run_command(
-        ["compute", "--runs", str(path), "--output", str(tmp_path / "runs.png")], status=2
-    )
+    assert "--overwrite" in run_command(draw, status=2)
     for text, sentence in (
         ("name,accuracy\n", "exaflops"),
         ("name,exaflops,accuracy\n", "runs.csv"),

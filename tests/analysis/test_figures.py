@@ -1,5 +1,7 @@
 """Figures: drawn values, and text that is not cut off."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from matplotlib.text import Text
@@ -15,6 +17,8 @@ COLOR = GENERATOR.random((40, 60, 3))
 def drawn() -> dict:
     similarity = GENERATOR.uniform(-1, 1, (9, 12, 9, 12))
     runs = [analysis.Run(f"model {index}", "CNN" if index % 2 else "ViT", 10**index, 70 + index) for index in range(4)]
+    small = [run._replace(exaflops=run.exaflops / 1e9) for run in runs]
+    powers = [(2.0**k, 3.0**k) for k in range(9)]
     return {
         "rollout": analysis.plot_attention_rollout(COLOR, GENERATOR.random((4, 6))),
         "rollout of a tall gray image": analysis.plot_attention_rollout(COLOR[..., 0].T, np.full((6, 4), 1 / 24)),
@@ -26,19 +30,11 @@ def drawn() -> dict:
         "positions in a row": analysis.plot_position_similarity(similarity[:1, :, :1]),
         "filters": analysis.plot_embedding_filters(GENERATOR.standard_normal((28, 3, 16, 16))),
         "filters of gray images": analysis.plot_embedding_filters(GENERATOR.standard_normal((3, 1, 4, 6))),
-        "lines": analysis.plot_lines(
-            {"one": [(1e-3, 5.0), (0.01, 9.0)], "other": [(0.3, 2.0)]}, "rate", "%", "A title"
-        ),
-        "lines over many places": analysis.plot_lines(
-            {"a": [(2.0**k, 3.0**k) for k in range(9)]}, "images", "images a second", "A title", "xy"
-        ),
-        "levels": analysis.plot_levels(
-            {"a long name of a level": [90.0, 95.0], "b": [50.0]}, "accuracy [%]", "A title"
-        ),
+        "lines": analysis.plot_lines({"one": [(1e-3, 5.0), (0.01, 9.0)], "other": [(0.3, 2.0)]}, "rate", "%", "Title"),
+        "lines over many places": analysis.plot_lines({"a": powers}, "images", "images a second", "A title", "xy"),
+        "levels": analysis.plot_levels({"a long name of a level": [90.0, 95.0], "b": [50.0]}, "accuracy [%]", "Title"),
         "compute": analysis.plot_compute_accuracy(runs),
-        "compute of small runs": analysis.plot_compute_accuracy(
-            [run._replace(exaflops=run.exaflops / 1e9) for run in runs]
-        ),
+        "compute of small runs": analysis.plot_compute_accuracy(small),
         "compute of the paper": analysis.plot_compute_accuracy(analysis.published_runs()),
     }
 
@@ -73,8 +69,7 @@ def test_names_of_points_do_not_cover_each_other(drawn):
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert len(boxes) == 18
-    overlaps = [(i, j) for i, box in enumerate(boxes) for j in range(i) if box.overlaps(boxes[j])]
-    assert not overlaps
+    assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
 
 
 def test_distance_shows_every_head_and_the_mean():
@@ -90,6 +85,9 @@ def test_rollout_is_drawn_relative_to_its_mean():
     over = analysis.plot_attention_rollout(COLOR, attention).axes[1].images[1]
     np.testing.assert_allclose(over.get_array(), [[0.4, 0.8], [1.2, 1.6]])
     assert over.get_extent() == [-0.5, 59.5, 39.5, -0.5]
+    outlier = np.ones((10, 10))
+    outlier[0, 0] = 1000
+    assert analysis.plot_attention_rollout(COLOR, outlier).axes[1].images[1].get_clim()[1] < 1
 
 
 def test_position_maps_are_those_of_their_patches():
@@ -109,13 +107,6 @@ def test_filters_are_centered_on_gray():
     first, second = (axes.images[0].get_array() for axes in analysis.plot_embedding_filters(filters).axes)
     assert first[1, 2].tolist() == [0, 0.5, 0.5]
     assert second[3, 4].tolist() == [0.5, 0.5, 1]
-
-
-def test_outliers_do_not_stretch_the_scale_of_a_rollout():
-    attention = np.ones((10, 10))
-    attention[0, 0] = 1000
-    over = analysis.plot_attention_rollout(COLOR, attention).axes[1].images[1]
-    assert over.get_clim()[1] < 1
 
 
 def test_lines_go_through_their_points():

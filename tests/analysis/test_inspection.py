@@ -16,16 +16,21 @@ from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 
 from ..html_pages import Page
 from ..paths import BROWSER
-from ..tiny_models import tiny
-
-
-def save(folder, model, preset="vit_jax"):
-    save_folder(folder, model, HfViTImageProcessor.for_model(model.config, preset=preset))
+from ..tiny_models import VARIANTS, tiny
 
 
 def make_image(path, seed=0):
     Image.fromarray(np.random.default_rng(seed).integers(0, 255, (31, 45, 3), np.uint8)).save(path)
     return path
+
+
+def inspect(root, model, *arguments, images=(), preset="vit_jax", status=0):
+    """Save a model and inspect it, by default with one image; return the folder of the report."""
+    save_folder(root / "model", model, HfViTImageProcessor.for_model(model.config, preset=preset))
+    images = images or [make_image(root / "image.png")]
+    command = ["inspect", root / "model", "--image", *images, "--output", root / "report", *arguments]
+    assert main(list(map(str, command))) == status
+    return root / "report"
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +39,13 @@ def report(tmp_path_factory):
     root = tmp_path_factory.mktemp("inspect")
     model = tiny()
     model.config.id2label = {index: f"<b>class</b> & {index}" for index in range(11)}
-    save(root / "tiny", model)
     images = [make_image(root / "a b.png"), root / "broken.png", make_image(root / "c.png", seed=1)]
     (root / "broken.png").write_text("no image")
-    command = ["inspect", str(root / "tiny"), "--image", *map(str, images), "--output", str(root / "report"), "--flow"]
-    assert main(command) == 2
-    return root / "report"
-
-
-def links_of(page: Page) -> list[str]:
-    names = ("src", "href", "srcset", "data", "action")
-    return [value for _, attributes in page.elements for name, value in attributes.items() if name in names]
+    return inspect(root, model, "--flow", images=images, status=2)
 
 
 def test_the_folder_has_the_figures_and_the_report(report):
-    assert {path.name for path in report.glob("[!.]*")} == {
+    assert names_of(report) == {
         "report.html",
         "filters.png",
         "position_similarity.png",
@@ -65,9 +62,10 @@ def test_the_folder_has_the_figures_and_the_report(report):
 def test_the_page_is_complete_and_self_contained(report):
     html = (report / "report.html").read_text()
     page = Page(html)
-    assert page.tags.count("img") == 9
-    assert len(links_of(page)) == 9
-    assert all(link.startswith("data:image/") for link in links_of(page))
+    names = ("src", "href", "srcset", "data", "action")
+    links = [value for _, attributes in page.elements for name, value in attributes.items() if name in names]
+    assert page.tags.count("img") == len(links) == 9
+    assert all(link.startswith("data:image/") for link in links)
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     assert "url(" not in html
     assert "http" not in re.sub(r'http-equiv="Content-Security-Policy"|base64,[A-Za-z0-9+/=]+', "", html)
@@ -76,49 +74,39 @@ def test_the_page_is_complete_and_self_contained(report):
     assert "<b>" not in page.tags
 
 
-def test_weights_that_are_nan_leave_the_other_figures(tmp_path, run_command):
+def names_of(report) -> set[str]:
+    return {path.name for path in report.glob("[!.]*")}
+
+
+def test_weights_that_are_nan_leave_the_other_figures(tmp_path, capsys):
     model = tiny()
     model.vit.layers[1].mlp.fc1.weight.data[0, 0] = torch.nan
-    save(tmp_path / "tiny", model)
-    image = str(make_image(tmp_path / "good.png"))
-    assert "vit.layers.1.mlp.fc1.weight" in run_command(
-        ["inspect", str(tmp_path / "tiny"), "--image", image, "--output", str(tmp_path / "out")], status=2
-    )
-    names = {path.name for path in (tmp_path / "out").glob("[!.]*")}
-    assert names == {"report.html", "filters.png", "position_similarity.png"}
-    assert "NaN" in (tmp_path / "out" / "report.html").read_text()
+    report = inspect(tmp_path, model, status=2)
+    assert "vit.layers.1.mlp.fc1.weight" in capsys.readouterr().err
+    assert names_of(report) == {"report.html", "filters.png", "position_similarity.png"}
+    assert "NaN" in (report / "report.html").read_text()
 
 
 MODELS = {
-    "mean": ({"pooling": "mean"}, "vit_jax"),
-    "map": ({"pooling": "map"}, "vit_jax"),
-    "none": ({"pooling": "none"}, "vit_jax"),
-    "hybrid": ({"hybrid": True}, "vit_jax"),
-    "no positions": ({"position_embedding_type": "none"}, "vit_jax"),
-    "axial": ({"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 2}, "vit_jax"),
+    **{name: (VARIANTS[name], "vit_jax") for name in ("mean", "map", "none", "hybrid", "no positions", "axial")},
     "native": ({"image_size": (24, 36)}, "native"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fields", "preset"), MODELS.values(), ids=MODELS)
-def test_every_kind_of_model(fields, preset, tmp_path, capsys):
-    save(tmp_path / "model", tiny(**fields), preset)
-    image = str(make_image(tmp_path / "image.png"))
-    assert main(["inspect", str(tmp_path / "model"), "--image", image, "--output", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "position_similarity.png").exists() == ("position_embedding_type" not in fields)
-    assert (tmp_path / "out" / "01-image.rollout.png").exists()
-    assert (tmp_path / "out" / "attention_distance.png").exists()
+def test_every_kind_of_model(fields, preset, tmp_path):
+    names = names_of(inspect(tmp_path, tiny(**fields), preset=preset))
+    assert ("position_similarity.png" in names) == (fields.get("position_embedding_type") != "none")
+    assert {"01-image.rollout.png", "attention_distance.png"} <= names
 
 
-def test_a_resnet_has_no_attention(tmp_path, capsys):
+def test_a_resnet_has_no_attention(tmp_path):
     torch.manual_seed(0)
     config = HfBiTConfig(depths=[1, 2], embedding_size=32, image_size=(24, 36), num_labels=7)
-    save(tmp_path / "bit", HfBiTForImageClassification(config))
-    image = str(make_image(tmp_path / "image.png"))
-    assert main(["inspect", str(tmp_path / "bit"), "--image", image, "--output", str(tmp_path / "out")]) == 0
-    assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == {"report.html", "filters.png"}
-    assert "14.3%" in Page((tmp_path / "out" / "report.html").read_text()).text  # each of 7 classes
+    report = inspect(tmp_path, HfBiTForImageClassification(config))
+    assert names_of(report) == {"report.html", "filters.png"}
+    assert "14.3%" in Page((report / "report.html").read_text()).text  # each of 7 classes
 
 
 @pytest.mark.parametrize("channels", [3, 1])

@@ -7,21 +7,16 @@ import torch
 from hf_vit import analysis
 from hf_vit.models.position_embeddings import sincos2d
 
-from ..tiny_models import tiny, tiny_bit
-
-
-def principal_components(kernels: np.ndarray) -> np.ndarray:
-    """Return the eigenvectors of the covariance of (samples, values), by falling variance, one per row."""
-    values, vectors = np.linalg.eigh(np.cov(kernels.reshape(len(kernels), -1), rowvar=False))
-    return vectors[:, np.argsort(values)[::-1]].T
+from ..tiny_models import VARIANTS, tiny, tiny_bit
 
 
 def check_components(filters: np.ndarray, kernels: np.ndarray) -> None:
-    expected = principal_components(kernels)[: len(filters)].reshape(filters.shape)
-    signs = np.sign((expected * filters).sum(axis=(1, 2, 3), keepdims=True))
-    np.testing.assert_allclose(filters, signs * expected, atol=1e-6)
-    largest = np.abs(filters.reshape(len(filters), -1)).argmax(axis=1)
-    assert (filters.reshape(len(filters), -1)[np.arange(len(filters)), largest] > 0).all()
+    """Compare filters with the eigenvectors of the covariance, by falling variance; the largest value is positive."""
+    values, vectors = np.linalg.eigh(np.cov(kernels.reshape(len(kernels), -1), rowvar=False))
+    expected = vectors[:, np.argsort(values)[::-1][: len(filters)]].T
+    largest = np.abs(expected).argmax(axis=1)
+    expected *= np.sign(expected[np.arange(len(filters)), largest])[:, None]
+    np.testing.assert_allclose(filters, expected.reshape(filters.shape), atol=1e-6)
 
 
 def test_filters_are_principal_components():
@@ -44,9 +39,8 @@ def test_filters_of_a_hybrid_are_those_of_the_standardized_root():
 @pytest.mark.parametrize("layer_type", ["preactivation", "bottleneck"])
 def test_filters_of_a_resnet_are_those_of_the_root_as_they_are_applied(layer_type):
     model = tiny_bit(layer_type=layer_type)
-    filters = analysis.embedding_filters(model, components=6)
-    assert filters.shape == (6, 3, 7, 7)
-    check_components(filters, model.bit.resnet.convolution.standardized_weight().detach().double().numpy())
+    kernels = model.bit.resnet.convolution.standardized_weight().detach().double().numpy()
+    check_components(analysis.embedding_filters(model, components=6), kernels)
 
 
 def test_bad_filters_are_refused():
@@ -62,9 +56,9 @@ def cosines(positions: torch.Tensor, grid) -> np.ndarray:
     return (positions @ positions.T / np.outer(lengths, lengths)).reshape(*grid, *grid)
 
 
-@pytest.mark.parametrize("fields", [{}, {"pooling": "mean"}, {"hybrid": True}], ids=["cls", "mean", "hybrid"])
-def test_similarity_of_learned_positions(fields):
-    model = tiny(**fields)
+@pytest.mark.parametrize("name", ["cls", "mean", "hybrid"])
+def test_similarity_of_learned_positions(name):
+    model = tiny(**VARIANTS[name])
     positions = model.vit.embeddings.position_embeddings[0, model.config.num_prefix_tokens :]
     found = analysis.position_similarity(model)
     np.testing.assert_allclose(found, cosines(positions, model.config.grid_size), atol=1e-12)
@@ -76,8 +70,7 @@ def test_similarity_of_learned_positions(fields):
 def test_similarity_is_the_mean_over_the_layers(kind, placement):
     model = tiny(position_embedding_type=kind, position_embedding_placement=placement)
     found = analysis.position_similarity(model, image_size=(12, 24))
-    embeddings = model.vit.embeddings
-    tables = embeddings.position_embeddings_for((3, 4), torch.zeros(1))
+    tables = model.vit.embeddings.position_embeddings_for((3, 4), torch.zeros(1))
     if placement != "input":
         assert tables is None
         tables = model.vit.layer_position_embeddings((3, 4))

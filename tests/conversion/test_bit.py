@@ -9,18 +9,12 @@ import transformers
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfBiTModel
 from hf_vit.cli import main
-from hf_vit.conversion import (
-    ConversionError,
-    convert,
-    export_jax,
-    export_timm,
-    export_transformers,
-)
+from hf_vit.conversion import ConversionError, convert, export_jax, export_timm, export_transformers
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 
 from ..comparing import assert_same_file, assert_same_weights, change_json, logits, read_arrays
 from ..references import resnet
-from ..tiny_models import BIT_PIXELS, randomize, tiny_bit
+from ..tiny_models import BIT_PIXELS, SAME_PADDING, randomize, their_bit, tiny_bit
 
 PIXELS_64 = BIT_PIXELS.double()
 
@@ -82,9 +76,8 @@ def test_an_untrained_head_is_dropped_and_restored(big_transfer, goldens, tmp_pa
     arrays = read_arrays(source)
     head = next(key for key in arrays if "head" in key and key.endswith("kernel"))
     bias = head.replace("kernel", "bias")
-    np.savez(
-        tmp_path / "in.npz", **{**arrays, head: np.zeros_like(arrays[head]), bias: np.full_like(arrays[bias], -10)}
-    )
+    untrained = {head: np.zeros_like(arrays[head]), bias: np.full_like(arrays[bias], -10)}
+    np.savez(tmp_path / "in.npz", **arrays | untrained)
     model, _ = convert(tmp_path / "in.npz")
     assert type(model) is HfBiTModel
     export_jax(model, tmp_path / "back.npz")
@@ -123,20 +116,15 @@ def test_models_that_a_dialect_does_not_support(goldens, tmp_path):
 
 THEIRS = {
     "preactivation": {},
-    "preactivation, SAME": {"global_padding": "SAME", "embedding_dynamic_padding": True},
-    "bottleneck": {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True},
+    "preactivation, SAME": SAME_PADDING,
+    "bottleneck": {"layer_type": "bottleneck", **SAME_PADDING},
 }
-
-
-def their_model(model_class=transformers.BitForImageClassification, **changes):
-    sizes = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 2], "num_labels": 11}
-    return randomize(model_class(transformers.BitConfig(**sizes, **changes)), mean=0.1)
 
 
 @pytest.mark.parametrize("changes", THEIRS.values(), ids=THEIRS)
 def test_the_bit_of_transformers(tmp_path, changes):
     """Equal to rounding with its own epsilons; to 2e-6 of the logits with big_transfer's 1e-10 instead of 1e-8."""
-    theirs = their_model(**changes)
+    theirs = their_bit(**changes)
     theirs.save_pretrained(tmp_path)
     model, _ = convert(tmp_path)
     assert type(model) is HfBiTForImageClassification
@@ -158,8 +146,7 @@ def test_the_bit_of_transformers(tmp_path, changes):
     ],
 )
 def test_bits_of_transformers_that_we_do_not_support(tmp_path, changes, message):
-    model = their_model()
-    model.save_pretrained(tmp_path)
+    their_bit().save_pretrained(tmp_path)
     change_json(tmp_path / "config.json", **changes)
     with pytest.raises(ConversionError, match=message):
         convert(tmp_path)
@@ -168,7 +155,7 @@ def test_bits_of_transformers_that_we_do_not_support(tmp_path, changes, message)
 @pytest.mark.parametrize("changes", THEIRS.values(), ids=THEIRS)
 @pytest.mark.parametrize("has_head", [True, False])
 def test_export_to_transformers(tmp_path, changes, has_head):
-    theirs = their_model(transformers.BitForImageClassification if has_head else transformers.BitModel, **changes)
+    theirs = their_bit(transformers.BitForImageClassification if has_head else transformers.BitModel, **changes)
     theirs.save_pretrained(tmp_path / "theirs")
     model, processor = convert(tmp_path / "theirs")
     export_transformers(model, tmp_path / "back", processor)

@@ -114,10 +114,12 @@ def test_the_command_writes_a_script_that_needs_no_torch(
     expected = run_command(["predict", folder, *images])
     deployed = deployed.rename(tmp_path / "elsewhere")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONUTF8": "1"}
-    command = [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, str(deployed / "predict.py"), *images]
-    done = subprocess.run(
-        command, capture_output=True, encoding="utf-8", cwd="/", env={**environment, "PYTHONUTF8": "1"}
-    )
+
+    def run_script(*images):
+        command = [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, str(deployed / "predict.py"), *images]
+        return subprocess.run(command, capture_output=True, encoding="utf-8", cwd="/", env=environment)
+
+    done = run_script(*images)
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected
 
@@ -133,8 +135,7 @@ def test_the_command_writes_a_script_that_needs_no_torch(
     (tmp_path / "some" / "text.jpg").write_text("no image")
     Image.open(photographs[0]).convert("RGB").save(tmp_path / "some" / "postscript.jpg", "EPS")  # starts a program
     Image.new("1", (13_300, 13_300)).save(tmp_path / "some" / "huge.png")
-    command[6:] = [str(tmp_path / "some")]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", env={**environment, "PYTHONUTF8": "1"})
+    done = run_script(str(tmp_path / "some"))
     assert done.returncode == 1
     assert done.stdout.count("some/") == 2
     for name, reason in (("text.jpg", "identify"), ("postscript.jpg", "identify"), ("huge.png", "13300")):
@@ -158,10 +159,7 @@ def test_unsupported_preprocessing_is_refused(settings, message, model, tmp_path
 
 def test_other_bad_input_is_refused(model, tmp_path):
     processor = HfViTImageProcessor(size=SIZE)
-    for options, message in (
-        ({}, "NoneType"),
-        ({"processor": processor, "size": "dynamic"}, "'dynamic'"),
-    ):
+    for options, message in (({}, "NoneType"), ({"processor": processor, "size": "dynamic"}, "'dynamic'")):
         with pytest.raises(ConversionError, match=message):
             export(model, tmp_path / "folder", "openvino", **options)
     with pytest.raises(ConversionError, match="classifier"):

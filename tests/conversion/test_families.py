@@ -6,19 +6,18 @@ Trees of arrays at full size, names and shapes alone, are what the original clas
 
 import json
 import re
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hf_vit.conversion import ConversionError, convert
+from hf_vit.conversion import ConversionError
 from hf_vit.conversion.checkpoint import Checkpoint
 from hf_vit.conversion.recognition import recognize
 from hf_vit.conversion.source import Request
 
-from ..paths import MORE, PEERS
+from ..paths import PEERS
 from .test_bit import as_big_transfer
 
 B, L, H, S, TI = (768, 12, 12), (1024, 24, 16), (1280, 32, 16), (384, 12, 6), (192, 12, 3)  # width, depth, heads
@@ -82,21 +81,13 @@ BY_HAND = {  # no class of the repositories: names from segmentation.py's reader
 }
 
 
-@cache
-def trees() -> dict[str, dict[str, list[int]]]:
-    return json.loads((PEERS / "trees.json").read_text()) | BY_HAND
-
-
-def file_of(shapes: dict[str, tuple[int, ...]]) -> Checkpoint:
-    """Write a file with names and shapes, but without values."""
-    dtypes = dict.fromkeys(shapes, "float32")
-    return Checkpoint("x.npz", Path("x.npz"), {}, shapes, dtypes, "", lambda name: torch.ones(1).expand(shapes[name]))
+TREES = json.loads((PEERS / "trees.json").read_text()) | BY_HAND
 
 
 def shapes_in(tree: str) -> dict[str, tuple[int, ...]]:
     """Expand a tree: names and shapes of every block."""
     shapes = {}
-    for name, shape in trees()[tree].items():
+    for name, shape in TREES[tree].items():
         count = re.search(r"\{(\d+)\}", name)
         for number in range(int(count[1]) if count else 1):
             shapes[name.replace(count[0], str(number)) if count else name] = tuple(shape)
@@ -104,12 +95,14 @@ def shapes_in(tree: str) -> dict[str, tuple[int, ...]]:
 
 
 def test_every_tree_is_here():
-    assert set(trees()) == {*RIGHT, *RESNETS, *ASKS, *REFUSED}
+    assert set(TREES) == {*RIGHT, *RESNETS, *ASKS, *REFUSED}
 
 
 def model_of(shapes: dict[str, tuple[int, ...]]):
     """Convert a file without its values: all checks of a conversion except that of values."""
-    checkpoint, request = file_of(shapes), Request(without_weights=True)
+    dtypes, request = dict.fromkeys(shapes, "float32"), Request(without_weights=True)
+    path = Path("x.npz")
+    checkpoint = Checkpoint(path.name, path, {}, shapes, dtypes, "", lambda name: torch.ones(1).expand(shapes[name]))
     source, naming = recognize(checkpoint, request)
     model, _, _ = source.read(checkpoint, naming, request)
     return model
@@ -126,9 +119,8 @@ def test_a_full_size_tree_is_recognized_as_its_variant(tree):
 
 @pytest.mark.parametrize(("tree", "message"), [*ASKS.items(), *REFUSED.items()])
 def test_a_tree_that_is_refused_or_needs_a_patch_size(tree, message):
-    shapes = shapes_in(tree)
     with pytest.raises(ConversionError, match=message):
-        model_of(shapes)
+        model_of(shapes_in(tree))
 
 
 @pytest.mark.parametrize("tree", ["LiT B16B", "LiT L16S"])
@@ -137,8 +129,7 @@ def test_a_lit_file_may_number_its_modules_by_position(tree):
     for name, shape in shapes_in(tree).items():
         block = re.match(r"(img/Transformer/encoderblock_\d+/)(\w+)(/.*)", name)
         released["".join((block[1], BY_POSITION.get(block[2], block[2]), block[3])) if block else name] = shape
-    model = model_of(released)
-    assert model.config == model_of(shapes_in(tree)).config
+    assert model_of(released).config == model_of(shapes_in(tree)).config
 
 
 @pytest.mark.parametrize("layout", ["bit_paper", "big_transfer"])
@@ -151,8 +142,3 @@ def test_a_full_size_resnet_is_recognized_as_its_variant(tree, layout):
         shapes = {name: array.shape for name, array in as_big_transfer(arrays).items()}
     config = model_of(shapes).config
     assert {name: getattr(config, name) for name in RESNETS[tree]} == RESNETS[tree]
-
-
-def test_models_of_keras_are_refused_with_an_alternative():
-    with pytest.raises(ConversionError, match=r"BiT-M-R50x1\.h5"):
-        convert(MORE / "BiT-M-R50x1.h5")

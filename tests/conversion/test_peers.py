@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridConfig, HfViTHybridForImageClassification
+from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, convert, export_jax, export_timm
 from hf_vit.loading import save_folder
 
 from ..comparing import assert_same_weights, change_json, logits
 from ..paths import PEERS
-from ..tiny_models import SIZES, load_model
+from ..tiny_models import SIZES, load_model, tiny
 
 CHECKPOINTS = json.loads((PEERS / "index.json").read_text())
 GRID = {"num_attention_heads": 2, "position_grid": (5, 9)}
@@ -105,16 +105,9 @@ def test_class_names_are_kept_and_exported(tmp_path, stated, expected):
     assert names == list(model.config.id2label.values())
 
 
-def test_a_wrong_number_of_class_names_is_refused(tmp_path):
-    shutil.copytree(PEERS / "timm_folder", tmp_path / "theirs")
-    change_json(tmp_path / "theirs" / "config.json", label_names=["cat", "dog"])
-    with pytest.raises(ConversionError, match="11"):
-        convert(tmp_path / "theirs", position_grid=(5, 9))
-
-
 def test_a_folder_for_timm_describes_the_architecture(tmp_path):
-    model, _ = convert_golden("timm_folder")
-    save_folder(tmp_path / "ours", model, convert_golden("timm_folder")[1])
+    model, processor = convert_golden("timm_folder")
+    save_folder(tmp_path / "ours", model, processor)
     assert main(["export", str(tmp_path / "ours"), str(tmp_path / "theirs"), "--to", "timm"]) == 0
     stated, theirs = (
         json.loads((folder / "config.json").read_text())["model_args"]
@@ -126,25 +119,13 @@ def test_a_folder_for_timm_describes_the_architecture(tmp_path):
     assert_same_weights(again, model)
 
 
-def tiny_hybrid(depths):
-    config = HfViTHybridConfig(
-        **SIZES,
-        image_size=32 if len(depths) < 4 else 64,
-        stem_depths=depths,
-        stem_width=32,
-        num_labels=11,
-    )
-    model = HfViTHybridForImageClassification(config)
-    torch.nn.init.normal_(model.classifier.weight)  # a head of zeros would be left out
-    return model
-
-
 @pytest.mark.parametrize(
     ("depths", "architecture"),
     [([], "vit_tiny_r_s16_p8_224"), ([2, 2, 2, 2], "vit_small_r26_s32_224"), ([3, 4, 9], "vit_base_r50_s16_224")],
 )
 def test_hybrids_go_to_timm_and_back(tmp_path, depths, architecture, caplog):
-    model = tiny_hybrid(depths)
+    size = 64 if len(depths) == 4 else 32
+    model = tiny(hybrid=True, stem_depths=depths, image_size=(size, size), patch_size=(1, 1))
     export_timm(model, tmp_path / "timm")
     assert "group_norm_eps" in caplog.text  # timm has one value for it
     assert "layer_norm_eps" not in caplog.text
@@ -177,37 +158,32 @@ def test_models_that_timm_does_not_support(tmp_path):
 
 
 def test_a_port_with_other_numbers_is_not_written_as_jax(tmp_path):
-    for name, message in (
-        ("timm_plain.safetensors", "hidden_act"),
-        ("timm_hybrid.safetensors", "group_norm_eps=1e-05"),
-        ("timm_gap.safetensors", "pool_patches_only"),
-    ):
+    wrong = {"plain": "hidden_act", "hybrid": "group_norm_eps=1e-05", "gap": "pool_patches_only"}
+    for name, message in wrong.items():
         with pytest.raises(ConversionError, match=message):
-            export_jax(convert_golden(name)[0], tmp_path / "out.npz")
+            export_jax(convert_golden(f"timm_{name}.safetensors")[0], tmp_path / "out.npz")
     assert not list(tmp_path.iterdir())
 
 
-def changed(tmp_path, drop=(), **changes):
-    arrays = {name: array for name, array in load_file(PEERS / "timm_plain.safetensors").items() if name not in drop}
-    save_file(arrays | changes, tmp_path / "changed.safetensors")
-    return tmp_path / "changed.safetensors"
-
-
-def wrong_checkpoints():
-    ones = torch.ones
-    yield {"drop": ["blocks.0.mlp.fc1.weight"]}, "blocks.0.mlp.fc1.weight"
-    yield {"drop": ["patch_embed.proj.weight"]}, "changed.safetensors"
-    yield {"dist_token": ones(1, 1, 14)}, "dist_token"
-    yield {"blocks.0.ls1.gamma": ones(14), "reg_token": ones(1, 4, 14)}, "ls1.gamma, reg_token"
-    yield {"blocks.0.attn.qkv.bias": ones(41)}, r"qkv.bias \(41,\)"
-    yield {"pos_embed": ones(1, 44, 14)}, "43.*5 x 9"
-    yield {"pos_embed": ones(46, 14)}, "13.*5 x 9"
-
-
-@pytest.mark.parametrize(("changes", "message"), list(wrong_checkpoints()))
-def test_wrong_arrays_are_listed(tmp_path, changes, message):
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"blocks.0.mlp.fc1.weight": None}, "blocks.0.mlp.fc1.weight"),
+        ({"patch_embed.proj.weight": None}, "changed.safetensors"),
+        ({"dist_token": (1, 1, 14)}, "dist_token"),
+        ({"blocks.0.ls1.gamma": (14,), "reg_token": (1, 4, 14)}, "ls1.gamma, reg_token"),
+        ({"blocks.0.attn.qkv.bias": (41,)}, r"qkv.bias \(41,\)"),
+        ({"pos_embed": (1, 44, 14)}, "43.*5 x 9"),
+        ({"pos_embed": (46, 14)}, "13.*5 x 9"),
+    ],
+)
+def test_wrong_arrays_are_listed(tmp_path, shapes, message):
+    arrays = load_file(PEERS / "timm_plain.safetensors")
+    arrays |= {name: shape and torch.ones(shape) for name, shape in shapes.items()}
+    left = {name: array for name, array in arrays.items() if array is not None}
+    save_file(left, tmp_path / "changed.safetensors")
     with pytest.raises(ConversionError, match=message):
-        convert(changed(tmp_path, **changes), **GRID)
+        convert(tmp_path / "changed.safetensors", **GRID)
 
 
 def test_the_number_of_heads_must_be_stated_if_unknown(tmp_path, run_command):
@@ -255,16 +231,17 @@ def test_file_names_are_not_needed(tmp_path):
 
 def test_old_torchvision_names(tmp_path):
     weights = torch.load(PEERS / "torchvision.pth", weights_only=True)
-    old = {
-        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): weights[name] for name in weights
-    }
-    torch.save(old, tmp_path / "old.pth")
-    new, old = convert_golden("torchvision.pth")[0], convert(tmp_path / "old.pth", num_attention_heads=2)[0]
-    assert_same_weights(old, new)
+    names = [name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.") for name in weights]
+    torch.save(dict(zip(names, weights.values(), strict=True)), tmp_path / "old.pth")
+    model, _ = convert(tmp_path / "old.pth", num_attention_heads=2)
+    assert_same_weights(model, convert_golden("torchvision.pth")[0])
 
 
-def test_a_timm_folder_with_another_pooling_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"label_names": ["cat", "dog"]}, "11"), ({"global_pool": "avgmax"}, "global_pool")]
+)
+def test_a_timm_folder_that_cannot_be_right_is_refused(tmp_path, changes, message):
     shutil.copytree(PEERS / "timm_folder", tmp_path / "folder")
-    change_json(tmp_path / "folder" / "config.json", global_pool="avgmax")
-    with pytest.raises(ConversionError, match="global_pool"):
-        convert(tmp_path / "folder")
+    change_json(tmp_path / "folder" / "config.json", **changes)
+    with pytest.raises(ConversionError, match=message):
+        convert(tmp_path / "folder", position_grid=(5, 9))

@@ -2,30 +2,27 @@
 
 import shutil
 import warnings
+from functools import partial
 
 import pytest
 import torch
 
-from hf_vit import (
-    HfViTConfig,
-    HfViTForImageClassification,
-    HfViTForMaskedPatchPrediction,
-    HfViTHybridConfig,
-    HfViTHybridModel,
-)
+from hf_vit import HfViTConfig, HfViTForMaskedPatchPrediction, HfViTHybridModel
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export, export_aot_inductor, export_onnx, export_torch
 
 from ..comparing import logits
 from ..paths import ROOT
-from ..tiny_models import SIZES, TINY, VARIANTS, randomize, tiny, tiny_bit
-
-SIXTEEN = {**SIZES, "hidden_size": 16, "num_hidden_layers": 2, "image_size": (20, 36), "patch_size": 4}
+from ..tiny_models import TINY, VARIANTS, randomize, tiny, tiny_bit
 
 
 @pytest.fixture(scope="module")
 def classifier():
-    return randomize(HfViTForImageClassification(HfViTConfig(**SIXTEEN, num_labels=11)))
+    return sixteen()
+
+
+def sixteen(**fields):
+    return tiny(**{"hidden_size": 16, "num_hidden_layers": 2, "patch_size": (4, 4), **fields})
 
 
 def assert_same(run, model, *shapes):
@@ -61,8 +58,8 @@ def test_onnx_of_the_models_own_size(classifier, onnxruntime, tmp_path):
 
 
 def test_onnx_of_any_size(onnxruntime, tmp_path):
-    sizes = {**SIXTEEN, "num_hidden_layers": 1, "image_size": 32, "patch_size": 2}
-    hybrid = randomize(HfViTHybridModel(HfViTHybridConfig(**sizes, stem_depths=[1], stem_width=32, pooling="mean")))
+    fields = {"num_hidden_layers": 1, "image_size": (32, 32), "patch_size": (2, 2), "stem_depths": [1]}
+    hybrid = randomize(HfViTHybridModel(tiny(hybrid=True, pooling="mean", **fields).config))
     export_onnx(hybrid, tmp_path / "any.onnx", size="dynamic")
     assert_same(onnx_runner(onnxruntime, tmp_path / "any.onnx"), hybrid, (1, 3, 32, 32), (3, 3, 40, 24))
     assert str(ROOT).encode() not in (tmp_path / "any.onnx").read_bytes()  # paths of source files on this machine
@@ -75,7 +72,7 @@ def test_onnx_of_any_size(onnxruntime, tmp_path):
     ids=["relative", "axial"],
 )
 def test_onnx_of_variants(fields, onnxruntime, tmp_path):
-    model = randomize(HfViTForImageClassification(HfViTConfig(**SIXTEEN, **fields, num_labels=11)))
+    model = sixteen(**fields)
     export_onnx(model, tmp_path / "any.onnx", size="dynamic")
     assert_same(onnx_runner(onnxruntime, tmp_path / "any.onnx"), model, (1, 3, 20, 36), (3, 3, 24, 12))
 
@@ -94,9 +91,7 @@ def test_torch_export(classifier, tmp_path):
 def test_aot_inductor(tmp_path):
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("AOTInductor needs a C++ compiler")
-    classifier = randomize(
-        HfViTForImageClassification(HfViTConfig(**SIXTEEN | {"num_hidden_layers": 1}, num_labels=11))
-    )
+    classifier = sixteen(num_hidden_layers=1)
     export_aot_inductor(classifier, tmp_path / "compiled.pt2")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch says of its own loader
@@ -109,9 +104,8 @@ def test_impossible_exports_are_refused_before_any_work(classifier, tmp_path, wr
     path = tmp_path / "model.pt2"
     with pytest.raises(ValueError, match="21"):
         write(classifier, path, size=21)
-    fixed = HfViTForImageClassification(HfViTConfig(**SIXTEEN, position_embedding_type="sincos2d"))
     with pytest.raises(ConversionError, match="sine-cosine"):
-        write(fixed, path, size="dynamic")
+        write(sixteen(position_embedding_type="sincos2d"), path, size="dynamic")
     path.write_bytes(b"mine")
     with pytest.raises(FileExistsError, match="--overwrite"):
         write(classifier, path)
@@ -134,32 +128,31 @@ traces = pytest.mark.filterwarnings(  # of torch, and of transformers' own modul
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning",
 )
 TRACED = {
-    **{name: lambda name=name: tiny(**VARIANTS[name]) for name in ("cls", "sincos", "axial", "hybrid")},
-    "flexible": lambda: tiny(stored_patch_size=(4, 6), position_grid=(3, 5)),
+    **{name: partial(tiny, **VARIANTS[name]) for name in ("cls", "sincos", "axial", "hybrid")},
+    "flexible": partial(tiny, stored_patch_size=(4, 6), position_grid=(3, 5)),
     "bit": tiny_bit,
 }
 
 
 @traces
-@pytest.mark.parametrize("name", ["cls", "axial", "sincos", "flexible", "bit", "hybrid"])
+@pytest.mark.parametrize("name", TRACED)
 def test_jit_trace(name):
     """As in transformers' ViT: `strict=False` for a dictionary, any number of images of one size."""
     model = TRACED[name]()
     batches = [torch.randn(batch, 3, *model.config.image_size) for batch in (2, 1, 5)]
-    expected = [(pixel_values, logits(model, pixel_values)) for pixel_values in batches]
+    expected = [logits(model, pixel_values) for pixel_values in batches]
     with torch.no_grad():
         traced = torch.jit.trace(model, batches[0], strict=False)
         model.config.return_dict = False
         as_tuple = torch.jit.trace(model, batches[0], check_trace=False)
-    for pixel_values, its_logits in expected:
+    for pixel_values, its_logits in zip(batches, expected, strict=True):
         torch.testing.assert_close(traced(pixel_values)["logits"], its_logits)
         torch.testing.assert_close(as_tuple(pixel_values)[0], its_logits)
 
 
 @traces
 def test_jit_trace_of_masked_patch_prediction():
-    config = {key: value for key, value in TINY.items() if key != "num_labels"}
-    model = randomize(HfViTForMaskedPatchPrediction(HfViTConfig(**config)))
+    model = randomize(HfViTForMaskedPatchPrediction(HfViTConfig(**TINY)))
     example, other = ((torch.randn(batch, 3, 20, 36), torch.rand(batch, 30) > 0.5) for batch in (2, 3))
     traced = torch.jit.trace(model, example, strict=False)
     torch.testing.assert_close(traced(*other), dict(model(*other)))

@@ -30,55 +30,46 @@ from torchvision.models import VisionTransformer as TorchvisionViT  # noqa: E402
 HERE = Path(__file__).parent
 SIZES = {"embed_dim": 14, "depth": 2, "num_heads": 2, "mlp_ratio": 22 / 14, "num_classes": 11}
 PLAIN = {**SIZES, "img_size": (20, 36), "patch_size": 4}
+FOLDER = {**PLAIN, "act_layer": "gelu_tanh"}
+PROCESSING = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4], "crop_pct": 0.8, "interpolation": "bilinear"}
 HEADS = {"num_attention_heads": 2}
 GRID = {**HEADS, "position_grid": (5, 9)}
+
+plain = partial(VisionTransformer, **PLAIN)
+root = partial(create_model, "vit_tiny_r_s16_p8_224", img_size=16, patch_size=2, **{**SIZES, "depth": 1})
+torchvision = partial(TorchvisionViT, 20, 4, 2, 2, 14, 22, num_classes=11, representation_size=17)
 
 
 def hybrid() -> VisionTransformer:
     """A hybrid as timm's _resnetv2 builds it, with one narrow unit."""
-    backbone = ResNetV2(
-        layers=(1,),
-        channels=(128,),
-        stem_chs=32,
-        num_classes=0,
-        global_pool="",
-        preact=False,
-        stem_type="same",
-        conv_layer=partial(StdConv2dSame, eps=1e-8),
-    )
+    options = {"num_classes": 0, "global_pool": "", "preact": False, "stem_type": "same"}
+    conv_layer = partial(StdConv2dSame, eps=1e-8)
+    backbone = ResNetV2(layers=(1,), channels=(128,), stem_chs=32, conv_layer=conv_layer, **options)
     embed = partial(HybridEmbed, backbone=backbone, proj=True)
     return VisionTransformer(**{**SIZES, "depth": 1}, img_size=(12, 20), patch_size=1, embed_layer=embed)
 
 
-def torchvision_vit() -> TorchvisionViT:
-    return TorchvisionViT(20, 4, 2, 2, 14, 22, num_classes=11, representation_size=17)
+def bit() -> ResNetV2:
+    """A narrow BiT as timm's _create_resnetv2_bit builds it."""
+    options = {"stem_chs": 32, "stem_type": "fixed", "conv_layer": partial(StdConv2d, eps=1e-8)}
+    return ResNetV2(layers=(1, 2), channels=(128, 256), num_classes=11, **options)
 
 
 # name: (model, what the file holds besides the weights, arguments of `convert`)
 MODELS = {
-    "timm_plain.safetensors": (lambda: VisionTransformer(**PLAIN), None, GRID),
-    "timm_no_embed_class.safetensors": (
-        lambda: VisionTransformer(**PLAIN, no_embed_class=True, qkv_bias=False),
-        None,
-        GRID,
-    ),
-    "timm_gap.safetensors": (lambda: VisionTransformer(**PLAIN, global_pool="avg"), None, GRID),
-    "timm_gap_siglip.safetensors": (
-        lambda: VisionTransformer(**PLAIN, global_pool="avg", class_token=False, fc_norm=False),
-        None,
-        GRID,
-    ),
-    "timm_map.safetensors": (lambda: VisionTransformer(**PLAIN, global_pool="map", class_token=False), None, GRID),
-    "timm_root.safetensors": (
-        lambda: create_model("vit_tiny_r_s16_p8_224", img_size=16, patch_size=2, **{**SIZES, "depth": 1}),
-        None,
-        HEADS,
-    ),
+    "timm_plain.safetensors": (plain, None, GRID),
+    "timm_no_embed_class.safetensors": (partial(plain, no_embed_class=True, qkv_bias=False), None, GRID),
+    "timm_gap.safetensors": (partial(plain, global_pool="avg"), None, GRID),
+    "timm_gap_siglip.safetensors": (partial(plain, global_pool="avg", class_token=False, fc_norm=False), None, GRID),
+    "timm_map.safetensors": (partial(plain, global_pool="map", class_token=False), None, GRID),
+    "timm_root.safetensors": (root, None, HEADS),
     "timm_hybrid.safetensors": (hybrid, None, {**HEADS, "position_grid": (3, 5)}),
-    "deit.pth": (lambda: VisionTransformer(**PLAIN), "deit", GRID),
-    "mae.pth": (lambda: VisionTransformer(**{**PLAIN, "num_classes": 0}), "mae", GRID),
-    "dino.pth": (lambda: VisionTransformer(**{**PLAIN, "num_classes": 0}), "dino", GRID),
-    "torchvision.pth": (torchvision_vit, "torchvision", HEADS),
+    "deit.pth": (plain, "deit", GRID),
+    "mae.pth": (partial(plain, num_classes=0), "mae", GRID),
+    "dino.pth": (partial(plain, num_classes=0), "dino", GRID),
+    "torchvision.pth": (torchvision, None, HEADS),
+    "timm_folder": (partial(create_model, "vit_tiny_patch16_224", **FOLDER), None, {"position_grid": (5, 9)}),
+    "timm_bit.safetensors": (bit, None, {"image_size": (43, 64)}),
 }
 
 
@@ -114,48 +105,20 @@ def image_shape(model: torch.nn.Module) -> tuple[int, ...]:
 
 def main() -> None:
     torch.manual_seed(0)
-    expected, index = {}, {}
-    for name, (build, kind, arguments) in MODELS.items():
+    expected: dict[str, np.ndarray] = {}
+    for name, (build, kind, _) in MODELS.items():
         model = randomize(build())
         weights = {key: value.half().contiguous() for key, value in model.state_dict().items()}
-        if name.endswith(".pth"):
+        if name == "timm_folder":  # its config.json says what the arrays do not
+            save_for_hf(model, HERE / name, model_args=FOLDER, model_config={"pretrained_cfg": PROCESSING})
+        elif name.endswith(".pth"):
             torch.save(surround(weights, kind), HERE / name)
         else:
             save_file(weights, HERE / name)
         expected |= {f"{name}/logits": compute(model, expected)}
-        index[name] = arguments
-    expected |= {"timm_folder/logits": compute(make_folder(), expected)}
-    index["timm_folder"] = {"position_grid": (5, 9)}
-    expected |= {"timm_bit.safetensors/logits": compute(make_bit(), expected)}
-    index["timm_bit.safetensors"] = {"image_size": (43, 64)}
     np.savez_compressed(HERE / "expected.npz", **expected)
+    index = {name: arguments for name, (_, _, arguments) in MODELS.items()}
     (HERE / "index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def make_folder() -> torch.nn.Module:
-    """A folder of timm, whose config.json says what the arrays do not."""
-    arguments = {**PLAIN, "act_layer": "gelu_tanh"}
-    model = randomize(create_model("vit_tiny_patch16_224", **arguments))
-    pretrained = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4], "crop_pct": 0.8, "interpolation": "bilinear"}
-    save_for_hf(model, HERE / "timm_folder", model_args=arguments, model_config={"pretrained_cfg": pretrained})
-    return model
-
-
-def make_bit() -> torch.nn.Module:
-    """A narrow BiT as timm's _create_resnetv2_bit builds it."""
-    model = randomize(
-        ResNetV2(
-            layers=(1, 2),
-            channels=(128, 256),
-            stem_chs=32,
-            stem_type="fixed",
-            conv_layer=partial(StdConv2d, eps=1e-8),
-            num_classes=11,
-        )
-    )
-    weights = {key: value.half().contiguous() for key, value in model.state_dict().items()}
-    save_file(weights, HERE / "timm_bit.safetensors")
-    return model
 
 
 @torch.no_grad()

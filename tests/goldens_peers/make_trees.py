@@ -44,35 +44,31 @@ RELEASED = {"LayerNorm_1": "LayerNorm_2", "MultiHeadDotProductAttention_0": "Mul
             "MlpBlock_0": "MlpBlock_3"}  # fmt: skip
 
 
-def tree(model, *inputs, prefix="", method=None, **arguments) -> dict[str, list[int]]:
+def tree(model, *inputs, prefix="", collections=("params",), **arguments) -> dict[str, list[int]]:
     """Names and shapes of the parameters; other collections (BatchNorm, an exponential average) are beside them."""
     inputs = [jnp.zeros(shape) if isinstance(shape, tuple) and isinstance(shape[0], int) else shape for shape in inputs]
-    rngs = {name: jax.random.key(0) for name in ("params", "dropout", "other")}
-    variables = jax.eval_shape(lambda: model.init(rngs, *inputs, method=method, **arguments))
-    return flat(variables["params"], prefix)
-
-
-def flat(parameters, prefix: str) -> dict[str, list[int]]:
-    arrays = flax.traverse_util.flatten_dict(flax.core.unfreeze(parameters), sep="/")
+    rngs = {name: jax.random.key(0) for name in ("params", "dropout", "state", "vqvae", "other")}
+    variables = flax.core.unfreeze(jax.eval_shape(lambda: model.init(rngs, *inputs, **arguments)))
+    parameters = variables["params"] if collections == ("params",) else {name: variables[name] for name in collections}
+    arrays = flax.traverse_util.flatten_dict(parameters, sep="/")
     return {prefix + name: list(array.shape) for name, array in arrays.items()}
 
 
-def vit_jax(name: str, pixels: int = 224, classes: int = 21843, released: bool = True, **changes) -> dict:
-    """A ViT of vit_jax; its released files number the modules of a block by position."""
+def vit_jax(name: str, pixels: int = 224, classes: int = 21843, prefix: str = "", **changes) -> dict:
+    """A ViT of vit_jax; its released files number the modules of a block by position, those of LiT by class."""
     config = getattr(configs, f"get_{name}_config")()
     fields = {key: value for key, value in config.items() if key not in ("model_name", "fix_gamma")}
     if "resnet" in fields:
         fields["resnet"] = ml_collections.ConfigDict(fields["resnet"])
     model = models_vit.VisionTransformer(num_classes=classes, **{**fields, **changes})
-    arrays = tree(model, (1, pixels, pixels, 3), train=False)
-    if not released:
+    arrays = tree(model, (1, pixels, pixels, 3), prefix=prefix, train=False)
+    if prefix:
         return arrays
-    return {
-        re.sub(r"(?<=\d/)(\w+)", lambda match: RELEASED.get(match[1], match[1]), name, count=1)
-        if "encoderblock" in name
-        else name: shape
-        for name, shape in arrays.items()
-    }
+
+    def by_position(match):
+        return match[1] + RELEASED.get(match[2], match[2])
+
+    return {re.sub(r"(encoderblock_\d+/)(\w+)", by_position, name): shape for name, shape in arrays.items()}
 
 
 def big_vision(variant: str, pixels: int = 224, prefix: str = "", **options) -> dict:
@@ -95,6 +91,10 @@ def families() -> dict[str, dict]:
                        "out_dim": 16, "bos_id": 1, "boi_id": 2, "nolabel_id": 3}  # fmt: skip
     numbers = jnp.zeros((1, 9), jnp.int32)
     patches = (jnp.zeros((1, 9, 768)), numbers, numbers, numbers)  # and their type, row and column
+    mixer = {key: value for key, value in configs.get_mixer_b16_config().items() if key != "model_name"}
+    clippo = {"variant": "B/16", "pool_type": "map", "head_zeroinit": False}
+    pixels = {"semantics": (8, 8, 133), "instances": (8, 8, 100)}  # one-hot classes of every pixel of a patch
+    uvim_1 = uvim_vit.Model(inputs=pixels, outputs=pixels, input_size=(64, 64), code_len=16)
     uvim_2 = vtt.Model(patches=ml_collections.ConfigDict({"size": (16, 16)}), num_heads=12, num_layers=12, mlp_dim=3072,
                        emb_dim=768, vocab_size=4096, seq_len=256, input_size=(512, 512))  # fmt: skip
     return {
@@ -107,7 +107,7 @@ def families() -> dict[str, dict]:
         "AugReg R+Ti/16": vit_jax("r_ti16"),
         "SAM B/16": vit_jax("b16", 224, 1000, representation_size=768),
         "GSAM B/16": vit_jax("b16_gap_norep", 224, 1000),
-        "MLP-Mixer B/16": tree(mixer(), (1, 224, 224, 3), train=False),
+        "MLP-Mixer B/16": tree(models_mixer.MlpMixer(num_classes=1000, **mixer), (1, 224, 224, 3), train=False),
         "plain S/16": big_vision("S/16", pool_type="gap", posemb="sincos2d", rep_size=True, num_classes=1000),
         "DeiT III B/16": big_vision("B/16", 384, pool_type="tok", num_classes=1000),
         "FlexiViT-B": big_vision("B/32", pool_type="gap", num_classes=1000),  # its class has the same arrays
@@ -115,15 +115,17 @@ def families() -> dict[str, dict]:
         "SigLIP So400m/14": {**big_vision("So400m/14", 384, **siglip), **text("siglip.npz")},
         "SigLIP 2 g-opt/16": {**big_vision("g-opt/16", 384, scan=True, **siglip), **text("siglip2.npz")},
         "SigLIP 2 NaFlex B/16": {**tree(naflex, patches, prefix="params/img/"), **text("siglip2_naflex.npz")},
-        "LiT B16B": {**prefixed("img/", vit_jax("b16", 224, 768, released=False)), **text("lit_bert.npz")},
-        "LiT L16S": {**prefixed("img/", vit_jax("l16", 224, None, released=False)), **text("lit_text.npz")},
+        "LiT B16B": {**vit_jax("b16", 224, 768, prefix="img/"), **text("lit_bert.npz")},
+        "LiT L16S": {**vit_jax("l16", 224, None, prefix="img/"), **text("lit_text.npz")},
         "LiT of big_vision B/16": {**big_vision("B/16", num_classes=768, pool_type="tok", prefix="params/img/"),
                                    **text("lit_big_vision.npz")},
-        "CLIPPO B/16": clippo(),
+        "CLIPPO B/16": tree(one_tower.Model(image=clippo, out_dim=768), (1, 224, 224, 3), (1, 224, 224, 3),
+                            prefix="params/"),
         "PaliGemma 3B": {**big_vision("So400m/14", **paligemma), **text("paligemma.npz")},
         "PaliGemma 2 3B": {**big_vision("So400m/14", 448, **{**paligemma, "num_classes": 2304}),
                            **text("paligemma2.npz")},
-        "UViM stage I": uvim_1({"semantics": 133, "instances": 100}),
+        "UViM stage I": tree(uvim_1, {name: jnp.zeros((1, 64, *shape)) for name, shape in pixels.items()},
+                             collections=("params", "state")),
         "UViM stage II": tree(uvim_2, (1, 512, 512, 3), tokens, prefix="params/"),
         "GIVT": tree(givt.Model(num_decoder_layers=4, out_dim=16, seq_len=16), (1, 16, 16), jnp.zeros((1,), jnp.int32)),
         "GIVT of images": tree(givt.Model(num_layers=4, num_decoder_layers=4, out_dim=16, num_labels=None,
@@ -145,49 +147,17 @@ def families() -> dict[str, dict]:
     }  # fmt: skip
 
 
-def prefixed(prefix: str, arrays: dict) -> dict:
-    return {prefix + name: shape for name, shape in arrays.items()}
-
-
 def collapse(arrays: dict[str, list[int]]) -> dict[str, list[int]]:
     """One line for arrays that differ only in the number of their block."""
-    groups: dict[tuple, set[int]] = {}
+    groups: dict[tuple, list[str]] = {}
     for name, shape in arrays.items():
-        match = re.search(r"(?<=[bB]lock_)\d+", name)
-        key = (name[: match.start()] + "{}" + name[match.end() :] if match else name, tuple(shape))
-        groups.setdefault(key, set()).add(int(match[0]) if match else 0)
+        groups.setdefault((re.sub(r"(?<=[bB]lock_)\d+", "{}", name, count=1), tuple(shape)), []).append(name)
     collapsed = {}
-    for (name, shape), numbers in groups.items():
-        if numbers == set(range(len(numbers))):
-            collapsed[name.replace("{}", f"{{{len(numbers)}}}")] = list(shape)
-        else:
-            collapsed |= {name.replace("{}", str(number)): list(shape) for number in numbers}
+    for (pattern, shape), names in groups.items():
+        numbered = "{}" in pattern and set(names) == {pattern.replace("{}", str(i)) for i in range(len(names))}
+        names = [pattern.replace("{}", f"{{{len(names)}}}")] if numbered else names
+        collapsed |= {name: list(shape) for name in names}
     return collapsed
-
-
-def mixer() -> models_mixer.MlpMixer:
-    config = configs.get_mixer_b16_config()
-    return models_mixer.MlpMixer(
-        num_classes=1000, **{key: value for key, value in config.items() if key != "model_name"}
-    )
-
-
-def clippo() -> dict:
-    image = {"variant": "B/16", "pool_type": "map", "head_zeroinit": False}
-    return tree(one_tower.Model(image=image, out_dim=768), (1, 224, 224, 3), (1, 224, 224, 3), prefix="params/")
-
-
-def pixels(classes: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """What UViM's first stage reads and writes: one-hot classes of every pixel of an 8 x 8 patch."""
-    return {name: (8, 8, number) for name, number in classes.items()}
-
-
-def uvim_1(classes: dict[str, int]) -> dict:
-    model = uvim_vit.Model(inputs=pixels(classes), outputs=pixels(classes), input_size=(64, 64), code_len=16)
-    images = {name: jnp.zeros((1, 64, 8, 8, number)) for name, number in classes.items()}
-    rngs = {name: jax.random.key(0) for name in ("params", "dropout", "state", "vqvae")}
-    variables = jax.eval_shape(lambda: model.init(rngs, images))
-    return {**flat(variables["params"], "params/"), **flat(variables["state"], "state/")}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from hf_vit.variants import config_of_variant
 
 from ..comparing import change_json
 from ..references import VIT_PARAMETERS
-from ..tiny_models import UNKNOWN_FIELDS, save_tiny
+from ..tiny_models import UNKNOWN_FIELDS
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -29,6 +29,9 @@ def test_from_variant_takes_overrides_and_refuses_unknown_names():
     assert config.grid_size == (24, 24)
     with pytest.raises(ValueError, match="'B/17'"):
         HfViTConfig.from_variant("B/17")
+    for variant in ("B/16", "R50x1"):
+        with pytest.raises(ValueError, match="name"):
+            config_of_variant(variant, name="x")  # `config: {name: x}` of a recipe is a field
 
 
 @pytest.mark.parametrize(
@@ -59,13 +62,6 @@ def test_impossible_architectures_are_refused(fields, message):
         config_class(**fields)
 
 
-def test_a_config_field_called_name_is_unknown():
-    """`config: {name: x}` is an unknown field, not the name of the variant."""
-    for variant in ("B/16", "R50x1"):
-        with pytest.raises(ValueError, match="name"):
-            config_of_variant(variant, name="x")
-
-
 @pytest.mark.parametrize("name", ["S/32-gap-norep", "R26+S/32"])
 def test_auto_config_loads_a_saved_configuration(name, tmp_path):
     config = HfViTConfig.from_variant(name, image_size=(256, 320), num_labels=11, drop_path_rate=0.1)
@@ -77,16 +73,6 @@ def test_auto_config_loads_a_saved_configuration(name, tmp_path):
 
 
 FILES = ("config.json", "preprocessor_config.json")
-
-
-@pytest.fixture
-def newer_folder(tmp_path):
-    """A folder with additional fields of a newer version or another tool."""
-    logging.warning_once.cache_clear()
-    folder = save_tiny(tmp_path / "folder")
-    for file in FILES:
-        change_json(folder / file, **UNKNOWN_FIELDS)
-    return folder
 
 
 LOADERS = {
@@ -107,8 +93,12 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
-def test_unknown_fields_of_a_folder_are_kept_with_one_warning(loader, newer_folder, tmp_path, caplog):
-    model, processor = loader(newer_folder)
+def test_unknown_fields_of_a_folder_are_kept_with_one_warning(loader, folder, tmp_path, caplog):
+    """Of a newer version, or of another tool."""
+    logging.warning_once.cache_clear()
+    for file in FILES:
+        change_json(folder / file, **UNKNOWN_FIELDS)
+    model, processor = loader(folder)
     for file in FILES:
         (warning,) = (text for text in caplog.messages if text.startswith(file))
         assert all(name in warning for name in UNKNOWN_FIELDS)
@@ -130,7 +120,6 @@ def test_unknown_fields_of_a_folder_are_kept_with_one_warning(loader, newer_fold
     ],
     ids=["configuration", "variant", "from_pretrained", "HfViTModel", "AutoModel", "load"],
 )
-def test_unknown_arguments_are_refused(call, tmp_path):
-    folder = save_tiny(tmp_path / "folder")
+def test_unknown_arguments_are_refused(call, folder):
     with pytest.raises(ValueError, match="hiden_size"):
         call(folder, hiden_size=3)

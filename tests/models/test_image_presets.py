@@ -120,9 +120,6 @@ def test_backends_agree_to_the_last_bit(photographs, preset):
     torch.testing.assert_close(pytorch, pillow, atol=0, rtol=0)
 
 
-# Settings
-
-
 def changed(**changes):
     return override_settings(default_settings(), changes)
 
@@ -137,13 +134,7 @@ def square(side):
 
 @pytest.mark.parametrize(
     ("preset", "side", "resized"),
-    [
-        ("augreg", 224, 256),
-        ("augreg", 384, 448),
-        ("big_vision", 224, 256),
-        ("timm", 224, 248),
-        ("timm", 384, 384),
-    ],
+    [("augreg", 224, 256), ("augreg", 384, 448), ("big_vision", 224, 256), ("timm", 224, 248), ("timm", 384, 384)],
 )
 def test_resize_before_the_crop(preset, side, resized):
     expected = ({"shortest_edge": resized}, square(side))
@@ -168,6 +159,7 @@ def test_a_preset_sets_its_resize():
     assert (settings["resample"], settings["antialias"], settings["resize_output"]) == (3, True, "rounded")
     assert settings["image_std"] == [0.5, 0.5, 0.5]
     assert changed(preset="timm", image_std=[0.1, 0.2, 0.3])["image_std"] == [0.1, 0.2, 0.3]
+    assert changed(size=None, preset=None, do_resize=None) == default_settings()  # None keeps a setting
 
 
 def test_the_number_of_channels_and_the_mean_follow_each_other():
@@ -183,10 +175,6 @@ def test_patches_of_the_native_preset():
     assert changed(preset="native", size=(64, 96), patch_size=(16, 32))["max_num_patches"] == 4 * 3
     assert override_settings(changed(preset="native"), {"size": 384})["max_num_patches"] == 24 * 24
     assert changed(preset="native", size=384, max_num_patches=100)["max_num_patches"] == 100
-
-
-def test_none_keeps_a_setting():
-    assert changed(size=None, preset=None, do_resize=None) == default_settings()
 
 
 @pytest.mark.parametrize(

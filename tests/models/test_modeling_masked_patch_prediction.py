@@ -47,9 +47,6 @@ def test_corruption_statistics():
     assert not (replaced & (corruption.masked | ~selected)).any()
     others = corruption.source[replaced]
     assert np.bincount(others.numpy(), minlength=20).min() > 100
-
-
-def test_a_share_below_one_patch_is_refused():
     with pytest.raises(ValueError, match=r"0\.01"):
         sample_corruption(2, PATCHES, share=0.01)
 
@@ -88,13 +85,15 @@ def test_output_width_and_first_loss(pixel_values, target, outputs):
     torch.testing.assert_close(output.loss_per_image.mean(), output.loss)
 
 
-def test_only_selected_patches_count(pixel_values):
-    model = make()
+def test_only_selected_patches_count_and_every_parameter_learns(pixel_values):
+    model = make().train()
     torch.nn.init.normal_(model.predictor.weight)
     corruption = sample_corruption(3, PATCHES, generator=torch.Generator().manual_seed(1))
     output = model(pixel_values, corruption=corruption)
     by_hand = torch.nn.functional.cross_entropy(output.logits[corruption.selected], output.targets[corruption.selected])
     torch.testing.assert_close(output.loss, by_hand)
+    output.loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
 def test_masked_and_replaced_patches_have_the_right_content(pixel_values):
@@ -102,8 +101,7 @@ def test_masked_and_replaced_patches_have_the_right_content(pixel_values):
     model = make()
     patches = model.vit.embeddings.embed_patches(pixel_values)
     own = torch.arange(PATCHES).repeat(3, 1)
-    nothing = torch.zeros(3, PATCHES, dtype=torch.bool)
-    masked, source = nothing.clone(), own.clone()
+    masked, source = torch.zeros(3, PATCHES, dtype=torch.bool), own.clone()
     masked[0, 2], source[1, 4] = True, 11
     corrupted = model.corrupt(patches, Corruption(masked | (source != own), masked, source))
     assert torch.equal(corrupted[0, 2], model.mask_token[0, 0])
@@ -112,29 +110,12 @@ def test_masked_and_replaced_patches_have_the_right_content(pixel_values):
     assert model.mask_token.abs().min() > 0
 
 
-def test_uncorrupted_encoding_is_that_of_the_plain_model(pixel_values):
-    model = make()
-    torch.nn.init.normal_(model.predictor.weight)
-    own = torch.arange(PATCHES).repeat(3, 1)
-    everything = torch.ones(3, PATCHES, dtype=torch.bool)
-    logits = model(pixel_values, corruption=Corruption(everything, ~everything, own)).logits
-    plain = model.predictor(model.vit(pixel_values).last_hidden_state[:, 1:])
-    torch.testing.assert_close(logits, plain)
-
-
-def test_every_parameter_gets_a_gradient(pixel_values):
-    model = make().train()
-    torch.nn.init.normal_(model.predictor.weight)
-    model(pixel_values).loss.backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
-
-
-def test_saved_encoder_goes_into_a_classifier(tmp_path, pixel_values):
+def test_saved_encoder_goes_into_a_classifier(tmp_path):
     model = make(patch_target="downsized")
     model.save_pretrained(tmp_path)
     again = HfViTForMaskedPatchPrediction.from_pretrained(tmp_path)
     assert again.config.patch_target == "downsized"
-    assert torch.equal(again.mask_token, model.mask_token)
+    assert_same_weights(again, model)
     classifier = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=7)
     assert not classifier.classifier.weight.any()
     assert_same_weights(classifier.vit, model.vit)

@@ -17,7 +17,7 @@ from hf_vit.models.configuration_hf_bit import ORIGINALS
 from hf_vit.models.packed_linear import FrozenConv2d, FrozenLinear, FrozenModelError
 
 from ..processes import finish, start
-from ..tiny_models import TINY, VARIANTS, images, randomize, save_tiny, tiny
+from ..tiny_models import TINY, images, randomize, save_tiny, tiny
 
 HAS_BFLOAT16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -28,15 +28,7 @@ def packs(monkeypatch):
     monkeypatch.setattr(packed_linear, "packing_is_faster", lambda weight: True)
 
 
-@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
-def model(request):
-    return tiny(**request.param)
-
-
-@pytest.fixture(params=["cls", "hybrid"])
-def either(request):
-    """A model with and without a ResNet stem."""
-    return tiny(**VARIANTS[request.param])
+with_and_without_a_stem = pytest.mark.parametrize("hybrid", [False, True])
 
 
 def packed(model) -> int:
@@ -46,10 +38,10 @@ def packed(model) -> int:
 @torch.no_grad()
 def test_outputs_equal_those_of_the_original_which_is_unchanged(model):
     expected = model(images(model), output_hidden_states=True)
-    before, modules, is_training = copy.deepcopy(model.state_dict()), list(model.modules()), model.train().training
+    before, modules = copy.deepcopy(model.state_dict()), list(model.train().modules())
     frozen = model.optimize_for_inference(batch_size=2)
     assert packed(frozen) >= 3 * 6 + 1
-    assert (model.training, frozen.training) == (is_training, False)
+    assert (model.training, frozen.training) == (True, False)
     ours = frozen(images(model), output_hidden_states=True)
     torch.testing.assert_close(ours.logits, expected.logits, rtol=0, atol=2e-5)
     torch.testing.assert_close(ours.hidden_states, expected.hidden_states, rtol=1e-5, atol=2e-5)
@@ -83,23 +75,18 @@ def test_every_activation(hidden_act):
 
 
 @torch.no_grad()
-def test_outputs_of_other_inputs():
-    """Patch sizes of a flexible model, images as patches, masked patches."""
-    flexible = tiny()
-    flexible.make_flexible()
-    native, masked = tiny(), randomize(HfViTForMaskedPatchPrediction(HfViTConfig(**TINY)))
-    patches = {"pixel_values": torch.randn(2, 30, 72), "spatial_shapes": torch.tensor([[5, 6], [3, 4]])}
-    inputs = [
-        (flexible, {"pixel_values": images(flexible), "patch_size": (5, 9)}),
-        (native, patches),
-        (masked, {"pixel_values": images(masked), "bool_masked_pos": torch.rand(2, 30) > 0.5}),
-    ]
-    for model, arguments in inputs:
-        frozen = model.optimize_for_inference()
-        torch.manual_seed(3)  # masked patches may be drawn
-        expected = model(**arguments).logits
-        torch.manual_seed(3)
-        torch.testing.assert_close(frozen(**arguments).logits, expected, rtol=1e-5, atol=5e-5)
+@pytest.mark.parametrize("kind", ["patch size", "patches", "masked"])
+def test_outputs_of_other_inputs(kind):
+    model = randomize(HfViTForMaskedPatchPrediction(HfViTConfig(**TINY))) if kind == "masked" else tiny()
+    inputs = {
+        "patch size": {"pixel_values": images(model), "patch_size": (5, 9)},
+        "patches": {"pixel_values": torch.randn(2, 30, 72), "spatial_shapes": torch.tensor([[5, 6], [3, 4]])},
+        "masked": {"pixel_values": images(model), "bool_masked_pos": torch.rand(2, 30) > 0.5},
+    }[kind]
+    if kind == "patch size":
+        model.make_flexible()
+    expected = model(**inputs).logits
+    torch.testing.assert_close(model.optimize_for_inference()(**inputs).logits, expected, rtol=1e-5, atol=5e-5)
 
 
 @torch.no_grad()
@@ -114,11 +101,13 @@ def test_other_dtypes(monkeypatch, dtype):
 
 
 @torch.no_grad()
-def test_autocast(either):
-    frozen = either.optimize_for_inference()
+@with_and_without_a_stem
+def test_autocast(hybrid):
+    model = tiny(hybrid)
+    frozen = model.optimize_for_inference()
     with torch.autocast("cpu", torch.bfloat16):
-        ours = frozen(images(either)).logits
-    torch.testing.assert_close(ours.float(), either(images(either)).logits, rtol=0.2, atol=0.2)
+        ours = frozen(images(model)).logits
+    torch.testing.assert_close(ours.float(), model(images(model)).logits, rtol=0.2, atol=0.2)
 
 
 def calls_that_need_the_weights(frozen, folder):
@@ -162,20 +151,19 @@ def test_everything_but_inference_raises_one_error(monkeypatch, tmp_path, is_pac
     assert not before.requires_grad
 
 
-def test_moves_that_change_nothing_and_eval_are_accepted(either):
-    frozen = either.optimize_for_inference()
-    assert frozen.to("cpu").to(torch.float32).float().eval() is frozen
-    assert (frozen.dtype, frozen.device, frozen.config) == (either.dtype, either.device, either.config)
-
-
 @torch.no_grad()
-def test_later_changes_of_the_original_are_not_seen(either):
-    frozen = either.optimize_for_inference()
-    before = frozen(images(either)).logits
-    for parameter in either.parameters():
+@with_and_without_a_stem
+def test_a_frozen_model_stays_as_it_is(hybrid):
+    """Moves that change nothing are accepted; later changes of the original are not seen."""
+    model = tiny(hybrid)
+    frozen = model.optimize_for_inference()
+    assert frozen.to("cpu").to(torch.float32).float().eval() is frozen
+    assert (frozen.dtype, frozen.device, frozen.config) == (model.dtype, model.device, model.config)
+    before = frozen(images(model)).logits
+    for parameter in model.parameters():
         parameter.mul_(1.25)
-    either.config.num_attention_heads = 1
-    assert torch.equal(frozen(images(either)).logits, before)
+    model.config.num_attention_heads = 1
+    assert torch.equal(frozen(images(model)).logits, before)
 
 
 @torch.no_grad()
@@ -201,8 +189,7 @@ def test_pipelines_and_trainers_predict_with_a_frozen_model(tmp_path):
     classify = pipeline("image-classification", model=str(folder), image_processor=str(folder), device="cpu")
     model, processor = classify.model, classify.image_processor
     frozen = model.optimize_for_inference()
-    picture = torch.randint(256, (3, 25, 40), dtype=torch.uint8)
-    pixel_values = processor(picture, return_tensors="pt").pixel_values
+    pixel_values = processor(torch.randint(256, (3, 25, 40), dtype=torch.uint8), return_tensors="pt").pixel_values
     classify = pipeline("image-classification", model=frozen, image_processor=processor, device="cpu")
     assert classify.model is frozen
     trainer = Trainer(frozen, TrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none"))

@@ -1,28 +1,23 @@
 """Images of any size, and images of several shapes in one batch."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
-from hf_vit.models.flexible_sizes import unpatchify
-from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor, patchify
+from hf_vit.models.image_processing_hf_vit import patchify
 
 from ..tiny_models import VARIANTS, tiny
 
-NATIVE = {
-    "cls": {},
-    "mean": {"pooling": "mean"},
-    "map": {"pooling": "map", "use_cls_token": True},
-    "sincos": {"position_embedding_type": "sincos2d", "hidden_size": 16, "representation_size": 5},
-    "no positions": {"position_embedding_type": "none"},
-    "hybrid": {"hybrid": True},
-}
-POSITIONS = {
+MODELS = {
     **VARIANTS,
     "1-D shared": {"position_embedding_placement": "every_layer_shared"},
+    "map and class token": {"pooling": "map", "use_cls_token": True},
     "2-D shared": {"position_embedding_type": "learned2d", "position_embedding_placement": "every_layer_shared"},
 }
+NATIVE = ["cls", "mean", "map and class token", "sincos", "no positions", "learned2d", "hybrid"]
 GRIDS = [(3, 5), (5, 6), (3, 5), (7, 2), (1, 1)]
 
 
@@ -49,20 +44,13 @@ def as_patches(config, images) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("fields", NATIVE.values(), ids=NATIVE)
-def test_images_of_several_shapes_equal_each_alone(fields, attention):
-    check_together_equals_alone(tiny(**fields), attention)
-
-
-@pytest.mark.slow
-@torch.no_grad()
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # flex attention in transformers and torch has its own
-def test_flex_attention_has_a_block_mask():
-    check_together_equals_alone(tiny(hidden_size=16, pooling="mean", num_hidden_layers=1), "flex_attention")
-
-
-def check_together_equals_alone(model, attention):
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [*product(NATIVE, ("eager", "sdpa")), pytest.param("sincos", "flex_attention", marks=pytest.mark.slow)],
+)
+def test_images_of_several_shapes_equal_each_alone(name, attention):
+    model = tiny(**MODELS[name])
     images = photographs(model.config)
     alone = torch.cat([model(image[None]).logits for image in images])
     model.set_attn_implementation(attention)
@@ -71,20 +59,6 @@ def check_together_equals_alone(model, attention):
     together = model(**as_patches(model.config, images)).logits
     assert len(embedded) == 1  # with sharded weights every process must make the same number of calls
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_native_batches_of_the_processor_equal_single_images():
-    model = tiny(patch_size=4, image_size=20)
-    processor = HfViTImageProcessor(size=20, patch_size=4)
-    images = [
-        np.random.default_rng(i).integers(0, 255, size, np.uint8) for i, size in enumerate([(9, 30, 3), (50, 7, 3)])
-    ]
-    batch = processor(images, preset="native", max_num_patches=30, return_tensors="pt")
-    logits = model(**batch).logits
-    for index, (rows, columns) in enumerate(batch.spatial_shapes.tolist()):
-        image = unpatchify(batch.pixel_values[index : index + 1, : rows * columns], (rows, columns), (4, 4))
-        torch.testing.assert_close(model(image).logits[0], logits[index], rtol=0, atol=1e-5)
 
 
 def test_patches_of_the_wrong_size_are_refused():
@@ -97,13 +71,11 @@ def test_patches_of_the_wrong_size_are_refused():
 
 @torch.no_grad()
 def test_saves_record_the_trained_size_and_the_history(tmp_path):
-    tiny().save_pretrained(tmp_path / "20x36")
-    AutoModelForImageClassification.from_pretrained(tmp_path / "20x36", image_size=(40, 54)).save_pretrained(
-        tmp_path / "b"
-    )
-    back = AutoModelForImageClassification.from_pretrained(tmp_path / "b", image_size=(20, 36))
-    back.save_pretrained(tmp_path / "c")
-    config = AutoModelForImageClassification.from_pretrained(tmp_path / "c").config
+    tiny().save_pretrained(tmp_path)
+    for image_size in ((40, 54), (20, 36)):
+        model = AutoModelForImageClassification.from_pretrained(tmp_path, image_size=image_size)
+        model.save_pretrained(tmp_path)
+    config = AutoModelForImageClassification.from_pretrained(tmp_path).config
     assert [tuple(size) for size in config.image_size_history] == [(20, 36), (40, 54)]
     assert tuple(config.image_size) == (20, 36)
 
@@ -113,14 +85,11 @@ def test_saves_record_the_trained_size_and_the_history(tmp_path):
     ("name", "method"),
     [
         *(("cls", method) for method in ("jax", "jax_exact", "bilinear", "bicubic")),
-        ("learned2d", "bicubic"),
-        ("1-D shared", "jax"),
-        ("relative", "bicubic"),
-        ("axial", "jax"),
+        *(("learned2d", "bicubic"), ("1-D shared", "jax"), ("relative", "bicubic"), ("axial", "jax")),
     ],
 )
 def test_exports_with_dynamic_height_and_width(name, method):
-    model = tiny(**POSITIONS[name], position_interpolation=method)
+    model = tiny(**MODELS[name], position_interpolation=method)
     batch, rows, columns = (torch.export.Dim(name, min=2, max=64) for name in ("batch", "rows", "columns"))
     shapes = {"pixel_values": {0: batch, 2: 4 * rows, 3: 6 * columns}}
     program = torch.export.export(model, (torch.randn(2, 3, 12, 24),), dynamic_shapes=(*shapes.values(),), strict=False)
@@ -136,7 +105,7 @@ def test_exports_with_dynamic_height_and_width(name, method):
 @pytest.mark.parametrize("name", ["cls", "2-D shared", "relative", "axial"])
 def test_compiles_for_any_size(name):
     torch.compiler.reset()  # other tests compile the same code for other models
-    model = tiny(**POSITIONS[name])
+    model = tiny(**MODELS[name])
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
     for size in ((2, 3, 20, 36), (2, 3, 24, 42), (3, 3, 32, 18)):
         pixel_values = torch.randn(size)
@@ -163,16 +132,12 @@ def test_frozen_position_embeddings_stay_frozen_at_another_size(positions, train
     ids=[".data", "numpy", "fused optimizer"],
 )
 def test_resampled_positions_follow_changes_without_a_version_counter(change):
-    model = tiny().eval()
-    height, width = patch_pixels(model.config)
-    images = torch.randn(2, 3, 3 * height, 7 * width)
+    model, images = tiny(), torch.randn(2, 3, 3 * 4, 7 * 6)
     table = model.base_model.embeddings.position_embeddings
     with torch.no_grad():
         before = model(images).logits
         table.grad = torch.ones_like(table) * torch.arange(table.shape[1])[None, :, None]
         change(table)
         after = model(images).logits
-    with torch.enable_grad():  # which keeps nothing
-        expected = model(images).logits
     assert not torch.equal(after, before)
-    torch.testing.assert_close(after, expected.detach())
+    torch.testing.assert_close(after, model(images).logits.detach())  # with gradients nothing is kept
