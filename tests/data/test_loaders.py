@@ -265,15 +265,11 @@ def test_another_thread_makes_batches_a_few_ahead():
     assert threading.current_thread() not in {thread for _, thread in made}
     ahead.close()
     assert not made[0][1].is_alive()
+    assert list(prefetch(iter(range(7)))) == list(range(7))
 
 
 def test_an_error_of_the_thread_comes_after_the_batches_before_it():
-    def batches():
-        yield 1
-        raise OSError("no such shard")
-
-    ahead = prefetch(batches())
+    ahead = prefetch(1 // number for number in (1, 0))
     assert next(ahead) == 1
-    with pytest.raises(OSError, match="shard"):
+    with pytest.raises(ZeroDivisionError):
         next(ahead)
-    assert list(prefetch(iter(range(7)))) == list(range(7))

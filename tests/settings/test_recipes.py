@@ -19,16 +19,12 @@ def test_command_line_values_have_the_type_of_their_field():
 
 
 def test_yaml_and_command_line_agree_and_the_command_line_wins(tmp_path):
+    """Its epochs replace the steps of the recipe."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("learning_rate: 1e-3\nmixed_precision: no\nsteps: 9\nmodel: m\ndataset: d\noutput_dir: o\n")
     settings = parse_settings(FinetuneSettings, ["--recipe", str(recipe), "--steps", "5"])
     assert (settings.learning_rate, settings.mixed_precision, settings.steps) == (0.001, "no", 5)
-
-
-def test_epochs_on_the_command_line_replace_the_steps_of_the_recipe(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("steps: 9\n")
-    settings = parse_settings(FinetuneSettings, ["--recipe", str(recipe), *ENOUGH[:-2], "--epochs", "1.5"])
+    settings = parse_settings(FinetuneSettings, ["--recipe", str(recipe), "--epochs", "1.5"])
     assert (settings.steps, settings.epochs) == (None, 1.5)
 
 
