@@ -155,24 +155,10 @@ def growth_of(action) -> int:
 MODEL = {"hidden_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 22}
 MODEL |= {"image_size": 8, "patch_size": 4}
 # 1,437 digits are 60 steps of 24 an epoch; 70 steps end in the second one
-DIGITS = {
-    "dataset": "digits",
-    "eval_split": "test[:103]",
-    "config": json.dumps(MODEL),
-    "batch_size": 24,
-    "per_device_batch_size": 6,
-    "crop_area": "0.6,1",
-    "flip": "false",
-    "learning_rate": 0.05,
-    "warmup_steps": 5,
-    "steps": 70,
-    "log_every": 1,
-    "eval_every": 25,
-    "save_every": 9,
-    "eval_batch_size": 32,
-    "num_workers": 1,
-    "report_to": "none",
-}
+DIGITS = {"dataset": "digits", "eval_split": "test[:103]", "config": json.dumps(MODEL), "report_to": "none"}
+DIGITS |= {"batch_size": 24, "per_device_batch_size": 6, "crop_area": "0.6,1", "flip": "false", "learning_rate": 0.05}
+DIGITS |= {"warmup_steps": 5, "steps": 70, "log_every": 1, "eval_every": 25, "save_every": 9, "eval_batch_size": 32}
+DIGITS |= {"num_workers": 1}
 ONE_STEP = {**DIGITS, "steps": 1, "warmup_steps": 0, "num_workers": 0}
 
 

@@ -43,13 +43,13 @@ def colors(tmp_path_factory):
     root, rng = tmp_path_factory.mktemp("colors"), np.random.default_rng(3)
     for split, count in (("train", 12), ("test", 7)):
         for name, color in COLORS.items():
+            (root / split / name).mkdir(parents=True)
             for number in range(count):
-                swap = {"blue": "red", "red": "blue"}.get(name)
-                is_swapped = split == "test" and f"{swap}/{name}-{number}.png" in SWAPPED
-                folder = root / split / (swap if is_swapped else name)
-                folder.mkdir(parents=True, exist_ok=True)
                 pixels = np.clip(np.array(color) + rng.integers(-60, 60, (20, 36, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{name.strip('<>')}-{number}.png")
+                Image.fromarray(pixels).save(root / split / name / f"{name.strip('<>')}-{number}.png")
+    for file in SWAPPED:
+        name = file.split("/")[1]
+        (root / "test" / name.split("-")[0] / name).rename(root / "test" / file)
     return root
 
 
