@@ -1,5 +1,7 @@
 import logging
+import os
 import signal
+import textwrap
 import threading
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ from .doc_fixtures import write_documents_folder
 from .http_servers import Server
 from .local_hub import Clients, LocalHub
 from .paths import GOLDENS, SHARED
-from .processes import stop_server
+from .processes import ForkServer, stop_server
 from .tiny_models import VARIANTS, save_quantized, save_tiny
 
 torch.set_num_threads(1)  # the tests run in two processes; threads that wait for each other cost more than they give
@@ -89,6 +91,31 @@ def run_command(capsys):
         return printed.err if status else printed.out
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_without_hf_vit(tmp_path_factory):
+    """Runs code next to a folder, its argument, in a process that has transformers and cannot import hf_vit."""
+    home = tmp_path_factory.mktemp("home")
+    offline = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+    server = ForkServer(home / "runs", {**os.environ, **offline}, has_hf_vit=False)
+
+    def run(code: str, folder: Path) -> str:
+        modules = folder.parent / "modules"  # where transformers keeps the code of folders
+        modules.mkdir()
+        prelude = f"""
+            import sys
+            from transformers import dynamic_module_utils
+            sys.modules["hf_vit"], sys.argv = None, ["", {str(folder)!r}]
+            dynamic_module_utils.HF_MODULES_CACHE = {str(modules)!r}
+        """
+        process = server.start(textwrap.dedent(prelude) + textwrap.dedent(code), cwd=folder.parent)
+        printed, error = process.wait()
+        assert process.status == 0, error
+        return printed
+
+    yield run
+    server.stop()
 
 
 @pytest.fixture

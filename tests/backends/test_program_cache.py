@@ -14,30 +14,20 @@ def own_cache(tmp_path, monkeypatch):
 
 
 class Maker:
-    """Functions of a program that is a text, and the number of times that it was made."""
+    """Makes a program that is a text, and counts how often."""
 
-    def __init__(self):
-        self.made = 0
+    made = 0
 
     def make(self, folder):
         self.made += 1
         (folder / "program").write_text("x" * 200)
 
-    def load(self, folder):
-        return (folder / "program").read_text()
-
-    def get(self, identity="a"):
-        return cached(identity, self.make, self.load)
-
-
-def break_bytes(entry):
-    content = bytearray((entry / "program").read_bytes())
-    content[len(content) // 2] ^= 1
-    (entry / "program").write_bytes(content)
+    def get(self, identity="a", load=lambda folder: (folder / "program").read_text()):
+        return cached(identity, self.make, load)
 
 
 DAMAGES = {
-    "a bit": break_bytes,
+    "a bit": lambda entry: (entry / "program").write_text("x" * 100 + "y" + "x" * 99),
     "gone": lambda entry: (entry / "program").unlink(),
     "no JSON": lambda entry: (entry / "manifest.json").write_text("hf_vit"),
 }
@@ -53,42 +43,38 @@ def test_a_damaged_entry_is_made_again(damage):
     assert maker.made == 2
 
 
-def test_programs_without_an_identity_are_not_cached():
-    maker = Maker()
-    assert maker.get(None) == maker.get(None) == "x" * 200
-    assert maker.made == 2
-    assert not cache_folder().exists()
-
-
 def test_an_entry_that_cannot_be_loaded_is_converted_again():
     maker = Maker()
 
     def load(folder):
         if maker.made < 2:
             raise RuntimeError("of another version")
-        return maker.load(folder)
+        return (folder / "program").read_text()
 
     with pytest.raises(RuntimeError):
-        cached("a", maker.make, load)
+        maker.get("a", load)
     assert not list(cache_folder().glob("*"))
-    assert cached("a", maker.make, load) == cached("a", maker.make, load) == "x" * 200
+    assert maker.get("a", load) == maker.get("a", load) == "x" * 200
     assert maker.made == 2
 
 
 def test_the_least_recently_used_entries_are_deleted(monkeypatch):
     monkeypatch.setenv("HF_VIT_PROGRAM_CACHE", str(2500 / 2**30))
 
-    def use(name):
-        time.sleep(0.01)
-        cached(name, lambda folder: (folder / "program").write_bytes(bytes(1000)) and None, lambda folder: folder)
+    def make(folder):
+        (folder / "program").write_bytes(bytes(1000))
 
     for name in ("a", "b", "a", "c"):
-        use(name)
+        time.sleep(0.01)
+        cached(name, make, lambda folder: folder)
     assert {entry.name for entry in cache_folder().iterdir()} == {"a", "c"}
 
 
-def test_the_cache_can_be_disabled(monkeypatch, tmp_path):
+def test_programs_that_are_not_cached(monkeypatch, tmp_path):
+    """Without an identity, with a limit of zero, and in a folder that cannot be made."""
     maker = Maker()
+    assert maker.get(None) == maker.get(None) == "x" * 200
+    assert maker.made == 2
     monkeypatch.setenv("HF_VIT_PROGRAM_CACHE", "0")
     assert maker.get() == "x" * 200
     assert not cache_folder().exists()

@@ -3,7 +3,6 @@
 import re
 
 from hf_vit import HfViTModel
-from hf_vit.cli import main
 
 from ..tiny_models import save_tiny, tiny
 
@@ -30,9 +29,8 @@ def test_each_precision_is_timed_and_compared_with_float32(tmp_path, run_command
         assert low <= difference <= high, name
 
 
-def test_a_folder_of_quantize_has_a_row_of_int8(quantized, capsys):
-    assert main(["benchmark", str(quantized), "--batch-sizes", "2", *QUICK]) == 0
-    assert "int8" in rows_of(capsys.readouterr().out)
+def test_a_folder_of_quantize_has_a_row_of_int8(quantized, run_command):
+    assert "int8" in rows_of(run_command(["benchmark", quantized, "--batch-sizes", "2", *QUICK]))
 
 
 def test_an_encoder_is_refused(tmp_path, run_command):

@@ -16,15 +16,9 @@ from ..paths import ROOT
 from ..processes import finish, start
 
 
-@pytest.fixture
-def photograph(tmp_path):
-    path = tmp_path / "photograph.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (31, 45, 3), np.uint8)).save(path)
-    return path
-
-
-def test_convert_predict_export(goldens, tmp_path, photograph, run_command):
-    folder, back = tmp_path / "folder", tmp_path / "back.npz"
+def test_convert_predict_export(goldens, tmp_path, run_command):
+    folder, back, photograph = (tmp_path / name for name in ("folder", "back.npz", "photograph.png"))
+    Image.effect_noise((45, 31), 80).save(photograph)
     assert "24,234" in run_command(["convert", goldens / "vit_token.npz", folder])
     printed = run_command(["predict", folder, photograph, photograph, "--top-k", 3, "--json"])
     lines = [json.loads(line) for line in printed.splitlines()]
@@ -36,11 +30,7 @@ def test_convert_predict_export(goldens, tmp_path, photograph, run_command):
     run_command(["export", folder, back, "--to", "jax"])
     assert "(48, 24)" in run_command(["convert", back, folder, "--overwrite", "--image-size", "48x24"])
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "back.npz", "photograph.png"}
-
-
-def test_a_position_grid_can_be_stated(goldens, tmp_path, run_command):
-    command = ["convert", goldens / "vit_token.npz", tmp_path / "out", "--position-grid", "2x8"]
-    assert "(16, 64)" in run_command(command)
+    assert "(16, 64)" in run_command(["convert", back, folder, "--overwrite", "--position-grid", "2x8"])
 
 
 @pytest.mark.parametrize(("output", "status", "said"), [
@@ -68,12 +58,14 @@ def test_too_little_memory_is_one_sentence(allocate, capsys):
 def test_a_full_disk_leaves_nothing(goldens, tmp_path):
     """The limit on the size of a file stands in for a full disk: the write fails in the middle."""
     arguments = ["convert", str(goldens / "vit_token.npz"), str(tmp_path / "out")]
-    code = (
-        "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from hf_vit.cli import main\nimport hf_vit.conversion, hf_vit.loading\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))\n"
-        f"raise SystemExit(main({arguments!r}))"
-    )
+    code = f"""
+import resource, signal
+import hf_vit.conversion, hf_vit.loading
+from hf_vit.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+raise SystemExit(main({arguments!r}))
+"""
     done = finish(start(code), check=False)
     assert done.returncode == 2, done.stderr
     assert "File too large" in done.stderr

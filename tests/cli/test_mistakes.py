@@ -8,18 +8,17 @@ import shutil
 import sys
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import hf_vit
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridForImageClassification, HfViTImageProcessor
+from hf_vit import HfViTForImageClassification, HfViTHybridForImageClassification, HfViTImageProcessor
 from hf_vit.cli import main
 from hf_vit.conversion import convert
 
 from ..paths import GOLDENS
-from ..tiny_models import save_tiny, tiny
+from ..photographs import write_colors
+from ..tiny_models import save_tiny, tiny, write_images
 
 # What is typed after `hf-vit`, in a folder with what `place` makes.
 COMMANDS = [
@@ -123,12 +122,9 @@ PYTHON = [
     lambda: HfViTForImageClassification.from_pretrained("noconfig"),
     lambda: hf_vit.load("model", output_loading_info=True),
     lambda: HfViTForImageClassification.from_pretrained("model", num_labels="ten"),
-    lambda: HfViTConfig(hidden_size=100, num_attention_heads=7),
     lambda: tiny()(torch.zeros(1, 20, 36, 3)),
     lambda: convert(cast("Any", tiny())),
-    lambda: HfViTImageProcessor(size="large"),
     lambda: HfViTImageProcessor()([]),
-    lambda: HfViTImageProcessor()(cast("Any", 3)),
 ]
 
 
@@ -160,13 +156,11 @@ def _made(tmp_path_factory):
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_bytes(content)
     (place / "empty").mkdir()
-    (place / "halfempty/train/dog").mkdir(parents=True)
-    pixels = np.random.default_rng(0).integers(0, 255, (24, 40, 3), np.uint8)
-    pets = [f"pets/{split}/{animal}/0.png" for split in ("train", "val") for animal in ("cat", "dog")]
-    half = [name.replace("pets", "halfempty") for name in pets if "train/dog" not in name]
-    for name in ("photo.png", "flat/0.png", *pets, *half):
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(place / name)
+    write_images(place / "flat", count=1)
+    write_colors(place / "pets", ("blue", "red"), train=1, val=1)
+    shutil.copytree(place / "pets", place / "halfempty")
+    (place / "halfempty/train/red/0.png").unlink()
+    shutil.copy(place / "flat/00.png", place / "photo.png")
     return place
 
 

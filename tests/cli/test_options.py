@@ -3,13 +3,11 @@
 import pytest
 
 from hf_vit.cli import main
-from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings, PretrainSettings
+from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.settings.options import parse_settings
 from hf_vit.settings.recipes import about_recipe, installed_recipes, read_recipe
 
 from ..paths import RECIPES
-
-PAGES = {"finetune": FinetuneSettings, "pretrain": PretrainSettings, "evaluate": EvaluateSettings}
 
 
 @pytest.mark.parametrize(
@@ -48,15 +46,14 @@ def test_a_recipe_by_its_name_or_as_a_base(tmp_path):
         read_recipe(tmp_path / "digits")
 
 
-def test_recipes_are_listed_with_hardware_and_expected_results(capsys, run_command):
+def test_recipes_are_listed_with_hardware_and_expected_results(run_command):
     listed = run_command(["recipes"])
     for name, path in installed_recipes().items():
         about = about_recipe(path)
         assert all(about), f"{name} does not say what it is, its hardware or what to expect"
         assert name in listed
         assert about[0] in listed
-    assert main(["recipes", "show", "digits"]) == 0
-    assert capsys.readouterr().out == (RECIPES / "digits.yaml").read_text()
+    assert run_command(["recipes", "show", "digits"]) == (RECIPES / "digits.yaml").read_text()
 
 
 def test_completion_of_commands_and_settings(run_command):

@@ -19,14 +19,13 @@ from ..processes import start
 
 DEMO = """
 import tempfile
-tempfile.tempdir = {folder!r}
 import hf_vit.demo.page
+from hf_vit.cli import main
 def write(models, output, **_):
     output.mkdir()
     (output / "index.html").write_text(" ".join(models))
-    (output / "page.json").write_text("{{}}")
+tempfile.tempdir = {folder!r}
 hf_vit.demo.page.write_static_page = write
-from hf_vit.cli import main
 raise SystemExit(main({arguments!r}))
 """
 
@@ -55,8 +54,7 @@ def test_the_page_is_served_until_a_signal_and_then_deleted(tmp_path, number, st
 
 
 def test_a_written_page_is_served_at_a_free_port_and_stays(tmp_path):
-    shown = tmp_path / "shown"
-    shown.mkdir()
+    (shown := tmp_path / "shown").mkdir()
     for name in ("index.html", "page.json", "worker.mjs"):
         (shown / name).write_text("mine")
     (tmp_path / "secret.txt").write_text("secret")

@@ -6,7 +6,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -90,19 +89,20 @@ def test_a_card_has_the_source_and_who_measured_each_result(goldens, tmp_path):
     assert "secret" not in card
 
 
-def test_a_card_of_a_training_run(folder):
-    run = {
-        "base_model": "./runs/before",
-        "dataset": "/home/me/pictures",
-        "metrics": {"accuracy": 0.5},
-    }
+def card_of_run(folder, **run) -> str:
+    """Return the card of the folder of a training run, without problems."""
     (folder / "card_data.json").write_text(json.dumps(run))
     card = render_folder_card(folder, license="mit")
+    assert check_card(card) == []
+    return card
+
+
+def test_a_card_of_a_training_run(folder):
+    card = card_of_run(folder, base_model="./runs/before", dataset="/home/me/pictures", metrics={"accuracy": 0.5})
     metadata = split_readme(card)[0]
     assert not {"base_model", "datasets"} & set(metadata)  # folders are no names on the Hub
     assert metadata["model-index"][0]["results"][0]["dataset"]["type"] == "pictures"
     assert "| pictures | accuracy | 50.00% |" in card.replace("/home/me/", "")
-    assert check_card(card) == []
 
 
 def test_a_card_shows_classes_and_figures_of_its_run(folder):
@@ -110,26 +110,19 @@ def test_a_card_shows_classes_and_figures_of_its_run(folder):
     markdown = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
     run = {"dataset": "me/garden", "metrics": {"accuracy": 0.8, "samples": 1503}, "num_classes": 2}
     run |= {"command": "hf-vit finetune --eval-split 'train[:20%]'", "date": "2026-11-22"}
-    (folder / "card_data.json").write_text(json.dumps(run))
-    before = render_folder_card(folder, license="mit")
+    before = card_of_run(folder, **run)
     run["classes"] = [{"name": "<b>|*a*", "images": 1500, "right": 1000}, {"name": "b_1_", "images": 3, "right": 3}]
     run["figures"] = ["confusion_matrix.png", "learning_curve.png"]
-    (folder / "card_data.json").write_text(json.dumps(run))
-    card = render_folder_card(folder, license="mit")
-    assert check_card(card) == []
+    card = card_of_run(folder, **run)
     assert card.count("train[:20%]") == 1  # the command stands once, below the table
     assert "| me/garden | images | 1,503 |" in card
     assert "2026-11-22" in card
     html = markdown.render(card)
-    table = html.split("by class:")[1].split("</table>")[0]
-    cells = ["&lt;b&gt;|*a*", "1,500", "66.7%", "b_1_", "3", "100.0%"]
-    assert re.findall(r"<td>(.*?)</td>", table) == cells
+    cells = re.findall(r"<td>(.*?)</td>", html.split("by class:")[1].split("</table>")[0])
+    assert cells == ["&lt;b&gt;|*a*", "1,500", "66.7%", "b_1_", "3", "100.0%"]
     assert re.findall(r'<img src="(.*?)" alt=".+?"', html) == run["figures"]
     assert [line for line in before.splitlines() if line not in card.splitlines()] == []
-    run |= {"num_classes": 37, "mistaken": [["a", "b", 4]], "figures": []}
-    (folder / "card_data.json").write_text(json.dumps(run))
-    card = render_folder_card(folder, license="mit")
-    assert check_card(card) == []
+    card = card_of_run(folder, **{**run, "num_classes": 37, "mistaken": [["a", "b", 4]], "figures": []})
     assert "| a | b | 4 |" in card
     assert "![" not in card
 
@@ -153,14 +146,14 @@ def test_rendering_again_changes_nothing_and_keeps_own_text(folder):
 
 def test_convert_writes_a_readme_with_loading_code(goldens, tmp_path, run_command):
     folder = tmp_path / "folder"
-    command = ["convert", str(goldens / "vit_token.npz"), str(folder)]
-    assert main(command) == 0
+    command = ["convert", goldens / "vit_token.npz", folder]
+    run_command(command)
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
     names = {}
     exec(code.replace("FOLDER", str(folder)), names)
     assert type(names["model"]).__name__ == "HfViTForImageClassification"
-    assert main([*command, "--overwrite"]) == 0  # what convert wrote is nobody's own text
-    assert main(["card", str(folder), "--write", "--license", "mit"]) == 0
+    run_command([*command, "--overwrite"])  # what convert wrote is nobody's own text
+    run_command(["card", folder, "--write", "--license", "mit"])
     card = (folder / "README.md").read_text()
     assert card.count(BEGIN) == 1
     (folder / "README.md").write_text(f"Mine.\n\n{BEGIN}\n{END}\n")
@@ -181,7 +174,7 @@ def test_the_example_of_a_card_runs(folder, bare, capsys, monkeypatch, tmp_path)
     if bare:
         model = HfViTModel.from_pretrained(folder)
         save_folder(folder, model, HfViTImageProcessor.from_pretrained(folder), overwrite=True)
-    Image.fromarray(np.random.default_rng(1).integers(0, 255, (31, 45, 3), np.uint8)).save(tmp_path / "cats.png")
+    Image.effect_noise((45, 31), 80).save(tmp_path / "cats.png")
     example = re.search(r"```python\n(.*?)```", render_folder_card(folder), re.DOTALL)[1]
     monkeypatch.chdir(tmp_path)
     with torch.inference_mode():
@@ -189,33 +182,22 @@ def test_the_example_of_a_card_runs(folder, bare, capsys, monkeypatch, tmp_path)
     assert ("torch.Size([1, 14])" if bare else "'score'") in capsys.readouterr().out
 
 
-GOOD = """---
-license: apache-2.0
----
-{begin}
-## Compute
-{end}
-"""
+GOOD = f"---\nlicense: apache-2.0\n---\n{BEGIN}\n## Compute\n{END}\n"
 
 
-def faults():
-    yield "license: apache-2.0\n", "", "license"
-    yield "apache-2.0", "Apache 2.0", "Apache 2.0"
-    yield "## Compute", "[More Information Needed]\n## Compute", "More Information Needed"
-
-
-@pytest.mark.parametrize(("good", "bad", "message"), list(faults()))
-def test_problems_of_a_card_are_found(good, bad, message):
-    card = GOOD.format(begin=BEGIN, end=END)
-    assert check_card(card) == []
-    (problem,) = check_card(card.replace(good, bad, 1))
-    assert message in problem
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [("license: apache-2.0\n", ""), ("apache-2.0", "Apache 2.0"), ("Compute", "[More Information Needed]")],
+)
+def test_problems_of_a_card_are_found(good, bad):
+    assert check_card(GOOD) == []
+    (problem,) = check_card(GOOD.replace(good, bad, 1))
+    assert (bad.strip("[]") or "license") in problem
 
 
 def test_card_command(folder, run_command):
     assert 'model="me/vit"' in run_command(["card", folder, "--license", "mit", "--name", "me/vit"])
     assert "license" in run_command(["card", folder, "--write"], status=2)
-    assert (folder / "README.md").read_text() == render_card(
-        {name: (folder / name).read_text() for name in ("config.json", "preprocessor_config.json")}, "folder"
-    )
+    texts = {name: (folder / name).read_text() for name in ("config.json", "preprocessor_config.json")}
+    assert (folder / "README.md").read_text() == render_card(texts, "folder")
     assert "config.json" in run_command(["card", folder.parent], status=2)

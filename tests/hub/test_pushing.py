@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import textwrap
 import time
 
 import pytest
@@ -26,6 +27,12 @@ def push(*arguments):
     return ["push", *arguments]
 
 
+def run_with(folder, client, code, **options):
+    """Run code of a client that has loaded a folder."""
+    imports = "import hf_vit\nfrom hf_vit import push_saved\nfrom tests.comparing import assert_same_weights\n"
+    return client(imports + f"model, processor = hf_vit.load({str(folder)!r})\n" + textwrap.dedent(code), **options)
+
+
 def test_pushed_and_loaded_in_a_fresh_cache(hub, client, folder, tmp_path):
     hub.fail("/api/models/alice/vit/commit/", "POST", status=503, times=2)
     output = client(push(folder, "vit", "--license", "mit"))
@@ -34,39 +41,29 @@ def test_pushed_and_loaded_in_a_fresh_cache(hub, client, folder, tmp_path):
     assert len(commits_of(hub, "alice/vit")) == 2  # the Hub's first one, and ours
     agents = {request["agent"] for request in hub.requests if "/commit/" in request["path"]}
     assert all("hf_vit/0." in agent and "torch/2." in agent and "transformers/5." in agent for agent in agents)
-    loaded = client(
-        f"""
-        import torch, hf_vit
+    code = """
         from pathlib import Path
         from huggingface_hub import model_info, snapshot_download
         from PIL import Image
         from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
 
-        here, there = (AutoModelForImageClassification.from_pretrained(name) for name in ({str(folder)!r}, "alice/vit"))
-        assert all(torch.equal(a, b) for a, b in zip(here.parameters(), there.parameters(), strict=True))
+        assert_same_weights(model, AutoModelForImageClassification.from_pretrained("alice/vit"))
         image = Image.effect_noise((50, 40), 99)
         assert len(pipeline("image-classification", model="alice/vit")(image, top_k=3)) == 3
-        features = AutoModel.from_pretrained("alice/vit")(**AutoImageProcessor.from_pretrained("alice/vit")(
-            image, return_tensors="pt")).pooler_output
-        assert features.shape == (1, 14)
+        pixels = AutoImageProcessor.from_pretrained("alice/vit")(image, return_tensors="pt")
+        assert AutoModel.from_pretrained("alice/vit")(**pixels).pooler_output.shape == (1, 14)
         info = model_info("alice/vit")
         assert (info.library_name, info.pipeline_tag) == ("hf_vit", "image-classification")
-        assert {{"hf_vit", "vit", "license:mit"}} <= set(info.tags)
-        print(sorted(file.name for file in Path(snapshot_download("alice/vit")).iterdir()))
-        """,
-        token=None,
-    )
-    assert loaded.splitlines()[-1] == str(
-        [".gitattributes", "README.md", "config.json", "manifest.json", "model.safetensors", "preprocessor_config.json"]
-    )
+        assert {"hf_vit", "vit", "license:mit"} <= set(info.tags)
+        print(*sorted(file.name for file in Path(snapshot_download("alice/vit")).iterdir()))
+    """
+    files = ".gitattributes README.md config.json manifest.json model.safetensors preprocessor_config.json"
+    assert run_with(folder, client, code, token=None).splitlines()[-1] == files
 
 
 def test_own_text_is_kept_and_replaced_weights_are_deleted(hub, client, folder, tmp_path):
-    code = f"""
+    code = """
     from huggingface_hub import HfApi, ModelCard
-    from hf_vit import HfViTForImageClassification, HfViTImageProcessor, push_saved
-
-    model = HfViTForImageClassification.from_pretrained({str(folder)!r})
     push_saved(model, "alice/vit", max_shard_size="4KB", private=True, tags=["flowers"], license="mit", code=True)
     names = set(HfApi().list_repo_files("alice/vit"))
     assert "model.safetensors.index.json" in names and "modeling_hf_vit.py" in names, names
@@ -74,10 +71,9 @@ def test_own_text_is_kept_and_replaced_weights_are_deleted(hub, client, folder, 
     card.text = "# Mine\\n\\nGrown in a garden.\\n" + card.text + "\\nThanks to my cat.\\n"
     card.data["thumbnail"] = "flower.png"
     card.push_to_hub("alice/vit")
-    commit = push_saved(HfViTImageProcessor.from_pretrained({str(folder)!r}), "alice/vit")
-    assert commit.commit_url.startswith(HfApi().endpoint)
+    assert push_saved(processor, "alice/vit").commit_url.startswith(HfApi().endpoint)
     """
-    client(code)
+    run_with(folder, client, code)
     assert "| vit_jax |" in readme_of(hub, "alice/vit")  # the processor came after its model
     client(push(folder, "alice/vit"))  # its license stands in the README there
     names = commits_of(hub, "alice/vit")[0]["files"]
@@ -92,16 +88,13 @@ def test_own_text_is_kept_and_replaced_weights_are_deleted(hub, client, folder, 
 
 
 def test_transformers_default_card_never_appears(hub, client, folder):
-    client(
-        f"""
-        from transformers import ViTConfig, ViTModel
-        from hf_vit import HfViTForImageClassification, push_saved
-        config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-        ViTModel(config).push_to_hub("alice/vit")
-        model = HfViTForImageClassification.from_pretrained({str(folder)!r})
-        push_saved(model, "alice/vit", tags=["mine"])
-        """
-    )
+    code = """
+    from transformers import ViTConfig, ViTModel
+    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    ViTModel(config).push_to_hub("alice/vit")
+    push_saved(model, "alice/vit", tags=["mine"])
+    """
+    run_with(folder, client, code)
     readme = readme_of(hub, "alice/vit")
     assert "More Information Needed" not in readme
     assert "# vit" in readme
@@ -125,39 +118,27 @@ def test_failures_are_one_sentence_and_commit_nothing(hub, client, folder, tmp_p
     hub.fail("/commit/", "POST", status=413, times=1)
     odd = shutil.copytree(folder, tmp_path / "odd")
     (odd / "README.md").write_text("---\nmetrics: 5\n---\n")
-    output = client(
+    client(
         f"""
-        import json
+        import pytest
         from huggingface_hub import HfApi
         from hf_vit import push
 
-        def refused(folder, *arguments, **options):
-            try:
+        def is_refused(message, folder, *arguments, **options):
+            with pytest.raises((OSError, ValueError), match=message):
                 push(folder, *arguments, license="mit", **options)
-            except (OSError, ValueError) as error:
-                return str(error)
 
         HfApi().create_repo("alice/taken")
         folder = {str(folder)!r}
-        print(json.dumps([
-            refused(folder, "alice/taken"),
-            refused(folder, "alice/taken", token="hf_wrong"),
-            refused(folder, "alice/taken", token="hf_bob"),
-            refused(folder, "alice/new", token="hf_reader"),
-            refused(folder, "alice/taken", private=True),
-            refused({str(tmp_path)!r}, "alice/taken"),
-            refused({str(odd)!r}, "alice/odd"),
-        ]))
+        is_refused("alice/taken", folder, "alice/taken")
+        is_refused("token", folder, "alice/taken", token="hf_wrong")
+        is_refused("create_pr", folder, "alice/taken", token="hf_bob")
+        is_refused("alice/new", folder, "alice/new", token="hf_reader")
+        is_refused("private", folder, "alice/taken", private=True)
+        is_refused("config.json", {str(tmp_path)!r}, "alice/taken")
+        is_refused("must be a string or an array of strings", {str(odd)!r}, "alice/odd")
         """
     )
-    full, wrong, other, reader, private, empty, metadata = json.loads(output.splitlines()[-1])
-    assert "alice/taken" in full
-    assert "token" in wrong
-    assert "create_pr" in other
-    assert "alice/new" in reader
-    assert "private" in private
-    assert "config.json" in empty
-    assert "must be a string or an array of strings" in metadata
     assert [repo_id for _, repo_id in hub.repos] == ["alice/taken"]
     assert len(commits_of(hub, "alice/taken")) == 1
     no_token = client(push(folder, "alice/taken", *MIT), status=2, token=None)
@@ -189,14 +170,7 @@ def test_a_killed_push_continues_where_it_stopped(hub, client, tmp_path):
     hub.faults.clear()
     client(push(tmp_path / "large", "alice/large", *MIT))
     assert len(uploads()) == len(shards)  # none of them a second time
-    client(
-        f"""
-        import torch
-        from hf_vit import HfViTForImageClassification as Model
-        here, there = Model.from_pretrained({str(tmp_path / "large")!r}), Model.from_pretrained("alice/large")
-        assert all(torch.equal(a, b) for a, b in zip(here.parameters(), there.parameters(), strict=True))
-        """
-    )
+    run_with(tmp_path / "large", client, "assert_same_weights(model, type(model).from_pretrained('alice/large'))")
 
 
 def test_two_pushes_at_the_same_time(hub, client, tmp_path):
@@ -215,41 +189,31 @@ def test_two_pushes_at_the_same_time(hub, client, tmp_path):
 
 
 def test_evaluation_results_reach_the_hub(hub, client, folder):
-    run = {
-        "base_model": "google/vit-base-patch16-224-in21k",
-        "dataset": "AI-Lab-Makerere/beans",
-        "eval_split": "test",
-        "metrics": {"accuracy": 0.875, "seconds": 12.5},
-        "command": "python training/finetune.py --dataset AI-Lab-Makerere/beans",
-        "date": "2026-11-21",
-    }
+    beans, base = "AI-Lab-Makerere/beans", "google/vit-base-patch16-224-in21k"
+    run = {"base_model": base, "dataset": beans, "eval_split": "test", "date": "2026-11-21"}
+    run |= {"metrics": {"accuracy": 0.875, "seconds": 12.5}, "command": f"finetune --dataset {beans}"}
     (folder / "card_data.json").write_text(json.dumps(run))
     client(push(folder, "alice/vit", "--license", "apache-2.0"))
     assert ".eval_results/hf_vit.yaml" not in commits_of(hub, "alice/vit")[0]["files"]  # the data set has no eval.yaml
-    client(
-        """
-        from huggingface_hub import HfApi
-        HfApi().create_repo("AI-Lab-Makerere/beans", repo_type="dataset")
-        benchmark = b"name: CIFAR-10\\ntasks:\\n- id: test\\n"
-        HfApi().upload_file(path_or_fileobj=benchmark, path_in_repo="eval.yaml", repo_id="AI-Lab-Makerere/beans",
-                            repo_type="dataset")
-        """,
-        token="hf_me",
-    )
+    code = f"""
+    from huggingface_hub import HfApi
+    HfApi().create_repo({beans!r}, repo_type="dataset")
+    benchmark = {{"path_in_repo": "eval.yaml", "path_or_fileobj": b"name: CIFAR-10\\ntasks:\\n- id: test\\n"}}
+    HfApi().upload_file(repo_id={beans!r}, repo_type="dataset", **benchmark)
+    """
+    client(code, token="hf_me")
     client(push(folder, "alice/vit", "--license", "apache-2.0"))
-    output = client(
-        """
-        from huggingface_hub import model_info
-        info = model_info("alice/vit", expand=["evalResults", "cardData"])
-        entry, = info.eval_results
-        result, = info.card_data.eval_results
-        print(entry.dataset_id, entry.value, result.metric_value, info.card_data.base_model, info.card_data.datasets)
-        """
-    )
-    assert output == "AI-Lab-Makerere/beans 0.875 0.875 google/vit-base-patch16-224-in21k ['AI-Lab-Makerere/beans']"
+    code = """
+    from huggingface_hub import model_info
+    info = model_info("alice/vit", expand=["evalResults", "cardData"])
+    entry, = info.eval_results
+    result, = info.card_data.eval_results
+    print(entry.dataset_id, entry.value, result.metric_value, info.card_data.base_model, info.card_data.datasets)
+    """
+    assert client(code) == f"{beans} 0.875 0.875 {base} {[beans]}"
     card = readme_of(hub, "alice/vit")
     assert "| accuracy | 87.50% |" in card
-    assert "```\npython training/finetune.py --dataset AI-Lab-Makerere/beans\n" in card
+    assert f"```\nfinetune --dataset {beans}\n" in card
     assert yaml.safe_load(card.split("---")[1])["license"] == "apache-2.0"
 
 
@@ -260,18 +224,17 @@ def test_a_push_for_readers_of_transformers_and_back(hub, client, folder, tmp_pa
     assert {"modules.json", "1_Pooling/config.json", "manifest.json", "README.md"} <= set(files)
     assert "library_name: transformers" in readme_of(hub, "alice/vit")
     assert "0 of 1" in readme_of(hub, "alice/vit")
-    client(
-        f"""
-        import hf_vit, torch
-        from huggingface_hub import snapshot_download
-        here, there = hf_vit.load({str(folder)!r}), hf_vit.load("alice/vit")
-        assert all(torch.equal(a, b) for a, b in zip(here[0].parameters(), there[0].parameters(), strict=True))
-        assert here[1].to_dict() == there[1].to_dict()
-        snapshot_download("alice/vit", local_dir={str(tmp_path / "back")!r})
-        """
-    )
+    back = str(tmp_path / "back")
+    code = f"""
+    from huggingface_hub import snapshot_download
+    its_model, its_processor = hf_vit.load("alice/vit")
+    assert_same_weights(model, its_model)
+    assert processor.to_dict() == its_processor.to_dict()
+    snapshot_download("alice/vit", local_dir={back!r})
+    hf_vit.push({back!r}, "alice/back", license="mit", save_for="hf_vit")
+    """
+    run_with(folder, client, code)
     assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "vit"
-    client(f"import hf_vit; hf_vit.push({str(tmp_path / 'back')!r}, 'alice/back', license='mit', save_for='hf_vit')")
     assert "library_name: hf_vit" in readme_of(hub, "alice/back")
     assert "modules.json" not in commits_of(hub, "alice/back")[0]["files"]
 
@@ -293,11 +256,7 @@ def test_an_incomplete_card_is_refused_unless_allowed(hub, client, folder):
     assert "model.safetensors" in commits_of(hub, "alice/vit")[0]["files"]
     client(push(folder, "alice/vit"), status=2)
     assert len(commits_of(hub, "alice/vit")) == 2
-    code = f"""
-        from hf_vit import HfViTForImageClassification, push_saved
-        push_saved(HfViTForImageClassification.from_pretrained({str(folder)!r}), "alice/other")
-    """
-    client(code)
+    run_with(folder, client, "push_saved(model, 'alice/other')")
     assert "model.safetensors" in commits_of(hub, "alice/other")[0]["files"]
 
 
@@ -311,22 +270,13 @@ def test_only_what_belongs_to_a_model_is_pushed_and_the_rest_is_named(hub, clien
     for name in ("conversion.json", "metrics.json"):
         (folder / name).write_text("{}")
     address = "https://me:hidden@example.org/x-{0..9}.tar?signature=hidden"
-    (folder / "card_data.json").write_text(
-        json.dumps({"dataset": address, "command": f"finetune --dataset '{address}'"})
-    )
+    run = {"dataset": address, "command": f"finetune --dataset '{address}'"}
+    (folder / "card_data.json").write_text(json.dumps(run))
     results = {"recipe.yaml", "learning_curve.png", "confusion_matrix.png", "vit.onnx"}
     for name in (*results, ".hf_vit"):
         (folder / name).write_text("part of it")
-    code = f"""
-        import contextlib, io
-        from hf_vit.cli import main
-        error = io.StringIO()
-        with contextlib.redirect_stderr(error):
-            assert main(["push", {str(folder)!r}, "alice/vit", "--license", "mit"]) == 0
-        print([line for line in error.getvalue().splitlines() if "id_rsa" in line])
-    """
-    said = client(code).splitlines()[-1]
-    assert ".env, .git, best, id_rsa, model.ckpt and 5 more" in said
+    _, error = client.begin(push(folder, "alice/vit", *MIT)).wait()
+    assert ".env, .git, best, id_rsa, model.ckpt and 5 more" in error
     ours = {"README.md", "model.safetensors", "metrics.json", "manifest.json", ".gitattributes", "card_data.json"}
     ours |= results | {"config.json", "preprocessor_config.json", "conversion.json"}
     assert set(commits_of(hub, "alice/vit")[0]["files"]) == ours
@@ -363,81 +313,65 @@ def test_the_manifest_lists_what_was_pushed_and_follows_later_pushes(hub, client
         content = (folder / name).read_bytes()
         assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     weights = manifest()["model.safetensors"]
-    client(
-        f"""
-        from hf_vit import HfViTImageProcessor, push_saved
-        processor = HfViTImageProcessor.from_pretrained({str(folder)!r}, image_mean=0.25)
-        push_saved(processor, "alice/vit")
-        """
-    )
+    run_with(folder, client, "processor.image_mean = [0.25] * 3; push_saved(processor, 'alice/vit')")
     pushed = read_file(hub, "alice/vit", "preprocessor_config.json")
     assert manifest()["preprocessor_config.json"]["sha256"] == hashlib.sha256(pushed).hexdigest()
     assert manifest()["model.safetensors"] == weights
-    client(
-        f"""
-        from hf_vit import HfViTForImageClassification, push_saved
-        model = HfViTForImageClassification.from_pretrained({str(folder)!r})
-        push_saved(model, "alice/vit", max_shard_size="4KB")
-        assert len(HfViTForImageClassification.from_pretrained("alice/vit").state_dict()) == len(model.state_dict())
-        """
-    )
+    code = """
+    push_saved(model, "alice/vit", max_shard_size="4KB")
+    assert_same_weights(model, type(model).from_pretrained("alice/vit"))
+    """
+    run_with(folder, client, code)
     assert "model.safetensors" not in manifest()
     assert "model.safetensors.index.json" in manifest()
 
 
 def test_plain_pushes_of_transformers_leave_a_repository_that_loads(hub, client, folder):
     client(push(folder, "alice/vit", *MIT))
-    client(
-        f"""
-        import hf_vit
-        model, processor = hf_vit.load({str(folder)!r})
-        model.classifier.weight.data += 1
-        processor.image_mean = [0.25] * 3
-        for part in (model, processor, model.config):
-            part.push_to_hub("alice/vit")
-            hf_vit.load("alice/vit")
-            hf_vit.push({str(folder)!r}, "alice/vit", license="mit")
-        change = model.push_to_hub("alice/vit", create_pr=True)
-        hf_vit.load("alice/vit", revision=change.pr_revision)
-        """
-    )
+    code = f"""
+    model.classifier.weight.data += 1
+    processor.image_mean = [0.25] * 3
+    for part in (model, processor, model.config):
+        part.push_to_hub("alice/vit")
+        hf_vit.load("alice/vit")
+        hf_vit.push({str(folder)!r}, "alice/vit", license="mit")
+    change = model.push_to_hub("alice/vit", create_pr=True)
+    hf_vit.load("alice/vit", revision=change.pr_revision)
+    """
+    run_with(folder, client, code)
 
 
 def test_a_damaged_download_is_refused_until_it_is_repeated(hub, client, folder):
     client(push(folder, "alice/vit", *MIT))
-    said = client(
-        """
-        from huggingface_hub import snapshot_download
-        from pathlib import Path
-        from hf_vit import HfViTForImageClassification as Model
+    code = """
+    import pytest
+    from huggingface_hub import snapshot_download
+    from pathlib import Path
+    from hf_vit import HfViTForImageClassification as Model
 
+    Model.from_pretrained("alice/vit")
+    file = Path(snapshot_download("alice/vit", local_files_only=True), "model.safetensors").resolve()
+    content = bytearray(file.read_bytes())
+    content[-20] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="model.safetensors"):
         Model.from_pretrained("alice/vit")
-        file = Path(snapshot_download("alice/vit", local_files_only=True), "model.safetensors").resolve()
-        content = bytearray(file.read_bytes())
-        content[-20] ^= 1
-        file.write_bytes(content)
-        try:
-            Model.from_pretrained("alice/vit")
-        except ValueError as error:
-            print(error)
-        Model.from_pretrained("alice/vit", force_download=True)
-        Model.from_pretrained("alice/vit", verify=True)
-        """
-    )
-    assert "model.safetensors" in said
+    Model.from_pretrained("alice/vit", force_download=True)
+    Model.from_pretrained("alice/vit", verify=True)
+    """
+    client(code)
 
 
 def test_a_permanent_upload_failure_is_one_sentence(hub, client, folder):
     hub.fail(".*", "PUT", status=500, times=10**6)
     code = f"""
-        import time
-        time.sleep = lambda seconds: None
-        from hf_vit.cli import main
-        raise SystemExit(main(["push", {str(folder)!r}, "alice/vit", "--license", "mit"]))
+    import time
+    time.sleep = lambda seconds: None
+    from hf_vit.cli import main
+    raise SystemExit(main(["push", {str(folder)!r}, "alice/vit", "--license", "mit"]))
     """
     error = client(code, status=2)
-    said = [line for line in error.splitlines() if line.startswith("hf-vit push: ")]
-    assert len(said) == 1
-    assert "injected fault" in said[0]
+    (said,) = [line for line in error.splitlines() if line.startswith("hf-vit push: ")]
+    assert "injected fault" in said
     assert "Traceback" not in error
     assert list(commits_of(hub, "alice/vit")[0]["files"]) == [".gitattributes"]

@@ -9,28 +9,16 @@ from PIL import Image
 from transformers import AutoModel
 
 import hf_vit
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data.augmentation import ArrayTransform, TrainTransform
 from hf_vit.data.loaders import channel_statistics
 from hf_vit.data.splits import open_named
-from hf_vit.models.configuration_hf_bit import HfBiTConfig
-from hf_vit.models.configuration_hf_vit import HfViTHybridConfig
 from hf_vit.models.image_reading import ImageReadingError, read_for_display, read_image
-from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
-from hf_vit.models.modeling_hf_vit import HfViTHybridForImageClassification
-from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from hf_vit.settings.fields import EvaluateSettings
 
 from ..photographs import encode
+from ..tiny_models import save_tiny, tiny, tiny_bit
 
-SIZES = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
-MODELS = {
-    "vit": lambda: HfViTForImageClassification(HfViTConfig(**SIZES, image_size=(16, 24), patch_size=8)),
-    "hybrid": lambda: HfViTHybridForImageClassification(
-        HfViTHybridConfig(**SIZES, image_size=(32, 64), patch_size=1, stem_depths=[1], stem_width=32)
-    ),
-    "bit": lambda: HfBiTForImageClassification(HfBiTConfig(embedding_size=32, depths=[1], image_size=(32, 40))),
-}
+MODELS = {"vit": tiny, "hybrid": lambda: tiny(hybrid=True), "bit": tiny_bit}
 
 
 def first_kernel(model) -> torch.Tensor:
@@ -50,16 +38,14 @@ def adapted(kernel: np.ndarray, channels: int) -> np.ndarray:
 def test_kernels_are_adapted_as_in_timm(kind, channels, tmp_path):
     model = MODELS[kind]()
     model.save_pretrained(tmp_path / "colors")
-    kernel = first_kernel(model).numpy()
     loaded = type(model).from_pretrained(tmp_path / "colors", num_channels=channels)
-    np.testing.assert_allclose(first_kernel(loaded).numpy(), adapted(kernel, channels), rtol=1e-6, atol=1e-7)
-    pixels = torch.randn(2, channels, 32, 64 if kind == "hybrid" else 40)
-    logits = loaded(pixels, interpolate_pos_encoding=True).logits if kind == "vit" else loaded(pixels).logits
+    expected = adapted(first_kernel(model).numpy(), channels)
+    np.testing.assert_allclose(first_kernel(loaded).numpy(), expected, rtol=1e-6, atol=1e-7)
     loaded.save_pretrained(tmp_path / "bands")
     again = type(model).from_pretrained(tmp_path / "bands")
     assert again.config.num_channels == channels
-    more = {"interpolate_pos_encoding": True} if kind == "vit" else {}
-    assert torch.equal(again(pixels, **more).logits, logits)
+    pixels = torch.randn(2, channels, *model.config.image_size)
+    assert torch.equal(again(pixels).logits, loaded(pixels).logits)
 
 
 def test_adaptation_equals_timm():
@@ -71,10 +57,9 @@ def test_adaptation_equals_timm():
 
 
 def test_auto_classes_and_load(tmp_path):
-    MODELS["vit"]().save_pretrained(tmp_path)
-    processor = HfViTImageProcessor(size={"height": 16, "width": 24}, image_mean=[0.1, 0.2, 0.3])
-    processor.save_pretrained(tmp_path)
-    assert AutoModel.from_pretrained(tmp_path, num_channels=4)(torch.randn(1, 4, 16, 24)).pooler_output.shape == (1, 12)
+    tiny().save_pretrained(tmp_path)
+    hf_vit.HfViTImageProcessor(size=[20, 36], image_mean=[0.1, 0.2, 0.3]).save_pretrained(tmp_path)
+    assert AutoModel.from_pretrained(tmp_path, num_channels=4)(torch.randn(1, 4, 20, 36)).pooler_output.shape == (1, 14)
     model, processor = hf_vit.load(tmp_path, num_channels=5)
     assert processor.image_mean == [0.1, 0.2, 0.3, 0.1, 0.2]
     pixels = processor(np.zeros((30, 20, 5), np.uint8), return_tensors="pt").pixel_values
@@ -84,9 +69,9 @@ def test_auto_classes_and_load(tmp_path):
 
 
 def test_a_model_that_predicts_pixels_keeps_its_channels(tmp_path):
-    HfViTForMaskedPatchPrediction(HfViTConfig(**SIZES, image_size=16, patch_size=8)).save_pretrained(tmp_path)
+    hf_vit.HfViTForMaskedPatchPrediction(tiny().config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="num_channels"):
-        HfViTForMaskedPatchPrediction.from_pretrained(tmp_path, num_channels=4)
+        hf_vit.HfViTForMaskedPatchPrediction.from_pretrained(tmp_path, num_channels=4)
 
 
 @pytest.fixture
@@ -94,20 +79,23 @@ def levels() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (7, 9, 6), dtype=np.uint8)
 
 
+def save_pages(file, levels: np.ndarray) -> None:
+    """Write a TIFF with a page for each channel."""
+    first, *others = (Image.fromarray(page) for page in np.moveaxis(levels, -1, 0))
+    first.save(file, save_all=True, append_images=others)
+
+
 def test_files_of_any_number_of_channels(levels, tmp_path):
     np.save(tmp_path / "last.npy", levels)
     np.save(tmp_path / "first.npy", levels.transpose(2, 0, 1))
-    pages = [Image.fromarray(levels[..., channel]) for channel in range(6)]
-    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
-    deep = [Image.fromarray(levels[..., channel].astype(np.uint16) * 257) for channel in range(6)]
-    deep[0].save(tmp_path / "deep.tif", save_all=True, append_images=deep[1:])
-    for channel, page in enumerate(pages):
-        page.save(tmp_path / f"{channel}.png")
+    save_pages(tmp_path / "pages.tif", levels)
+    save_pages(tmp_path / "deep.tif", levels.astype(np.uint16) * 257)
     files = [str(tmp_path / f"{channel}.png") for channel in range(6)]
+    for channel, file in enumerate(files):
+        Image.fromarray(levels[..., channel]).save(file)
     content = (tmp_path / "last.npy").read_bytes()
-    forms = ["last.npy", "first.npy", "pages.tif", "deep.tif"]
-    images = [*(str(tmp_path / form) for form in forms), {"channels": files}, content, {"bytes": content, "path": None}]
-    for image in images:
+    images = [str(tmp_path / name) for name in ("last.npy", "first.npy", "pages.tif", "deep.tif")]
+    for image in (*images, {"channels": files}, content, {"bytes": content, "path": None}):
         read = read_image(image, 6).permute(1, 2, 0).numpy()
         np.testing.assert_array_equal(read, levels, str(image)[:50])
 
@@ -124,30 +112,24 @@ def test_files_that_do_not_fit_are_refused(levels, tmp_path):
     np.save(tmp_path / "array.npy", levels)
     (tmp_path / "cut.npy").write_bytes((tmp_path / "array.npy").read_bytes()[:100])
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
-    pages = [Image.fromarray(levels[..., channel]) for channel in range(6)]
-    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
+    save_pages(tmp_path / "pages.tif", levels)
     for name, channels in (("array.npy", 5), ("cut.npy", 6), ("objects.npy", 6), ("pages.tif", 5)):
         with pytest.raises(ImageReadingError, match=name):
             read_image(str(tmp_path / name), channels, name=name)
-    pages[0].resize((3, 3)).save(tmp_path / "small.png")
-    pages[0].save(tmp_path / "large.png")
+    Image.new("L", (3, 3)).save(tmp_path / "small.png")
+    Image.new("L", (9, 7)).save(tmp_path / "large.png")
     with pytest.raises(ImageReadingError):
         read_image({"channels": [str(tmp_path / "small.png"), str(tmp_path / "large.png")]}, 2)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"crop": "inception"},
-        {"crop": "none"},
-        {"crop": "random", "resize": (20, 24)},
-        {"crop": "resmall", "resize": (18, 18)},
-    ],
-    ids=lambda options: options["crop"],
-)
-def test_arrays_are_augmented_as_color_images(options):
+CROPS = {"inception": {}, "none": {}, "random": {"resize": (20, 24)}, "resmall": {"resize": (18, 18)}}
+
+
+@pytest.mark.parametrize("crop", CROPS)
+def test_arrays_are_augmented_as_color_images(crop):
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (23, 31, 3), dtype=np.uint8))
-    colors, arrays = TrainTransform((12, 16), **options), ArrayTransform((12, 16), **options, num_channels=3)
+    options = {"size": (12, 16), "crop": crop, **CROPS[crop]}
+    colors, arrays = TrainTransform(**options), ArrayTransform(**options, num_channels=3)
     for seed in range(8):
         expected = colors.sample(image, np.random.default_rng(seed))["image"].astype(int)
         ours = arrays.load({"bytes": encode(image), "path": None}, np.random.default_rng(seed))["image"].astype(int)
@@ -179,12 +161,10 @@ def test_statistics_are_those_of_all_pixels(bands):
 
 
 def test_training_on_five_bands(bands, tmp_path, fresh_accelerator):
-    config = HfViTConfig(**SIZES, image_size=16, patch_size=8)
-    HfViTForImageClassification(config).save_pretrained(tmp_path / "model")
-    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "model")
+    model = save_tiny(tmp_path / "model", image_size=(16, 16), patch_size=8)
     settings = {"steps": 40, "warmup_steps": 4, "eval_every": 40, "batch_size": 24, "optimizer": "adamw"}
     settings |= {"learning_rate": 0.005, "num_workers": 0, "report_to": "none", "num_channels": 5}
-    metrics = hf_vit.finetune(tmp_path / "model", bands, tmp_path / "out", **settings)
+    metrics = hf_vit.finetune(model, bands, tmp_path / "out", **settings)
     assert metrics["accuracy"] == 1.0
     assert len(json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())["image_std"]) == 5
     files = sorted((bands / "test").glob("*/*.npy"))
@@ -194,7 +174,7 @@ def test_training_on_five_bands(bands, tmp_path, fresh_accelerator):
     hf_vit.finetune(tmp_path / "out", bands, tmp_path / "theirs", **few, save_for="transformers")
     assert json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"] == "vit"
     with pytest.raises(ValueError, match="randaugment"):
-        hf_vit.finetune(tmp_path / "model", bands, tmp_path / "no", **settings, randaugment_layers=2)
+        hf_vit.finetune(model, bands, tmp_path / "no", **settings, randaugment_layers=2)
     (bands / "train" / "class1" / "copy.npy").write_bytes((bands / "test" / "class1" / "00.npy").read_bytes())
     issues = hf_vit.audit(tmp_path / "out", bands, num_workers=0)
     assert [(one.image, one.other) for one in issues if one.issue == "leak"] == [

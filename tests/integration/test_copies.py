@@ -16,6 +16,7 @@ from hf_vit.conversion.recognition import recognize
 from hf_vit.conversion.source import Request
 
 from ..comparing import assert_same_file, assert_same_weights
+from ..doc_fixtures import FEW_STEPS
 from ..paths import PEERS, SHARED
 from ..photographs import write_colors
 from ..tiny_models import SIZES, randomize
@@ -25,20 +26,18 @@ NPZ, OF_TIMM = WEIGHTS / "Ti_16-imagenet2012-res_224.npz", WEIGHTS / "vit_tiny_p
 SMALL = {**SIZES, "hidden_size": 128, "num_labels": 11, "patch_size": 4, "image_size": 12}
 HYBRID = {**SMALL, "stem_depths": [2, 2, 2, 2], "stem_width": 32, "patch_size": 1, "image_size": 96}
 OF_ORIGINAL = "vit_models/imagenet21k+imagenet2012/ViT-B_16-224.npz"
-AS_IN_JAX = """
+OF_HYBRID = "vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz"
+NAME_IN_TIMM = "timm/vit_base_patch16_224.orig_in21k"
+SAME = """
 import torch, hf_vit
-def same(address):
+def same(address, npz):
+    (mine, processor), (theirs, its_processor) = map(hf_vit.conversion.convert, (address, npz))
     torch.manual_seed(0)
-    pixels = None
-    found = []
-    for name in (address, NPZ):
-        model, processor = hf_vit.conversion.convert(name)
-        size = model.config.image_size
-        pixels = torch.randn(2, 3, size, size) if pixels is None else pixels
-        output = model(pixels)
-        found.append((output[0].tolist(), processor.to_dict(), model.config.to_dict(), model.conversion_record))
-    (*mine, record), (*theirs, original) = found
-    assert mine == theirs
+    pixels = torch.randn(2, 3, theirs.config.image_size, theirs.config.image_size)
+    assert torch.equal(mine(pixels)[0], theirs(pixels)[0])
+    assert processor.to_dict() == its_processor.to_dict()
+    assert mine.config.to_dict() == theirs.config.to_dict()
+    record, original = mine.conversion_record, theirs.conversion_record
     assert record["fingerprint"] == original["fingerprint"] and record["source"] == address
     return record
 """
@@ -59,9 +58,9 @@ def with_bucket(server, code, **environment):
     )
 
 
-def upload(client, folder, name, token="hf_me"):
+def upload(client, folder, name):
     code = f"HfApi().upload_folder(repo_id={name!r}, folder_path={str(folder)!r})"
-    client(f"from huggingface_hub import HfApi\nHfApi().create_repo({name!r})\n{code}", token=token)
+    client(f"from huggingface_hub import HfApi\nHfApi().create_repo({name!r})\n{code}", token="hf_me")
 
 
 def mirror_of(npz, address, folder):
@@ -87,38 +86,36 @@ def real_copy(client, tmp_path):
 
 
 def test_the_real_copy_gives_the_originals_logits(client, closed_bucket, real_copy, tmp_path):
-    address, _ = real_copy
-    code = f"""
-{AS_IN_JAX}
-pixels = torch.randn(2, 3, 224, 224)
-copy, processor = hf_vit.load("augreg:Ti/16")
-again, _ = hf_vit.load({address!r})
-os.environ["HF_VIT_SOURCES"] = {str(tmp_path / "mirror")!r}
-original, its_processor = hf_vit.conversion.convert({address!r})
-print(torch.equal(copy(pixels).logits, original(pixels).logits), torch.equal(copy(pixels).logits, again(pixels).logits))
-print(processor.to_dict() == its_processor.to_dict(), copy.config.id2label == original.config.id2label)
-print(copy.config.id2label[281], copy.config.hidden_act, copy.config.layer_norm_eps, processor.preset)
-"""
-    lines = client(with_bucket(closed_bucket, code)).splitlines()
-    assert lines == ["True True", "True True", "tabby gelu_pytorch_tanh 1e-06 augreg"]
-    assert len(closed_bucket.requests) == 1  # converted once
-
-
-def test_commands_work_while_the_bucket_is_closed(client, closed_bucket, real_copy, tmp_path):
+    """In Python and in commands, and is converted once."""
     address, _ = real_copy
     Image.new("RGB", (40, 30), (200, 20, 20)).save(tmp_path / "cat.jpg")
     write_colors(tmp_path / "data", ("red", "blue"), train=1, test=1)
-    few_steps = "--epochs null --steps 2 --warmup_steps 0 --batch_size 2 --num_workers 0 --report_to none"
+    paths = ["--dataset", str(tmp_path / "data"), "--output-dir", str(tmp_path / "mine")]
     commands = [
-        ["convert", address, str(tmp_path / "ti16")],
         ["predict", "augreg:Ti/16", str(tmp_path / "cat.jpg"), "--top-k", "3"],
-        ["finetune", "--model", "augreg:Ti/16", "--dataset", str(tmp_path / "data"), "--output-dir",
-         str(tmp_path / "mine"), *few_steps.split()],
-    ]  # fmt: skip
-    code = f"from hf_vit.cli import main\nfor command in {commands!r}:\n    assert main(command) == 0, command"
+        ["finetune", "--model", "augreg:Ti/16", *paths, *FEW_STEPS.split()],
+    ]
+    code = f"""
+import os, torch, hf_vit
+from hf_vit.cli import main
+copy, processor = hf_vit.load("augreg:Ti/16")
+again, _ = hf_vit.load({address!r})
+for command in {commands!r}:
+    assert main(command) == 0, command
+assert main(["convert", {address!r}, {str(tmp_path / "ti16")!r}]) == 0
+os.environ["HF_VIT_SOURCES"] = {str(tmp_path / "mirror")!r}
+original, its_processor = hf_vit.conversion.convert({address!r})
+pixels = torch.randn(2, 3, 224, 224)
+assert torch.equal(copy(pixels).logits, original(pixels).logits)
+assert torch.equal(copy(pixels).logits, again(pixels).logits)
+assert processor.to_dict() == its_processor.to_dict() and copy.config.id2label == original.config.id2label
+print(copy.config.id2label[281], copy.config.hidden_act, copy.config.layer_norm_eps, processor.preset)
+"""
     output = client(with_bucket(closed_bucket, code))
-    assert "vit_tiny_patch16_224.augreg_in21k_ft_in1k" in output
+    assert output.splitlines()[-1] == "tabby gelu_pytorch_tanh 1e-06 augreg"
     assert output.count("cat.jpg") == 1
+    assert "vit_tiny_patch16_224.augreg_in21k_ft_in1k" in output
+    assert len(closed_bucket.requests) == 2  # converted once, and by the command
     assert fingerprint(tmp_path / "ti16") == fingerprint(NPZ)
     assert (tmp_path / "mine" / "model.safetensors").is_file()
 
@@ -128,14 +125,10 @@ def test_commands_work_while_the_bucket_is_closed(client, closed_bucket, real_co
     [
         (OF_ORIGINAL, HfViTForImageClassification(HfViTConfig(**SMALL)), export_timm),
         (OF_ORIGINAL, HfViTForImageClassification(HfViTConfig(**SMALL)), export_transformers),
-        (
-            "vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz",
-            HfViTHybridForImageClassification(HfViTHybridConfig(**HYBRID)),
-            export_timm,
-        ),
+        (OF_HYBRID, HfViTHybridForImageClassification(HfViTHybridConfig(**HYBRID)), export_timm),
     ],
     ids=["timm", "transformers", "hybrid"],
-)  # fmt: skip
+)
 def test_a_copy_computes_as_the_original(client, closed_bucket, tmp_path, address, model, write):
     randomize(model, std=0.1)
     export_jax(model, tmp_path / "model.npz")
@@ -147,22 +140,19 @@ def test_a_copy_computes_as_the_original(client, closed_bucket, tmp_path, addres
     name = next(name for name in copies if name.startswith("google/") == (write is export_transformers))
     upload(client, tmp_path / "copy", name)
     npz = mirror_of(tmp_path / "model.npz", address, tmp_path / "mirror")
-    code = f"{AS_IN_JAX}\nNPZ = {str(npz)!r}\nprint(same('gs://{address}')['copy'])"
+    code = f"{SAME}\nprint(same('gs://{address}', {str(npz)!r})['copy'])"
     assert name in client(with_bucket(closed_bucket, code))
 
 
 def test_missing_parts_of_a_copy_are_named(client, closed_bucket, tmp_path):
     model = randomize(HfViTForImageClassification(HfViTConfig(**SMALL)))
     export_timm(model, tmp_path / "copy")
-    upload(client, tmp_path / "copy", "timm/vit_base_patch16_224.orig_in21k")
+    upload(client, tmp_path / "copy", NAME_IN_TIMM)
     command = ["convert", "gs://vit_models/imagenet21k/ViT-B_16.npz", str(tmp_path / "out")]
     output = client(with_bucket(closed_bucket, f"from hf_vit.cli import main\nmain({command!r})"))
     assert "pre-logits" in output
     record = json.loads((tmp_path / "out" / "conversion.json").read_text())
-    assert record["copy"] == {
-        "name": "timm/vit_base_patch16_224.orig_in21k",
-        "without": ["pre-logits layer", "head of zeros"],
-    }
+    assert record["copy"] == {"name": NAME_IN_TIMM, "without": ["pre-logits layer", "head of zeros"]}
 
 
 def test_mirrors_come_first(client, closed_bucket, tmp_path):
@@ -171,8 +161,8 @@ def test_mirrors_come_first(client, closed_bucket, tmp_path):
     mirror_of(tmp_path / "model.npz", OF_ORIGINAL, tmp_path / "mirror")
     upload(client, tmp_path / "mirror", "me/mirror")
     mirrors = {"local": f"{tmp_path}/no,{tmp_path}/mirror", "hub": "hf://me/none, hf://me/mirror/"}
+    code = f"import hf_vit\nprint(hf_vit.conversion.convert('gs://{OF_ORIGINAL}')[0].conversion_record)"
     for name, sources in mirrors.items():
-        code = f"from hf_vit.conversion import convert\nmodel, _ = convert('gs://{OF_ORIGINAL}')\nprint(model.conversion_record)"
         output = client(with_bucket(closed_bucket, code, HF_VIT_SOURCES=sources))
         assert "'copy'" not in output, name
         assert f"'source': 'gs://{OF_ORIGINAL}'" in output, name

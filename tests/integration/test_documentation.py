@@ -8,18 +8,14 @@ import ast
 import doctest
 import hashlib
 import json
-import os
 import pkgutil
 import re
 import shlex
 import shutil
-import signal
-import time
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 import pytest
 from PIL import Image
@@ -35,12 +31,8 @@ from ..paths import ROOT
 from ..tiny_models import tiny
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "skills/hf-vit/SKILL.md",
-    *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
-]
+PAGES = ["README.md", "CONTRIBUTING.md", "skills/hf-vit/SKILL.md"]
+PAGES += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 NOT_RUN = re.compile("aot-inductor|predict .* https:")  # compiles for minutes, see test_programs.py; needs a network
 # Of the images of the fixtures, which resemble each other, all would be left out.
@@ -52,6 +44,7 @@ SHORTER = {  # word of a command line -> options that make its run short
     "masked_patch_prediction_small": FEW_STEPS,
     "bit_hyperrule_small": f"{FEW_STEPS} --decay_steps [1] --image_size 64 --resize 70",
     "benchmark": "--seconds 0",
+    "demo": "--static shown --overwrite",  # or it would be served until Ctrl+C, see tests/demo
     "quantize": "--min-agreement 0",  # of a model that was never trained
     "paper_i21k_b16": "--print_config",  # eight GPUs and ImageNet-21k
     "few_shot": "--shots [1,2] --seeds 1",
@@ -63,18 +56,14 @@ SUBSTITUTION = re.compile(r"\$\(hf-vit (.*?)\)")  # of a command by what it prin
 OPTIONAL = ("sentence_transformers", "timm", "torchao")
 
 
-class Block(NamedTuple):
-    language: str
-    text: str
-
-    def commands(self) -> list[str]:
-        lines = (line.split(" #")[0].strip() for line in self.text.replace("\\\n", " ").splitlines())
-        return [line.replace(REMOVED, "") for line in lines if line and not NOT_RUN.search(line)]
+def read_blocks(page: str) -> list[tuple[str, str]]:
+    """Return the language and the text of each block that runs."""
+    return [block for block in FENCE.findall((ROOT / page).read_text()) if block[0] in ("bash", "python")]
 
 
-def read_blocks(page: str) -> list[Block]:
-    blocks = (Block(*found) for found in FENCE.findall((ROOT / page).read_text()))
-    return [block for block in blocks if block.language in ("bash", "python")]
+def commands_of(text: str) -> list[str]:
+    lines = (line.split(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
+    return [line.replace(REMOVED, "") for line in lines if line and not NOT_RUN.search(line)]
 
 
 class Reader:
@@ -87,32 +76,20 @@ class Reader:
         return self.client(f"import os\nos.chdir({str(self.folder)!r})\n{code}", token="hf_me")
 
     def run_command(self, command: str) -> None:
-        command = SUBSTITUTION.sub(lambda found: f"'{self.run_python(print_of(found[1]))}'", command)
+        command = SUBSTITUTION.sub(lambda found: f"'{self.client(shlex.split(found[1]), token='hf_me')}'", command)
         program, *arguments = ("FOLDER" if word == "..." else word for word in shlex.split(command))
         arguments += [word for name in SHORTER if name in arguments for word in shlex.split(SHORTER[name])]
         if program == "accelerate":
-            self.run_python(f"arguments = {arguments[1:]!r}\n{LAUNCH}")
+            self.run_python(LAUNCH.format(arguments=arguments[1:]))
         elif program == "hf-vit":
-            run = self.show_page if arguments[0] == "demo" else self.run_python
-            run(f"from hf_vit.cli import main\nstatus = main({arguments!r})\nassert status == 0, status")
-
-    def show_page(self, code: str) -> None:
-        """Wait until it is shown, then end it with Ctrl+C."""
-        running = self.client.begin(f"import os\nos.chdir({str(self.folder)!r})\n{code}")
-        output = running.folder / "output"
-        while running.is_running() and not (output.exists() and "http://" in output.read_text()):
-            time.sleep(0.1)
-        with suppress(ProcessLookupError):
-            os.kill(running.pid, signal.SIGINT)
-        printed, error = running.wait()
-        assert running.status == 0, printed + error
+            self.run_python(f"from hf_vit.cli import main\nstatus = main({arguments!r})\nassert status == 0, status")
 
 
 # `accelerate launch` on one process.
 LAUNCH = """
 import os, runpy, sys
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-arguments = launch_command_parser().parse_args(arguments)
+arguments = launch_command_parser().parse_args({arguments!r})
 _validate_launch_command(arguments)
 os.environ["ACCELERATE_USE_CPU"] = "true"
 sys.argv = [arguments.training_script, *arguments.training_script_args]
@@ -132,10 +109,6 @@ def reader(page, hub, client, doc_fixtures, tmp_path):
     fill_hub(client, doc_fixtures, text)
     yield Reader(folder, client)
     shutil.rmtree(assets(client), ignore_errors=True)
-
-
-def print_of(arguments: str) -> str:
-    return f"from hf_vit.cli import main\nmain({shlex.split(arguments)!r})"
 
 
 def assets(client) -> Path:
@@ -166,16 +139,11 @@ def fill_hub(client, doc_fixtures: Path, text: str) -> None:
         "ILSVRC/imagenet-1k": ("dataset", images, "validation"),
         "AI-Lab-Makerere/beans": ("dataset", images, "test"),
     }
-    lines = [
-        f"""
-        HfApi().create_repo({name!r}, repo_type={kind!r})
-        HfApi().upload_folder(repo_id={name!r}, repo_type={kind!r}, folder_path={str(folder)!r}, path_in_repo={path!r})
-        """
-        for name, (kind, folder, path) in stored.items()
-        if name in text
-    ]
-    if lines:
-        client("\n        from huggingface_hub import HfApi\n" + "".join(lines), token="hf_me")
+    for name, (kind, folder, path) in stored.items():
+        if name in text:
+            of, what = {"repo_id": name, "repo_type": kind}, {"folder_path": str(folder), "path_in_repo": path}
+            calls = f"HfApi().create_repo(**{of})\nHfApi().upload_folder(**{of | what})"
+            client(f"from huggingface_hub import HfApi\n{calls}", token="hf_me")
 
 
 VARIABLES = """
@@ -189,12 +157,12 @@ model = hf_vit.HfViTForImageClassification.from_pretrained("ti16")
 """
 
 
-def prelude(blocks: list[Block]) -> str:
+def prelude(blocks: list[tuple[str, str]]) -> str:
     """The imports of all Python blocks of a page, and variables that they use."""
-    statements = [node for block in blocks if block.language == "python" for node in ast.parse(block.text).body]
-    imports = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
-    lines = [ast.unparse(node) for node in imports if not needs_missing_package(ast.unparse(node))]
-    uses_model = any("model" in block.text for block in blocks)
+    statements = [node for language, text in blocks if language == "python" for node in ast.parse(text).body]
+    imports = [ast.unparse(node) for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    uses_model = any("model" in text for _, text in blocks)
+    lines = [line for line in imports if not needs_missing_package(line)]
     return "\n".join([*lines, VARIABLES if uses_model else "", ""])
 
 
@@ -208,12 +176,12 @@ def needs_missing_package(code: str) -> bool:
 def test_every_block_of_a_page_runs(page, reader):
     blocks = read_blocks(page)
     imports = prelude(blocks)
-    for block in blocks:
-        if block.language == "bash":
-            for command in block.commands():
+    for language, text in blocks:
+        if language == "bash":
+            for command in commands_of(text):
                 reader.run_command(command)
-        elif not needs_missing_package(block.text):
-            reader.run_python(imports + block.text)
+        elif not needs_missing_package(text):
+            reader.run_python(imports + text)
 
 
 def test_options_in_the_text_of_a_page_exist(capsys):
@@ -272,8 +240,7 @@ def test_every_cell_of_a_notebook_runs(notebook, hub, client, doc_fixtures, tmp_
     shutil.copytree(doc_fixtures / "folder", folder)
     write_data_set(folder / "flowers")
     cells = [as_python(cell) for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
-    makes_it = any(re.search(r"""(?:npz", "|npz" )ti16\b""", cell) for cell in cells)
-    if makes_it:
+    if any(re.search(r"""(?:npz", "|npz" )ti16\b""", cell) for cell in cells):  # it makes this folder
         shutil.rmtree(folder / "ti16")
     client(RUN_CELLS.format(shorter=SHORTER_FUNCTIONS, folder=str(folder), cells=cells), token="hf_me")
 

@@ -1,9 +1,6 @@
 """Models in other libraries: pipelines, Trainer, PEFT, device maps, tensor parallelism."""
 
-import os
-import subprocess
 import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ import hf_vit
 from ..comparing import change_json
 from ..comparing import logits as logits_of
 from ..local_hub import readme_of
+from ..processes import finish, start
 
 
 @pytest.fixture
@@ -44,10 +42,10 @@ def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
     output = client(
         f"""
         import numpy as np, torch, hf_vit
+        from tests.comparing import assert_same_weights
         from transformers import Trainer, TrainingArguments
 
-        model = hf_vit.HfViTForImageClassification.from_pretrained({str(folder)!r})
-        processor = hf_vit.HfViTImageProcessor.from_pretrained({str(folder)!r})
+        model, processor = hf_vit.load({str(folder)!r})
         torch.manual_seed(0)
         labels = [0, 1] * 8
         data = [{{"pixel_values": torch.full((3, 20, 36), 2.0 * label - 1), "labels": label}} for label in labels]
@@ -62,13 +60,12 @@ def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
         after = trainer.evaluate()
         assert after["eval_loss"] < before / 2 and after["eval_accuracy"] == 1, (before, after)
         trainer.push_to_hub()
-        there = hf_vit.HfViTForImageClassification.from_pretrained("alice/trained")
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), there.parameters(), strict=True))
-        resumed = Trainer(hf_vit.HfViTForImageClassification.from_pretrained({str(folder)!r}), arguments,
-                          train_dataset=data, eval_dataset=data, processing_class=processor)
+        there, its_processor = hf_vit.load("alice/trained")
+        assert_same_weights(model, there)
+        resumed = Trainer(hf_vit.load({str(folder)!r})[0], arguments, train_dataset=data, eval_dataset=data)
         resumed.train(resume_from_checkpoint=True)
         assert resumed.state.global_step == 12
-        print(dict(hf_vit.HfViTImageProcessor.from_pretrained("alice/trained").size))
+        print(dict(its_processor.size))
         """
     )
     assert output.splitlines()[-1] == "{'height': 20, 'width': 36}"
@@ -83,59 +80,47 @@ def test_trainer_trains_evaluates_and_pushes(hub, client, folder, tmp_path):
 LORA = ["q_proj", "v_proj"]
 
 
-@pytest.mark.parametrize("kind", ["auto", "offloaded", "auto with little memory"])
+LAYERS = {"vit.embeddings": "cpu", "vit.layers.0": "cpu", "vit.layers.1": "disk", "vit.layers.2": "cpu"}
+DEVICE_MAPS = {
+    "auto": {"device_map": "auto"},
+    "offloaded": {"device_map": {**LAYERS, "vit.layernorm": "disk", "vit.pooler": "cpu", "classifier": "disk"}},
+    "auto with little memory": {"device_map": "auto", "max_memory": {"cpu": 14_000}},
+}
+
+
+@pytest.mark.parametrize("kind", DEVICE_MAPS)
 def test_device_maps(folder, pixel_values, tmp_path, kind):
     pytest.importorskip("accelerate")
-    layers = {"vit.embeddings": "cpu", "vit.layers.0": "cpu", "vit.layers.1": "disk", "vit.layers.2": "cpu"}
-    options = {
-        "auto": {"device_map": "auto"},
-        "offloaded": {"device_map": {**layers, "vit.layernorm": "disk", "vit.pooler": "cpu", "classifier": "disk"}},
-        "auto with little memory": {"device_map": "auto", "max_memory": {"cpu": 14_000}},
-    }[kind]
-    model = AutoModelForImageClassification.from_pretrained(folder, offload_folder=tmp_path / "disk", **options)
+    disk, options = tmp_path / "disk", DEVICE_MAPS[kind]
+    model = AutoModelForImageClassification.from_pretrained(folder, offload_folder=disk, **options)
     assert (kind == "auto") == ("disk" not in getattr(model, "hf_device_map", {}).values())
     expected = logits_of(AutoModelForImageClassification.from_pretrained(folder), pixel_values)
     torch.testing.assert_close(logits_of(model, pixel_values), expected)
 
 
 TENSOR_PARALLEL = """
-    import os, sys
-    import torch
-    import hf_vit
+import torch
+import hf_vit
 
-    torch.set_num_threads(1)
-    folder = sys.argv[1]
-    torch.distributed.init_process_group("gloo")
-    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    assert count == 2
-    model = hf_vit.HfViTForImageClassification.from_pretrained(folder, tp_plan="auto").eval()
-    weight = model.vit.layers[0].mlp.fc1.weight
-    local = weight.to_local() if hasattr(weight, "to_local") else weight
-    assert local.shape == (11, 14), local.shape  # half of the 22 rows
-    pixel_values = torch.load(f"{folder}/pixel_values.pt", weights_only=True)
-    with torch.inference_mode():
-        logits = model(pixel_values).logits
-    if rank == 0:
-        torch.save(logits, f"{folder}/logits.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    os._exit(0)  # gloo's threads can outlive the group, and then end the interpreter's own ending with SIGABRT
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+model = hf_vit.HfViTForImageClassification.from_pretrained({folder!r}, tp_plan="auto").eval()
+weight = model.vit.layers[0].mlp.fc1.weight
+local = weight.to_local() if hasattr(weight, "to_local") else weight
+assert local.shape == (11, 14), local.shape  # half of the 22 rows
+with torch.inference_mode():
+    logits = model(torch.load({folder!r} + "/pixel_values.pt", weights_only=True)).logits
+if torch.distributed.get_rank() == 0:
+    torch.save(logits, {folder!r} + "/logits.pt")
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-def test_tensor_parallel_on_two_processes(folder, pixel_values, tmp_path):
+def test_tensor_parallel_on_two_processes(folder, pixel_values):
     torch.save(pixel_values, folder / "pixel_values.pt")
-    (tmp_path / "parallel.py").write_text(textwrap.dedent(TENSOR_PARALLEL))
-    package = os.path.dirname(os.path.dirname(hf_vit.__file__))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "parallel.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    finish(start(TENSOR_PARALLEL.format(folder=str(folder)), processes=2))
     expected = logits_of(AutoModelForImageClassification.from_pretrained(folder), pixel_values)
     torch.testing.assert_close(torch.load(folder / "logits.pt", weights_only=True), expected)
 
@@ -170,22 +155,13 @@ def test_an_adapter_that_cannot_be_loaded(folder, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="PEFT"):
         hf_vit.HfViTForImageClassification.from_pretrained(tmp_path)
     settings = (tmp_path / "adapter_config.json").read_text()
-
-    def rewrite(**changes):
-        (tmp_path / "adapter_config.json").write_text(settings)
-        change_json(tmp_path / "adapter_config.json", **changes)
-
-    for wrong in (None, ["a"], {}):
-        rewrite(base_model_name_or_path=wrong, auto_mapping=["a"])
-        with pytest.raises(ValueError, match="base_model_name_or_path"):
+    changes = [({"base_model_name_or_path": wrong}, "base_model_name_or_path") for wrong in (None, ["a"], {})]
+    changes += [({"base_model_name_or_path": "gone"}, "gone"), ({"target_modules": ["fc1"]}, "adapter")]
+    for change, message in changes:
+        change_json(tmp_path / "adapter_config.json", auto_mapping=["a"], **change)
+        with pytest.raises((ValueError, OSError), match=message):
             hf_vit.load(tmp_path)
-    rewrite(base_model_name_or_path=str(tmp_path / "gone"))
-    with pytest.raises(OSError, match="gone"):
-        hf_vit.load(tmp_path)
-    rewrite(target_modules=["fc1"])
-    with pytest.raises(ValueError, match="adapter"):
-        hf_vit.load(tmp_path)
-    rewrite()
+        (tmp_path / "adapter_config.json").write_text(settings)
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match="hf_vit"):
         hf_vit.load(tmp_path)

@@ -8,15 +8,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from transformers import pipeline
 
 import hf_vit
 from hf_vit.analysis.inspection import inspect
-from hf_vit.cli import main
 from hf_vit.prediction import classify
 
-from ..tiny_models import save_tiny
+from ..tiny_models import save_tiny, write_images
 
 KINDS = {
     "multi-label": {"problem_type": "multi_label_classification"},
@@ -34,10 +32,7 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory):
-    pixels = np.random.default_rng(1).integers(0, 255, (31, 45, 3), np.uint8)
-    path = tmp_path_factory.mktemp("pictures") / "picture.png"
-    Image.fromarray(pixels).save(path)
-    return str(path)
+    return str(write_images(tmp_path_factory.mktemp("pictures") / "of one", count=1) / "00.png")
 
 
 @pytest.fixture
@@ -60,16 +55,13 @@ def close(expected):
 
 
 def test_functions_and_the_command(folder, picture, expected, run_command):
+    """The text is in percent unless it is a regression."""
     answers = pipeline("image-classification", model=str(folder), top_k=5)(picture)
     assert [(answer["label"], answer["score"]) for answer in answers] == close(expected)
     assert classify(*hf_vit.load(folder), [picture])[0] == close(expected)
     printed = json.loads(run_command(["predict", folder, picture, "--json"]))["predictions"]
     assert [(entry["label"], entry["score"]) for entry in printed] == close(expected)
-
-
-def test_the_text_is_in_percent_unless_it_is_a_regression(folder, picture, expected, capsys):
-    assert main(["predict", str(folder), picture]) == 0
-    shown = capsys.readouterr().out.splitlines()[1].split()[0]
+    shown = run_command(["predict", folder, picture]).splitlines()[1].split()[0]
     first = next(iter(expected.values()))
     is_regression = hf_vit.load(folder)[0].config.problem_type == "regression"
     assert shown == (f"{first:.4g}" if is_regression else f"{100 * first:.1f}%")

@@ -2,13 +2,12 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from ..paths import ROOT
+from ..paths import BROWSER, ROOT
 
 # The cells of the column with this name, from top to bottom.
 CELLS = """name => {
@@ -32,11 +31,10 @@ def test_the_site_has_no_dead_link_and_loads_nothing_from_elsewhere(tmp_path):
     assert re.findall(r"<link[^>]*rel=\"?stylesheet[^>]*href=\"?(?:https?:)?//[^>]*>", text) == []
     check_llms_txt(tmp_path)
     playwright = pytest.importorskip("playwright.sync_api")
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
-    if browser is None:
+    if BROWSER is None:
         pytest.skip("no browser is installed to try the tables; the rest passed")
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        chromium = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         check_tables(chromium.new_page(viewport={"width": 390, "height": 844}), tmp_path / "benchmarks")
 
 

@@ -16,67 +16,37 @@ from huggingface_hub import cached_assets_path
 PACKAGE = "transformers_tests"  # there they are called `tests`, as ours are
 # Neighbors of the common tests that the distribution leaves out: tests of text generation and of another exporter,
 # and what every configuration takes, for which any values do that are not the defaults.
+COMMON = {"return_dict": False, "output_hidden_states": True, "output_attentions": True, "chunk_size_feed_forward": 5}
+COMMON |= {"architectures": ["BertModel"], "id2label": {0: "label"}, "label2id": {"label": "0"}, "dtype": "float16"}
 LEFT_OUT = {
     "exporters.test_export": {"ExportTesterMixin": object},
     "generation.test_utils": {"GenerationTesterMixin": type("GenerationTesterMixin", (), {})},
-    "utils.test_configuration_utils": {
-        "config_common_kwargs": {
-            "return_dict": False,
-            "output_hidden_states": True,
-            "output_attentions": True,
-            "chunk_size_feed_forward": 5,
-            "architectures": ["BertModel"],
-            "id2label": {0: "label"},
-            "label2id": {"label": "0"},
-            "problem_type": "regression",
-            "dtype": "float16",
-        }
-    },
+    "utils.test_configuration_utils": {"config_common_kwargs": {**COMMON, "problem_type": "regression"}},
 }
 DOWNLOADS = types.ModuleType("fetch_hub_objects_for_ci")  # of its helper for its own CI
 DOWNLOADS.url_to_local_path = str
 
 
-class NotAvailableError(Exception):
-    """Error: the common tests are not available; the message gives the reason."""
-
-
 def fetch() -> Path:
-    """Return the folder `tests` of the source distribution of the installed transformers.
-
-    Raises:
-        NotAvailableError: the package index cannot be reached, or has no such distribution.
-    """
+    """Return the folder `tests` of the source distribution of the installed transformers; skip without a network."""
     version = transformers.__version__
     folder = cached_assets_path("hf_vit", "transformers_sdist", version)
     root = folder / f"transformers-{version}"
     with FileLock(folder / "lock"):  # the tests run in several processes
         if not root.is_dir():
-            _download(f"transformers=={version}", folder)
-            _unpack(folder / f"{root.name}.tar.gz", folder)
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+            command += ["--dest", str(folder), f"transformers=={version}"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"{root.name}.tar.gz cannot be fetched: {done.stderr}", allow_module_level=True)
+            with tarfile.open(folder / f"{root.name}.tar.gz") as file:
+                members = [member for member in file if member.name.split("/")[1:2] == ["tests"]]
+                file.extractall(folder, members, filter="data")
     return root / "tests"
 
 
-def _download(requirement: str, folder: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-    done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise NotAvailableError(f"the source distribution of {requirement} cannot be fetched: {reason}")
-
-
-def _unpack(archive: Path, folder: Path) -> None:
-    with tarfile.open(archive) as file:
-        members = [member for member in file if member.name.split("/")[1:2] == ["tests"]]
-        file.extractall(folder, members, filter="data")
-
-
 def load(*names: str) -> list[types.ModuleType]:
-    """Import some of its test modules without collecting their tests.
-
-    Raises:
-        NotAvailableError: see `fetch`.
-    """
+    """Import some of its test modules without collecting their tests."""
     _make_package(PACKAGE, [str(fetch())])
     sys.modules.setdefault("fetch_hub_objects_for_ci", DOWNLOADS)
     for name, content in LEFT_OUT.items():
