@@ -8,7 +8,7 @@ from hf_vit.conversion import ConversionError, convert, convert_to_folder, expor
 from hf_vit.models.flexible_sizes import resize_patch_kernel
 
 from ..comparing import assert_same_file, relative_gap
-from ..integration.test_goldens import capture
+from ..integration.test_goldens import record_stages
 from ..paths import MORE, golden_runs
 from ..tiny_models import load_model
 
@@ -29,8 +29,7 @@ def largest_gap(run: dict, model, expected, dtype: torch.dtype, suffix: str = ""
     """Difference of every stage, relative to its largest value."""
     rows, columns = np.multiply(run["grid"], run["patch_size"])
     images = torch.from_numpy(expected["images"]).permute(0, 3, 1, 2).to(dtype)[:, :, :rows, :columns]
-    stages: dict[str, torch.Tensor] = {}
-    capture(model, stages)
+    stages = record_stages(model)
     model(images, output_hidden_states=True)  # without, the last layer computes only what the logits need
     embeddings = model.base_model.embeddings
     kernel = embeddings.patch_embeddings.projection.weight
@@ -41,7 +40,7 @@ def largest_gap(run: dict, model, expected, dtype: torch.dtype, suffix: str = ""
         stages["with_posemb"] = stages["embedded"]
     names = [name for name in expected.files if name.endswith(suffix) and name.removesuffix(suffix) in stages]
     names = [name for name in names if suffix or not name.endswith("_f64")]
-    assert "logits" + suffix in names
+    assert {"pooled" + suffix, "logits" + suffix} <= set(names)
     ours = {name: stages[name.removesuffix(suffix)].reshape(expected[name].shape) for name in names}
     return {name: relative_gap(ours[name], expected[name]) for name in names}
 

@@ -41,13 +41,15 @@ def flags(tmp_path_factory):
 
 def test_folds(flags, tiny, tmp_path):
     """Mean and deviation are NumPy's over the runs; a second call resumes the folds; wrong numbers are refused."""
-    run = {**EVERY_RUN, "folds": 4}
+    run = {**EVERY_RUN, "folds": 4, "report_to": "tensorboard"}
     results = hf_vit.finetune(tiny, flags, tmp_path / "out", **run)
     assert [fold["samples"] for fold in results["folds"]] == [2] * 4
     losses = [fold["loss"] for fold in results["folds"]]
     expected = np.mean(losses), np.std(losses, ddof=1)
     assert (results["mean"]["loss"], results["deviation"]["loss"]) == pytest.approx(expected)
     assert results == json.loads((tmp_path / "out" / "folds.json").read_text(encoding="utf-8"))
+    logs = (tmp_path / "out").glob("**/training/events.out*")
+    assert {log.parent.parent.name for log in logs} == {"fold_1", "fold_2", "fold_3", "fold_4"}
     assert hf_vit.predict(tmp_path / "out" / "fold_4", sorted(flags.rglob("*.png")))
     again = hf_vit.finetune(tiny, flags, tmp_path / "out", **run, resume=True)
     assert again["mean"] == results["mean"]
