@@ -145,7 +145,7 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
         fold = f"fold {number} of {settings.folds}"
         own = replace(whole, eval_split=fold, output_dir=str(output / f"fold_{number}"))
         accelerator.print(fold)
-        accelerator.project_configuration.logging_dir = own.output_dir  # of TensorBoard
+        accelerator.project_configuration.logging_dir = str(own.output_dir)  # of TensorBoard
         found.append(_finetune(own, accelerator, split, parts, command))
         for tracker in accelerator.trackers:
             tracker.finish()  # Accelerate's `end_training` would end the processes, too
