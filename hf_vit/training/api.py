@@ -149,6 +149,7 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
         found.append(_finetune(own, accelerator, split, parts, command))
         for tracker in accelerator.trackers:
             tracker.finish()  # Accelerate's `end_training` would end the processes, too
+        accelerator.trackers.clear()
         accelerator.free_memory()
     names = [name for name in found[0] if not name.startswith(("train_", "best"))]
     names = [name for name in names if all(name in metrics for metrics in found)]
