@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "hf_vit"
 # Package or top-level module -> what it may import of ours, directly or through others.
 MAY_IMPORT = {
     "models": set(),
+    "runtimes": set(),
     "registration": {"models"},
     "variants": {"models"},
     "files": {"models"},
@@ -100,3 +101,8 @@ def test_files_that_travel_to_the_hub(name):
             assert "." not in (node.module or ".")
     # transformers searches the text for imports, docstrings included
     assert "hf_vit." not in "\n".join(line for line in text.splitlines() if "import " in line)
+
+
+def test_a_deployed_folder_needs_only_these():
+    found = set(get_imports(FILES["runtimes/runner.py"]))
+    assert found <= {"numpy", "PIL", "onnxruntime", "openvino"} | set(sys.stdlib_module_names)

@@ -3,10 +3,8 @@
 | file | content |
 | --- | --- |
 | model.onnx, or model.xml and model.bin | levels 0 to 255 (batch, 3, height, width) -> logits, with normalization |
-| labels.json | class names by number |
-| preprocessing.json | settings of the image processor |
-| thresholds.json | limits for `--threshold auto`, `--coverage` and `--reject` |
-| predict.py | `python predict.py IMAGE ...`, the script |
+| program.json, labels.json, preprocessing.json, thresholds.json | settings, see `hf_vit.runtimes.runner` |
+| predict.py | `python predict.py IMAGE ...`, a copy of `hf_vit.runtimes.runner` |
 """
 
 import copy
@@ -14,13 +12,12 @@ import os
 from importlib.resources import files
 from typing import Any
 
-import jinja2
 import torch
 
-from ..files.output import check_no_model, new_folder, refuse_existing, write_json, write_text
+from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..models.configuration_hf_vit import Size, score_function
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, set_processor_size
-from ..models.image_resizing import AREA, BILINEAR
+from ..models.image_resizing import AREA
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, scaling_of, unsupported_sizes
 from .programs import make_onnx, make_openvino, stored_thresholds
@@ -80,7 +77,10 @@ def export_deployment(
         write_json(draft / "labels.json", {str(index): name for index, name in sorted(model.config.id2label.items())})
         write_json(draft / "preprocessing.json", {name: settings[name] for name in _WRITTEN})
         write_json(draft / "thresholds.json", stored_thresholds(model.config))
-        write_text(draft / "predict.py", _script(settings, RUNTIMES[to], model.config, any_size))
+        program = {"file": _PROGRAMS[to], "resizes": any_size, "scores": score_function(model.config)}
+        write_json(draft / "program.json", program)
+        runner = files("hf_vit.runtimes") / "runner.py"
+        (draft / "predict.py").write_bytes(runner.read_bytes())
 
 
 def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None) -> HfViTImageProcessor:
@@ -101,28 +101,3 @@ def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None)
     if problem:
         raise ConversionError(f"predict.py does not support the preprocessing: {problem}")
     return processor
-
-
-def _script(settings: dict[str, Any], runtime: str, config: Any, any_size: bool) -> str:
-    """Render predict.py with only the code that these settings need."""
-    if any_size:
-        how = "inside"
-    elif settings["resize_output"] == "rounded":
-        how = "pillow"
-    else:
-        how = {AREA: "area", BILINEAR: "bilinear"}[settings["resample"]]
-    text = files("hf_vit.conversion").joinpath("predict.py.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
-    )
-    thresholds = stored_thresholds(config)
-    return environment.from_string(text).render(
-        runtime=runtime,
-        function=score_function(config),
-        coverages=", ".join(thresholds["coverage"]),
-        rejects=thresholds["rejection"] is not None,
-        filter=how,
-        edge="shortest_edge" in settings["size"],
-        truncate=settings["resize_output"] == "truncated",
-        crop=settings["do_center_crop"],
-    )

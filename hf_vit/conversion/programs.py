@@ -60,7 +60,7 @@ def export_onnx(
     """Write a model as ONNX, for any batch size; needs the extra `export`.
 
     Args:
-        model: model with or without a head; on the CPU, in float32.
+        model: model with or without a head; on the CPU. The program computes in float32.
         path: the .onnx to write, with its weights; it appears when it is complete. Above 2 GB of weights, ONNX needs a
             second file, `path`.data.
         size: image size in pixels, an int or (height, width), by default the model's own; position embeddings are
@@ -93,9 +93,12 @@ def make_onnx(
     names: Sequence[str] = (),
     scaling: Scaling | None = None,
 ) -> Any:
-    """Make the `torch.onnx.ONNXProgram` of a model; its `save` writes a file. Arguments as in `trace`."""
+    """Make the `torch.onnx.ONNXProgram` of a model; its `save` writes a file. Arguments as in `trace`.
+
+    The program computes in float32: ONNX Runtime has no convolution in bfloat16 on a CPU.
+    """
     module, pixel_values, shapes = _prepare(model, size, names, scaling)
-    return trace_onnx(module, pixel_values, shapes, module.names)
+    return trace_onnx(module.float(), pixel_values.float(), shapes, module.names)
 
 
 def trace_onnx(module: nn.Module, pixel_values: torch.Tensor, shapes: dict[str, Any], names: Sequence[str]) -> Any:

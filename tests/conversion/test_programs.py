@@ -57,6 +57,15 @@ def test_onnx_of_the_models_own_size(classifier, onnxruntime, tmp_path):
         run(torch.randn(1, 3, 24, 36))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_onnx_of_half_precision_computes_in_float32(dtype, onnxruntime, tmp_path):
+    """onnxruntime issue 25740: it has no convolution in bfloat16."""
+    half = sixteen().to(dtype)
+    export(half, tmp_path / "half.onnx", "onnx")
+    assert half.dtype == dtype
+    assert_same(onnx_runner(onnxruntime, tmp_path / "half.onnx"), half.float(), (2, 3, 20, 36))
+
+
 def test_onnx_of_any_size(onnxruntime, tmp_path):
     fields = {"num_hidden_layers": 1, "image_size": (32, 32), "patch_size": (2, 2), "stem_depths": [1]}
     hybrid = randomize(HfViTHybridModel(tiny(hybrid=True, pooling="mean", **fields).config))

@@ -1,0 +1,1 @@
+"""What runs an exported model without torch; it imports nothing else of this package."""

@@ -1,0 +1,266 @@
+"""Classify images with an exported program, exactly like hf_vit.
+
+Needs numpy, Pillow, and onnxruntime or openvino. A deployment folder has a copy of this file, predict.py, and:
+
+| file | content |
+| --- | --- |
+| program.json | "file": model.onnx or model.xml; "resizes": it takes any size; "scores": softmax, sigmoid or none |
+| labels.json | class names by index |
+| preprocessing.json | settings of the image processor |
+| thresholds.json | limits for `--threshold auto`, `--coverage` and `--reject` |
+
+Levels are pixel intensities from 0 to 255. The program normalizes them.
+"""
+
+import argparse
+import io
+import json
+import re
+import sys
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+MAX_PIXELS = 2**27  # a small file can declare an image that fills the memory
+# Other formats are not opened, because Pillow starts a program for some of them (EPS).
+FORMATS = ["JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF"]
+
+
+class Classifier:
+    """The program of a deployment folder, with its labels, preprocessing and thresholds."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.program = self._read("program.json")
+        self.labels = self._read("labels.json")
+        self.preprocessing = self._read("preprocessing.json")
+        self.thresholds = self._read("thresholds.json")
+
+    def _read(self, name):
+        return json.loads((self.folder / name).read_text(encoding="utf-8"))
+
+    @cached_property
+    def run(self):
+        """Return the loaded program, a function: pixel values (batch, 3, height, width) -> logits (batch, classes)."""
+        path = self.folder / self.program["file"]
+        if path.suffix == ".onnx":
+            import onnxruntime
+
+            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            return lambda pixel_values: session.run(["logits"], {"pixel_values": pixel_values})[0]
+        import openvino
+
+        compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        return lambda pixel_values: compiled(pixel_values)[0]
+
+    def pixel_values(self, path):
+        """Return an image file as the program's input, (1, 3, height, width)."""
+        levels = read_image(path, self.preprocessing["background"])
+        if self.program["resizes"]:
+            levels = levels.round().astype(np.uint8)
+        else:
+            levels = resize_and_crop(levels, self.preprocessing).astype(np.float32)
+        return np.ascontiguousarray(levels.transpose(2, 0, 1)[None])
+
+    def logits(self, path):
+        """Return the logits of an image file, (classes,)."""
+        return self.run(self.pixel_values(path))[0]
+
+    def scores(self, logits):
+        """Return the scores of the classes, (classes,): probabilities, or the values of a regression."""
+        if self.program["scores"] == "softmax":
+            exponentials = np.exp(logits - logits.max())
+            return exponentials / exponentials.sum()
+        if self.program["scores"] == "sigmoid":
+            return np.exp(-np.logaddexp(0, -logits))  # without overflow
+        return logits
+
+    def is_rejected(self, logits):
+        """Return whether an image shows none of the classes: its largest logit is below the limit of that class."""
+        index = logits.argmax()
+        return logits[index] < np.float32(self.thresholds["rejection"][index])
+
+    def select(self, scores, top_k=5, threshold=None, coverage=None):
+        """Return the indices of the `top_k` classes, most likely first; or of those that reach a threshold."""
+        order = np.argsort(-scores, kind="stable")
+        if threshold is None and coverage is None:
+            return order[:top_k]
+        if coverage is not None:
+            lowest = self.thresholds["coverage"][str(coverage)]
+        elif threshold == "auto":
+            lowest = self.thresholds["auto"]
+        else:
+            lowest = threshold
+        return order[(scores >= np.asarray(lowest))[order]]
+
+
+def read_image(path, background):
+    """Read an image file, upright; transparent parts show the background.
+
+    Returns:
+        Levels (height, width, 3), uint8; of images with more than 8 bits float32.
+    """
+    Image.MAX_IMAGE_PIXELS = None  # the limit below is higher
+    with Image.open(path, formats=known_formats()) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"it has {image.width} x {image.height} pixels; at most {MAX_PIXELS:,} are read")
+        image = ImageOps.exif_transpose(image)
+    if image.mode[0] in "IF":
+        return deep_to_levels(np.array(image))
+    if image.mode not in ("LA", "PA", "RGBA") and "transparency" not in image.info:
+        return np.array(image.convert("RGB"))
+    color, alpha = np.split(np.array(image.convert("RGBA"), np.float32), [3], axis=2)
+    return ((color * alpha + np.float32(background) * (255 - alpha)) / 255).round().astype(np.uint8)
+
+
+def known_formats():
+    """Return the `FORMATS` that the installed Pillow reads."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def deep_to_levels(values):
+    """Convert integers of 16 bits, or floating point from 0 to 1, (height, width), to float32 levels."""
+    highest = 1 if values.dtype.kind == "f" else 65535
+    if not (values.min() >= 0 and values.max() <= highest):  # also true for NaN
+        raise ValueError(f"its values go from {values.min()} to {values.max()} (expected 0 to {highest})")
+    levels = (values.astype(np.float32) * np.float32(65535 // highest)).round() / np.float32(257)
+    return np.repeat(levels[..., None], 3, axis=2)
+
+
+def resize_and_crop(levels, settings):
+    """Resize and crop levels (height, width, 3) as hf_vit's image processor, whose `settings` preprocessing.json has.
+
+    With the output "rounded", the resize is Pillow's and the sizes are torchvision's. Otherwise, both are TensorFlow's.
+    """
+    like_pillow = settings["resize_output"] == "rounded"
+    height, width = resized_size(levels.shape[:2], settings["size"], like_pillow)
+    if like_pillow:
+        image = Image.fromarray(levels.round().astype(np.uint8))
+        levels = np.array(image.resize((width, height), settings["resample"]))
+    elif settings["resample"] == "area":
+        scales = [np.float32(old) / np.float32(new) for old, new in zip(levels.shape, (height, width), strict=False)]
+        levels = resize_axes(levels, height, width, resize_rows_area) * (np.float32(1) / (scales[0] * scales[1]))
+    else:
+        levels = resize_axes(levels, height, width, resize_rows_bilinear)
+    if settings["resize_output"] == "truncated":
+        levels = levels.astype(np.uint8)
+    if not settings["do_center_crop"]:
+        return levels
+    rows, columns = settings["crop_size"]["height"], settings["crop_size"]["width"]
+    if like_pillow:
+        top, left = round((height - rows) / 2), round((width - columns) / 2)
+    else:
+        top, left = (height - rows) // 2, (width - columns) // 2
+    return levels[top : top + rows, left : left + columns]
+
+
+def resized_size(old_size, size, like_pillow):
+    """Return the (height, width) of a resize to {"height", "width"}, or to {"shortest_edge"}."""
+    if "shortest_edge" not in size:
+        return size["height"], size["width"]
+    short, side = min(old_size), size["shortest_edge"]
+    if like_pillow:
+        return [side * old // short for old in old_size]
+    ratio = np.float32(side) / np.float32(short)
+    return [int(np.rint(np.float32(old) * ratio)) for old in old_size]
+
+
+def resize_axes(levels, height, width, resize_rows):
+    """Resize levels (old height, old width, 3) along the columns, then along the rows."""
+    return resize_rows(resize_rows(levels.swapaxes(0, 1), width).swapaxes(0, 1), height)
+
+
+def resize_rows_bilinear(levels, new):
+    """TensorFlow's bilinear resize along the first axis, without antialiasing, in its float32 arithmetic."""
+    old = len(levels)
+    scale = np.float32(old) / np.float32(new)
+    position = (np.arange(new, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+    below = np.floor(position)
+    first = levels[np.maximum(below, 0).astype(int)].astype(np.float32)
+    second = levels[np.minimum(np.ceil(position), old - 1).astype(int)]
+    return first + (second - first) * (position - below)[:, None, None]
+
+
+def resize_rows_area(levels, new):
+    """TensorFlow's area resize along the first axis, in its float32 arithmetic; not yet divided by the scale."""
+    old = len(levels)
+    scale = np.float32(old) / np.float32(new)
+    start, end = (np.arange(shift, new + shift, dtype=np.float32)[:, None] * scale for shift in (0, 1))
+    left = np.floor(start) + np.arange((np.ceil(end) - np.floor(start)).max(), dtype=np.float32)
+    covered = np.minimum(left + 1, end) - np.maximum(left, start)
+    covered = np.where((left < start) & (left + 1 > end), scale, covered) * (left < np.ceil(end))
+    taps = zip(np.minimum(left, old - 1).astype(int).T, covered.T, strict=True)
+    return sum(levels[indices] * weights[:, None, None] for indices, weights in taps)
+
+
+def files_at(path):
+    """Return an image file; of a folder all image files, sorted."""
+    if not Path(path).is_dir():
+        return [path]
+    formats = known_formats()
+    suffixes = {suffix for suffix, name in Image.registered_extensions().items() if name in formats}
+    return sorted(file for file in Path(path).rglob("*") if file.suffix.lower() in suffixes)
+
+
+def printable(text):
+    r"""Escape control characters, as \x1b, because labels and file names could control the terminal."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def make_parser(thresholds):
+    """Return the parser of the command line, with the options that the thresholds of a folder allow."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, or folder: all image files in it")
+    parser.add_argument("--top-k", type=int, default=5, metavar="INT", help="number of classes per image (default 5)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--threshold",
+        type=lambda text: text if text == "auto" else float(text),
+        metavar="SCORE",
+        help="print all classes with at least this score; auto: each class's own threshold",
+    )
+    if thresholds["coverage"]:
+        choices = [float(coverage) for coverage in thresholds["coverage"]]
+        about = "print the prediction set with this coverage"
+        which.add_argument("--coverage", type=float, choices=choices, help=about)
+    if thresholds["rejection"] is not None:
+        about = "print no class for an image that shows none of them"
+        parser.add_argument("--reject", action="store_true", help=about)
+    return parser
+
+
+def main():
+    """Classify the images of the command line with the program beside this file; return the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for names that the terminal's encoding lacks
+    classifier = Classifier(Path(__file__).resolve().parent)
+    options = vars(make_parser(classifier.thresholds).parse_args())
+    images = options.pop("images")
+    reject = options.pop("reject", False)
+    form = "10.4g" if classifier.program["scores"] == "none" else "6.1%"
+    status = 0
+    for path in (path for image in images for path in files_at(image)):
+        try:
+            logits = classifier.logits(path)
+        except (OSError, ValueError) as error:
+            print(printable(f"cannot classify {path}: {error}"), file=sys.stderr)
+            status = 1
+            continue
+        print(printable(str(path)))
+        scores = classifier.scores(logits)
+        selected = []
+        if not (reject and classifier.is_rejected(logits)):
+            selected = classifier.select(scores, **options)
+        for index in selected:
+            print(printable(f"  {scores[index]:{form}}  {classifier.labels[str(index)]}"))
+        if len(selected) == 0:
+            print("  none of the classes")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
