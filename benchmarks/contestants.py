@@ -41,7 +41,7 @@ def make_checkpoints(config: "HfViTConfig", folder: Path) -> None:
     from transformers import AutoModelForImageClassification
 
     import hf_vit
-    from hf_vit.conversion import ConversionError, export_jax, export_timm, export_transformers
+    from hf_vit.conversion import ConversionError, export
 
     torch.manual_seed(0)
     model = AutoModelForImageClassification.from_config(config)
@@ -50,11 +50,11 @@ def make_checkpoints(config: "HfViTConfig", folder: Path) -> None:
             weight.add_(torch.randn_like(weight), alpha=0.02)
     assert isinstance(model, hf_vit.HfViTForImageClassification)
     model.save_pretrained(folder / "hf_vit")
-    exports = {"timm": export_timm, "transformers": export_transformers, "jax.npz": export_jax,
-               "torchvision.pth": _export_torchvision}  # fmt: skip
-    for name, export in exports.items():
+    for name, to in {"timm": "timm", "transformers": "transformers", "jax.npz": "jax"}.items():
         with contextlib.suppress(ConversionError):  # the library lacks this model; loading it reports that
-            export(model, folder / name)
+            export(model, folder / name, to)
+    with contextlib.suppress(ConversionError):
+        _export_torchvision(model, folder / "torchvision.pth")
 
 
 def _export_torchvision(model, path: Path) -> None:
@@ -180,12 +180,12 @@ def load_runtime(name: str, folder: Path, dtype: str, shape: tuple[int, ...]) ->
 
 
 def _export(folder: Path) -> Path:
-    from hf_vit.conversion import export_onnx
+    from hf_vit.conversion import export
 
     path = folder / "program.onnx"
     if not path.exists():
         model: Any = LOADERS["hf_vit"](folder, torch.float32)
-        export_onnx(model, path)
+        export(model, path, "onnx")
     return path
 
 

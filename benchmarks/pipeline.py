@@ -82,7 +82,7 @@ def prepare(options: argparse.Namespace) -> dict:
     from contestants import config_of, make_checkpoints
 
     from hf_vit import HfViTImageProcessor
-    from hf_vit.conversion import convert, export_onnx, export_timm, export_transformers
+    from hf_vit.conversion import convert, export
 
     variant, folder = options.lines[0].split()[0], options.folder
     (folder / "images").mkdir(parents=True)
@@ -91,13 +91,13 @@ def prepare(options: argparse.Namespace) -> dict:
     if options.weights and variant == "Ti/16":
         model, _ = convert(options.weights)
         model.save_pretrained(folder / "hf_vit")
-        export_timm(model, folder / "timm")
-        export_transformers(model, folder / "transformers")
+        export(model, folder / "timm", "timm")
+        export(model, folder / "transformers", "transformers")
     else:
         make_checkpoints(config_of(variant, _SIDE), folder)
         model = _our_model(folder, "float32")
     HfViTImageProcessor(size=_SIDE).save_pretrained(folder / "hf_vit")
-    export_onnx(model, folder / "model.onnx", _SIDE)
+    export(model, folder / "model.onnx", "onnx", size=_SIDE)
     return {}
 
 

@@ -310,12 +310,12 @@ def _packages() -> str:
 def _digits_page() -> Path | None:
     """Write the page of the demo's digits model; None without the packages, or neither a network nor the runtime."""
     from hf_vit import demo
-    from hf_vit.conversion import ConversionError, convert_to_folder
+    from hf_vit.conversion import ConversionError, convert
     from hf_vit.demo.page import write_static_page
 
     folder, runtime = Path(mkdtemp()), os.environ.get("HF_VIT_WEB_RUNTIME")
     checkpoint = Path(demo.__file__).with_name("digits.npz")
-    convert_to_folder(checkpoint, folder / "vit-digits", labels=list("0123456789"))
+    convert(checkpoint, labels=list("0123456789"), read_weights=False).save(folder / "vit-digits")
     try:
         write_static_page([folder / "vit-digits"], folder / "page", runtime=Path(runtime) if runtime else None)
     except (ImportError, ConversionError) as error:

@@ -3,9 +3,8 @@
 import copy
 import hashlib
 import os
-import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import cycle, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,7 +17,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
 from .files.download import sha256_at
-from .files.output import REPORTS, new_folder, new_model_files
+from .files.output import new_folder
 from .files.reading import read_json_object
 from .files.versions import require, versions_of
 from .models.configuration_hf_bit import HfBiTConfig
@@ -133,7 +132,7 @@ def local_model(name: str | os.PathLike) -> str | os.PathLike:
     if model_type not in (None, "timm_wrapper", *THEIR_MODELS):  # transformers' name of any folder of timm
         return name
     from .conversion.checkpoint import fetch_any
-    from .conversion.converting import convert_to_folder
+    from .conversion.converting import convert
 
     content = "" if location.startswith("gs://") else sha256_at(fetch_any(location).path)
     path = Path(location).expanduser()
@@ -142,7 +141,7 @@ def local_model(name: str | os.PathLike) -> str | os.PathLike:
     folder = cached_assets_path("hf_vit", "converted", key) / PurePosixPath(location.rstrip("/")).name
     with FileLock(f"{folder}.lock"):  # another process may convert the same file
         if not folder.exists():
-            convert_to_folder(location, folder)
+            convert(location, read_weights=False).save(folder)
     return folder
 
 
@@ -178,11 +177,11 @@ def _load_or_convert(name: str | os.PathLike, settings: Mapping[str, Any], model
 
 def _convert(name: str | os.PathLike, where: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Any, Any]:
     """Convert a model of another library in memory; arguments as in `_load_adapted`."""
-    from .conversion.converting import convert_with_reasons  # slow to import
+    from .conversion.converting import convert  # slow to import
 
     subfolder = where.pop("subfolder", None) or ""
     source = Path(name, subfolder) if Path(name).exists() else str(name)
-    model, processor, _ = convert_with_reasons(source, False, where)
+    model, processor = convert(source, where=where)
     record: Any = model.conversion_record
     if record["dialect"]["names"] == "transformers":  # hf_vit may have written the folder
         file = find_file(source, CONVERSION_RECORD, where, needs_hub=False)
@@ -248,72 +247,6 @@ def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], 
     trusted = settings.get("trust_remote_code", False)
     processor = load_processor(name, trusted, **where) or base_processor or load_processor(base, trusted)
     return adapted.merge_and_unload(), processor or make_processor(base, model.config, {})
-
-
-def rewrite_for_transformers(folder: str | os.PathLike, images: Sequence[Any] = ()) -> str:
-    """Rewrite a folder of `save_pretrained` for readers of transformers' own classes; its other files stay.
-
-    Args:
-        images: as in `hf_vit.conversion.convert_to_folder`.
-
-    Returns:
-        What the nearest preprocessing of transformers costs, in words.
-    """
-    from .conversion.transformers import describe_cost, save_for_transformers
-
-    model, processor = load(folder, backend="eager")
-    shutil.rmtree(Path(folder, "1_Pooling"), ignore_errors=True)  # of an earlier end of the run; a file is replaced
-    with new_model_files(folder) as draft:
-        save_for_transformers(model, processor, draft, images)
-    return describe_cost(read_json_object(Path(folder, "config.json")))
-
-
-def copy_for(folder: str | os.PathLike, output: str | os.PathLike, readers: str, images: Sequence[Any] = ()) -> None:
-    """Copy a folder of `save_pretrained` with its card and reports, with the model written for other readers.
-
-    Args:
-        readers: "hf_vit", or "transformers" for transformers' own classes.
-        images: as in `hf_vit.conversion.convert_to_folder`.
-
-    Raises:
-        ValueError: transformers does not support the model, or the readers are unknown.
-    """
-    from .conversion.converting import READERS
-    from .conversion.exporting import export
-    from .conversion.source import record_of
-
-    check_choice("format of a folder", readers, READERS)
-    model, processor = load(folder, backend="eager")
-    if readers == "transformers":
-        export(model, output, readers, processor=processor, images=images)
-    else:
-        model.conversion_record = record_of(model) or None
-        save_folder(output, model, processor)
-    copy_reports(folder, output, "README.md")
-    if (results := Path(folder, ".eval_results")).is_dir():
-        shutil.copytree(results, Path(output, results.name))
-
-
-def copy_reports(name: str | os.PathLike, output: str | os.PathLike, *more: str) -> None:
-    """Copy the reports of a folder or a name on the Hub to a folder made from it, for its card.
-
-    Args:
-        more: names of further files.
-    """
-    for report in (*REPORTS, *more):
-        if file := find_file(name, report, {}, needs_hub=False):
-            shutil.copyfile(file, Path(output, report))
-
-
-def find_better(folder: str | os.PathLike) -> Path | None:
-    """Return the folder best/ of a training run, if its model was better than that of the last step; None otherwise."""
-    best, file = Path(folder, "best"), Path(folder, "metrics.json")
-    metrics = read_json_object(file) if file.is_file() and (best / "config.json").is_file() else {}
-    name = str(metrics.get("best_metric"))
-    reached, last = metrics.get("best"), metrics.get(name)
-    if not isinstance(reached, float) or not isinstance(last, float):
-        return None
-    return best if (reached < last if name == "loss" else reached > last) else None
 
 
 def load_processor(folder: str | os.PathLike, trust_remote_code: bool = False, **where: Any) -> Any:

@@ -12,7 +12,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file
 
-from hf_vit.conversion import convert_to_folder, export_jax, export_timm
+from hf_vit.conversion import convert, export
 
 from .tiny_models import SIZES, tiny, tiny_bit
 
@@ -34,16 +34,16 @@ def write_documents_folder(root: Path) -> None:
     (folder / "real.json").write_text(json.dumps([[0]] * 6))
     with torch.random.fork_rng():
         sizes = {"hidden_size": 32, "num_hidden_layers": 2, "image_size": 224, "patch_size": 16}
-        export_jax(tiny(**sizes, num_labels=1000), folder / "Ti_16-....npz")
+        export(tiny(**sizes, num_labels=1000), folder / "Ti_16-....npz", "jax")
         save_mae(folder / "mae_pretrain_vit_base.pth")
-        export_jax(tiny_bit(depths=[1, 1], num_labels=1000), root / "bit.npz")
+        export(tiny_bit(depths=[1, 1], num_labels=1000), root / "bit.npz", "jax")
         theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32))
         theirs.save_pretrained(root / "theirs")
     name = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
     write_index(root / "index.csv", [(name, 0.5, 384, 0.9)])
-    convert_to_folder(folder / "Ti_16-....npz", folder / "ti16", labels="imagenet1k")
+    convert(folder / "Ti_16-....npz", labels="imagenet1k", read_weights=False).save(folder / "ti16")
     shutil.copytree(folder / "ti16", folder / "l16")
-    convert_to_folder(root / "bit.npz", folder / "bit-r50x1", labels="imagenet1k")
+    convert(root / "bit.npz", labels="imagenet1k", read_weights=False).save(folder / "bit-r50x1")
 
 
 def noise(width: int, height: int) -> Image.Image:
@@ -69,7 +69,7 @@ def write_task(folder: Path) -> None:
 def save_mae(path: Path) -> None:
     """As its authors keep the weights, whose names are those of timm."""
     model = tiny(hidden_size=64, num_attention_heads=1, image_size=32, patch_size=16, hidden_act="gelu")
-    export_timm(model.vit, path.with_suffix(".safetensors"))
+    export(model.vit, path.with_suffix(".safetensors"), "timm")
     torch.save({"model": load_file(path.with_suffix(".safetensors"))}, path)
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import hf_vit
-from hf_vit.conversion import convert, convert_to_folder, export_jax, export_timm, export_transformers
-from hf_vit.loading import copy_for, load, load_processor, local_model
+from hf_vit.conversion import convert, export
+from hf_vit.loading import load, load_processor, local_model
 from hf_vit.prediction import Prediction, classify, most_likely, predict
 
 from .comparing import change_json
@@ -49,10 +49,10 @@ def test_an_incomplete_head_is_refused(folder, head, named):
 def test_commands_convert_a_checkpoint_once(tmp_path, source):
     """The logits of the converted folder are those of `convert`."""
     model = tiny(hidden_size=64, num_attention_heads=1, image_size=32, patch_size=8)
-    export_jax(model, tmp_path / "model.npz")
-    export_timm(model, tmp_path / "timm.safetensors")
-    export_timm(model, tmp_path / "timm")
-    export_transformers(model, tmp_path / "transformers")
+    export(model, tmp_path / "model.npz", "jax")
+    export(model, tmp_path / "timm.safetensors", "timm")
+    export(model, tmp_path / "timm", "timm")
+    export(model, tmp_path / "transformers", "transformers")
     folder = local_model(tmp_path / source)
     written = (folder / "model.safetensors").stat().st_mtime_ns
     loaded, pixel_values = load_model(folder), torch.randn(2, 3, 32, 32)
@@ -60,14 +60,6 @@ def test_commands_convert_a_checkpoint_once(tmp_path, source):
     assert local_model(tmp_path / source) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert local_model(folder) == folder
-
-
-def test_a_copy_of_a_converted_model_keeps_the_record_of_its_source(tmp_path):
-    export_jax(tiny(image_size=24, patch_size=4), tmp_path / "model.npz")
-    convert_to_folder(tmp_path / "model.npz", tmp_path / "folder")
-    copy_for(tmp_path / "folder", tmp_path / "copy", "hf_vit")
-    record, copied = (json.loads((tmp_path / name / "conversion.json").read_text()) for name in ("folder", "copy"))
-    assert record == copied
 
 
 @pytest.mark.parametrize("name", ["Model", "Backbone", "ForImageClassification", "ForMaskedPatchPrediction"])

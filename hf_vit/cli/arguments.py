@@ -9,12 +9,10 @@ import inspect
 import math
 import typing
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal
 
-from ..files.image_files import images_below
 from ..files.output import refuse_existing
 
 
@@ -103,28 +101,6 @@ SaveFor = Annotated[
     "siglip_vision_model); hf_vit.load loads both formats, with the same outputs (default: hf_vit for convert, the "
     "folder's own format for push)",
 ]
-Images = Annotated[
-    Path | None,
-    "with --for transformers: images on which transformers' preprocessing is compared with the exact one (default: "
-    "two photographs from scikit-learn)",
-    "FOLDER",
-]
-
-
-def example_images(save_for: str | None, images: Path | None) -> list[Any]:
-    """Return the images of `--images`, or else the two photographs of scikit-learn, if it is installed."""
-    if save_for != "transformers":
-        if images is not None:
-            raise ValueError("--images needs --for transformers")
-        return []
-    if images is not None:
-        return [images] if images.is_file() else list(images_below(images))
-    if find_spec("sklearn") is None:
-        return []
-    from PIL import Image
-    from sklearn.datasets import load_sample_images
-
-    return [Image.fromarray(pixels) for pixels in load_sample_images()["images"]]
 
 
 def check_figure(option: str, path: Path, overwrite: bool) -> None:

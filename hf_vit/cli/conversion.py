@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..files.messages import silence_progress_bars
-from .arguments import Count, Images, Model, Overwrite, SaveFor, Size, check_output, example_images, parse_size
+from .arguments import Count, Model, Overwrite, SaveFor, Size, check_output, parse_size
 
 
 def catalog(
@@ -43,8 +43,8 @@ def catalog(
         print(f"{len(found)} files{more}" + ("" if index else f"; to search all files of AugReg, add --index {INDEX}"))
 
 
-# Other arguments of `convert_to_folder`, which --set may not change.
-_NOT_FIELDS = ("source", "output", "overwrite", "save_for", "images", "weights")
+# Other arguments of `convert` and of `Conversion.save`, which --set may not change.
+_NOT_FIELDS = ("source", "output", "overwrite", "save_for", "read_weights", "where")
 
 
 def _setting(text: str) -> tuple[str, object]:
@@ -89,7 +89,6 @@ def convert(
         {"type": _setting, "action": "append", "metavar": "FIELD=VALUE"},
     ] = (),  # pyright: ignore[reportArgumentType]
     save_for: SaveFor = None,
-    images: Images = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Convert a checkpoint to a folder that from_pretrained loads."""
@@ -101,8 +100,7 @@ def convert(
     from .. import conversion
     from ..catalog import address_of
     from ..conversion.converting import describe_skipped
-    from ..conversion.transformers import describe_cost
-    from ..files.reading import read_json_object
+    from ..conversion.transformers import NEAREST_PREPROCESSING
 
     source = address_of(source, index)
     options: dict[str, Any] = {"labels": labels, "image_size": image_size}
@@ -113,19 +111,19 @@ def convert(
         if options.get(name) is not None:
             raise ValueError(f"{name} is given twice: with --set and with its own option; remove one of them")
     options |= dict(set)
+    converted = conversion.convert(source, read_weights=False, **options)
     if output is None or check:
-        print(conversion.check(source, **options))
+        print(converted.report())
         return
-    options |= {"save_for": save_for or "hf_vit", "images": example_images(save_for, images)}
-    model = conversion.convert_to_folder(source, output, overwrite=overwrite, **options)
-    record = model.conversion_record or {}
+    saved = converted.save(output, overwrite, save_for or "hf_vit")
+    model, record = saved.model, saved.record
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
     digest = f" (sha256 {record['sha256'][:16]}...)" if "sha256" in record else ""
     print(f"read as {record['dialect']['names']} from {record['source']}{digest}")
     for sentence in [*describe_skipped(record), *(f"assumed: {sentence}" for sentence in record["assumed"])]:
         print(sentence)
-    if cost := describe_cost(read_json_object(output / "config.json")):
-        print(cost)
+    if save_for == "transformers":
+        print(NEAREST_PREPROCESSING)
     print(f"saved in {output}")
 
 

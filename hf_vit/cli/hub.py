@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from ..files.output import write_text
-from .arguments import Images, SaveFor, example_images
+from .arguments import SaveFor
 
 _FOLDER = "a folder that convert, training or save_pretrained wrote"
 _License = Annotated[str | None, "license such as apache-2.0, if the card does not have one", "ID"]
@@ -19,7 +19,6 @@ def push(
     revision: Annotated[str | None, "branch to push to; created if missing", "BRANCH"] = None,
     create_pr: Annotated[bool, "open a pull request instead of committing"] = False,
     save_for: SaveFor = None,
-    images: Images = None,
     static_space: Annotated[
         str | None,
         "also publish the page of `hf-vit demo --static` as this Space, OWNER/NAME or NAME; the card links to it",
@@ -56,7 +55,6 @@ def push(
             create_pr=create_pr,
             code=code,
             save_for=save_for,
-            images=example_images(save_for, images),
             license=license,
             space=space,
             allow_incomplete_card=allow_incomplete_card,

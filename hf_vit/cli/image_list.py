@@ -192,9 +192,10 @@ def load_on(
     silence_progress_bars()
     import torch
 
-    from ..loading import find_better, load
+    from ..files.runs import best_checkpoint_dir
+    from ..loading import load
 
-    if (best := find_better(folder)) is not None:
+    if (best := best_checkpoint_dir(folder)) is not None:
         print(f"{folder} has the weights of the last step; the best weights are in {best}", file=sys.stderr)
     on_cpu = backend not in (None, "eager", "torch")
     if on_cpu and device not in ("auto", "cpu"):

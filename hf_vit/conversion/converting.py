@@ -1,7 +1,7 @@
 """Conversion of a checkpoint from any known source to a model and its image processor."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig
 
 from ..catalog import address_of, built_in_class_names, layers_missing_in
-from ..files.download import public_name, sha256_at
+from ..files.download import Fetched, public_name, sha256_at
 from ..files.output import new_folder, write_text
 from ..files.reading import read_json, read_json_object, read_text
 from ..files.readme import render_readme
@@ -36,9 +36,83 @@ from .source import (
 )
 from .tables import ConversionError, name_checkpoint
 
-READERS = ("hf_vit", "transformers")  # of a folder
+FOLDER_FORMATS = ("hf_vit", "transformers")
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded
 _OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype"}
+
+
+@dataclass(frozen=True, eq=False)
+class Conversion:
+    """A converted checkpoint; it unpacks as `model, processor`.
+
+    Attributes:
+        model: in evaluation mode. A classifier; or the bare encoder, if the file has no trained head, with a projection
+            (`image_embeds`) if an image tower has one. Without its weights, it is on the meta device.
+        processor: the image processor of the source's evaluation.
+        fields: all inferred configuration fields, also preset and labels, with their reasons.
+        record: what was read and assumed, the content of `conversion.json`. Its `beside` names the parts of the file
+            that were not converted, which `export(original=...)` copies.
+    """
+
+    model: HfVisionPreTrainedModel
+    processor: HfViTImageProcessor
+    fields: Fields
+    record: dict[str, Any]
+    _reread: Callable[..., "Conversion"] = field(repr=False)  # converts again; weights=FILE streams the weights there
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.model, self.processor))
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.model, self.processor)[index]
+
+    def report(self) -> str:
+        """Describe the model: each field with its reason, assumptions, and omitted parts, in lines of text."""
+        dialect = [f"{name} {value}" for name, value in self.record["dialect"].items() if value]
+        file = f"{self.record['file']}: {', '.join([*dialect, *self.record['dtypes']])}"
+        kind = f"{type(self.model).__name__}, {self.model.num_parameters():,} parameters"
+        rows = [
+            (name, as_text(value), f"assumed: {reason}" if is_assumed else reason)
+            for name, (value, reason, is_assumed) in self.fields.items()
+            if name not in _OF_ANY_MODEL
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        table = [f"  {name:{widths[0]}}  {value:{widths[1]}}  {reason}" for name, value, reason in rows]
+        return "\n".join([file, kind, *table, *describe_skipped(self.record)])
+
+    def save(self, folder: str | Path, overwrite: bool = False, save_for: str = "hf_vit") -> "Conversion":
+        """Save model and image processor in a folder, which appears when it is complete.
+
+        Without its weights (`convert(..., read_weights=False)`), those of an .npz are streamed from the source into the
+        folder, a few arrays at a time; those of other containers are read first.
+
+        Args:
+            overwrite: replace an existing folder.
+            save_for: "hf_vit"; or "transformers", a folder of transformers' own classes, which `hf_vit.load` reads too.
+
+        Returns:
+            The conversion that was saved. If its weights were streamed, its model has none.
+
+        Raises:
+            FileExistsError: `folder` exists and may not be overwritten.
+            ValueError, OSError: as in `convert`; or the folder cannot be written.
+        """
+        check_choice("format of a folder", save_for, FOLDER_FORMATS)
+        has_weights = self.model.device.type != "meta"
+        if save_for == "transformers":
+            saved = self if has_weights else self._reread()
+            export(saved.model, folder, "transformers", processor=saved.processor, overwrite=overwrite)
+            return saved
+        with new_folder(folder, overwrite, marker=MANIFEST) as draft:
+            saved = self if has_weights else self._reread(weights=draft / "model.safetensors")
+            if saved.model.device.type == "meta":
+                saved.model.save_without_weights(draft)
+            else:
+                saved.model.save_pretrained(draft)
+            saved.processor.save_pretrained(draft)
+            card = render_readme(saved.model.config.model_type, type(saved.model).__name__)
+            write_text(draft / "README.md", card)
+        return saved
 
 
 def convert(
@@ -49,9 +123,10 @@ def convert(
     patch_size: Size | None = None,
     position_grid: Size | None = None,
     preset: str | None = None,
-    weights: Path | None = None,
+    read_weights: bool = True,
+    where: Mapping[str, Any] | None = None,
     **overrides: Any,
-) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor]:
+) -> Conversion:
     """Convert a checkpoint of the original family, or of one of its ports.
 
     The source is recognized from the content:
@@ -63,7 +138,7 @@ def convert(
       `siglip_vision_model`.
 
     The model keeps the source's own GELU and epsilons. If a file has two towers (SigLIP, LiT, CLIPPO, PaliGemma), the
-    image tower is converted. The record's `beside` names the rest, which `export_jax(original=...)` copies.
+    image tower is converted.
 
     Args:
         source: a path, `https://...` or `gs://bucket/path` of a file; a folder that holds one (also
@@ -80,53 +155,44 @@ def convert(
             their name.
         position_grid: (rows, columns) of the table of positions in the file; a square by default.
         preset: preset of the image processor; by default the preset of the checkpoint's evaluation.
-        weights: a .safetensors file to stream the weights of an .npz into; the model then stays on the meta device,
-            without weights. See `convert_to_folder`.
+        read_weights: False: read only the arrays that show what the model is; values are not checked. `report` then
+            describes the model, and `save` streams the weights.
+        where: arguments of `snapshot_download`, such as `revision`, for a name on the Hub.
         overrides: configuration fields that no array shows, such as `pooling="none"`; for timm's and torchvision's
             files `num_attention_heads` (if heads do not have 64 channels) and `hidden_act`.
-
-    Returns:
-        The model in evaluation mode, and the image processor of the source's evaluation. The model is a classifier; or
-        the bare encoder, if the file has no trained head, with a projection (`image_embeds`) if an image tower has one.
-        `model.conversion_record` describes what was read and assumed; `save_pretrained` writes it to `conversion.json`.
-        `check` reports all reasons.
 
     Raises:
         ValueError: the checkpoint cannot be converted; the message says why.
         OSError: it cannot be found or downloaded.
-    """
-    stated: dict[str, Any] = {"labels": labels, "image_size": image_size, "patch_size": patch_size}
-    stated |= {"position_grid": position_grid, "preset": preset, "weights": weights}
-    model, processor, _ = convert_with_reasons(source, **stated, **overrides)
-    return model, processor
 
-
-def convert_with_reasons(
-    source: str | Path,
-    without_weights: bool = False,
-    where: Mapping[str, Any] | None = None,
-    /,
-    *,
-    labels: str | Path | list[str] | None = None,
-    image_size: Size | None = None,
-    patch_size: Size | None = None,
-    position_grid: Size | None = None,
-    preset: str | None = None,
-    weights: Path | None = None,
-    **overrides: Any,
-) -> tuple[HfVisionPreTrainedModel, HfViTImageProcessor, Fields]:
-    """Convert; return model, image processor, and all inferred fields (also preset and labels) with their reasons.
-
-    Args:
-        without_weights: leave the model on the meta device, and read only the arrays that show what the model is.
-        where: arguments of `snapshot_download`, such as `revision`, for a name on the Hub.
-        source, labels, image_size, patch_size, position_grid, preset, weights, overrides: as in `convert`.
+    Example:
+        >>> from hf_vit.conversion import convert
+        >>> model, processor = convert("Ti_16-....npz")
+        >>> saved = convert("Ti_16-....npz", labels="imagenet1k", read_weights=False).save("folder")
     """
     if not isinstance(source, str | Path):
         raise ConversionError(f"source is a {type(source).__name__} (expected a path, a URL, or a name on the Hub)")
     grid = None if position_grid is None else as_pair(position_grid)
-    request = Request(grid, weights, overrides, patch_size, without_weights)
+    request = Request(grid, None, overrides, patch_size, not read_weights)
     fetched = fetch_any(address_of(str(source)), where)
+    return _convert(fetched, request, labels=labels, image_size=image_size, preset=preset)
+
+
+def _convert(
+    fetched: Fetched,
+    request: Request,
+    *,
+    labels: str | Path | list[str] | None,
+    image_size: Size | None,
+    preset: str | None,
+) -> Conversion:
+    """Convert a file or folder on this machine; the arguments are those of `convert`, some of them in `request`."""
+
+    def reread(weights: Path | None = None) -> Conversion:
+        is_resampled = image_size is not None and request.patch_size is None  # which needs the weights in memory
+        complete = replace(request, weights=None if is_resampled else weights, without_weights=False)
+        return _convert(fetched, complete, labels=labels, image_size=image_size, preset=preset)
+
     name = public_name(fetched)
     with open_checkpoint(fetched) as checkpoint, name_checkpoint(name):
         if fetched.copy is not None:
@@ -138,12 +204,12 @@ def convert_with_reasons(
             preprocessing = its_source.preprocessing(checkpoint, naming.dialect)
         if labels is None and has_head(model):
             labels = its_source.labels(checkpoint, model.config.num_labels or 0)
-    sha256 = {} if without_weights else {"sha256": fetched.sha256 or sha256_at(checkpoint.path)}
+    sha256 = {} if request.without_weights else {"sha256": fetched.sha256 or sha256_at(checkpoint.path)}
     record: dict[str, Any] = {"source": name, "file": checkpoint.path.name, **sha256, **read}
     if fetched.copy is not None:
         record["copy"] = {"name": fetched.copy, "without": layers_missing_in(fetched.copy)}
-    if not without_weights:
-        record["fingerprint"] = _fingerprint(model, weights)
+    if not request.without_weights:
+        record["fingerprint"] = _fingerprint(model, request.weights)
     sizes = _set_sizes(model, request, image_size)
     if labels is not None:
         set_labels(model, labels)
@@ -154,15 +220,15 @@ def convert_with_reasons(
         model.set_image_size(output_size(processor) or model.config.image_size)
         fields["image_size"] = preprocessing
         is_requested = True
-    sync_processor_size(model, processor, source, is_requested=is_requested)
+    sync_processor_size(model, processor, name, is_requested=is_requested)
     fields |= {"preset": preprocessing._replace(value=processor.preset), "labels": _describe_labels(model)}
-    found = as_configured(fields, model.config, overrides.keys() | sizes.keys())
+    found = as_configured(fields, model.config, request.overrides.keys() | sizes.keys())
     reasons = [f"{name} {as_text(value)}: {reason}" for name, (value, reason, assumed) in found.items() if assumed]
     if getattr(model.config, "is_flexible", False):
         sizes["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
     record |= {**sizes, "assumed": reasons, "preset": processor.preset, "versions": versions_of(_PACKAGES)}
     model.conversion_record = record
-    return model, processor, found
+    return Conversion(model, processor, found, record, reread)
 
 
 def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
@@ -231,52 +297,6 @@ def _read_labels(source: str | Path) -> list[str]:
     return [content[str(index)] for index in range(len(content))] if isinstance(content, dict) else content
 
 
-def convert_to_folder(
-    source: str | Path,
-    output: str | Path,
-    *,
-    image_size: Size | None = None,
-    overwrite: bool = False,
-    save_for: str = "hf_vit",
-    images: Sequence[Any] = (),
-    **options: Any,
-) -> HfVisionPreTrainedModel:
-    """Convert a checkpoint and save it; the weights of an .npz are streamed, a few arrays at a time.
-
-    Args:
-        source: as in `convert`.
-        output: the folder; it appears when it is complete.
-        image_size: as in `convert`.
-        overwrite: replace an existing folder.
-        save_for: "hf_vit"; or "transformers", a folder of transformers' own classes, which `hf_vit.load` reads too.
-        images: for "transformers", images to measure on what its nearest preprocessing costs.
-        options: other arguments of `convert`.
-
-    Returns:
-        The model; if its weights were streamed, it is on the meta device, without weights.
-
-    Raises:
-        FileExistsError: `output` exists and may not be overwritten.
-        ValueError, OSError: as in `convert`; or the folder cannot be written.
-    """
-    check_choice("format of a folder", save_for, READERS)
-    if save_for == "transformers":
-        model, processor = convert(source, image_size=image_size, **options)
-        export(model, output, "transformers", processor=processor, overwrite=overwrite, images=images)
-        return model
-    with new_folder(output, overwrite, marker=MANIFEST) as folder:
-        needs_memory = image_size is not None and options.get("patch_size") is None  # for resampling
-        weights = None if needs_memory else folder / "model.safetensors"
-        model, processor = convert(source, image_size=image_size, weights=weights, **options)
-        if model.device.type == "meta":
-            model.save_without_weights(folder)
-        else:
-            model.save_pretrained(folder)
-        processor.save_pretrained(folder)
-        write_text(folder / "README.md", render_readme(model.config.model_type, type(model).__name__))
-    return model
-
-
 def fingerprint(source: str | Path, **options: Any) -> str:
     """Return the fingerprint of a model's content: one SHA-256, equal for the same numbers in any container.
 
@@ -297,8 +317,7 @@ def fingerprint(source: str | Path, **options: Any) -> str:
     settings = read_json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
     config_class = CONFIGURATIONS.get(str(settings.get("model_type")))
     if config_class is None:
-        model, _ = convert(source, **options)
-        return (model.conversion_record or {})["fingerprint"]
+        return convert(source, **options).record["fingerprint"]
     weights = read_shards(checkpoint_in(folder, settings))
     return fingerprint_of(config_class.from_dict(settings), weights, weights.__getitem__)
 
@@ -327,35 +346,6 @@ def read_as_original(copy: Checkpoint, location: str) -> Checkpoint:
     arrays = dict(original_arrays(model.config, parameters, parameters.__getitem__))
     shapes = {name: tuple(array.shape) for name, array in arrays.items()}
     return Checkpoint(location, copy.path, {}, shapes, dict.fromkeys(arrays, "float32"), "", arrays.__getitem__)
-
-
-def check(source: str | Path, **options: Any) -> str:
-    """Report the model that `convert` would make: each field with its reason, assumptions, and omitted parts.
-
-    Nothing is written. Only arrays that are needed to recognize the model are read, so values are not checked.
-
-    Args:
-        source, options: arguments of `convert`.
-
-    Returns:
-        Lines of text.
-
-    Raises:
-        ValueError, OSError: as in `convert`.
-    """
-    model, _, found = convert_with_reasons(source, True, **options)
-    record: dict[str, Any] = model.conversion_record or {}
-    dialect = [f"{name} {value}" for name, value in record["dialect"].items() if value]
-    file = f"{record['file']}: {', '.join([*dialect, *record['dtypes']])}"
-    kind = f"{type(model).__name__}, {model.num_parameters():,} parameters"
-    rows = [
-        (name, as_text(value), f"assumed: {reason}" if is_assumed else reason)
-        for name, (value, reason, is_assumed) in found.items()
-        if name not in _OF_ANY_MODEL
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    table = [f"  {name:{widths[0]}}  {value:{widths[1]}}  {reason}" for name, value, reason in rows]
-    return "\n".join([file, kind, *table, *describe_skipped(record)])
 
 
 def describe_skipped(record: dict[str, Any]) -> list[str]:

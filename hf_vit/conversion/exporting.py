@@ -3,7 +3,7 @@
 import copy
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,28 +58,51 @@ def export(
     original: str | os.PathLike | None = None,
     runtime: str | os.PathLike | None = None,
     overwrite: bool = False,
-    images: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Write a model in one of `FORMATS`.
 
+    - "jax": an .npz that the original code loads. A model converted from an .npz is restored bit for bit in its own
+      dialect: name, shape and values of every array of the model, also a head of zeros that the conversion dropped.
+      Other properties of the file are not restored: a prefix of all names, arrays of other parts, stacking of blocks,
+      and dtypes (the model is float32 after `convert`). With `original`, these are restored too; without further
+      training, the result then equals the original array by array. A projection is written as the head.
+    - "timm": a .safetensors file of the weights, or a folder that also describes the architecture, so that
+      `timm.create_model("local-dir:FOLDER")` computes the same.
+    - "transformers": a folder of transformers' own class, which loads without this package:
+      `ViTForImageClassification`, or `ViTModel` without a head; `SiglipVisionModel`; `Bit...`; and
+      `ViTForMaskedImageModeling` for masked patch prediction of pixels. The pixel values of its image processor differ,
+      because it resizes in another way.
+    - "onnx" (extra `export`) and "openvino" (extra `openvino`): a deployment folder, which runs without this package
+      and torch; see `export_deployment`. For "onnx" a `path` that ends in .onnx is the program alone.
+    - "torch-export": a `torch.export` program, a .pt2 file; `torch.export.load(path).module()` runs it.
+    - "web": a static page that classifies in a browser; see `write_web_page`.
+
+    Programs take any batch size; those of ONNX and OpenVINO compute in float32.
+
     Args:
-        path: a file; for "transformers" and "web" a folder; for "timm" either. For "openvino", and for "onnx" unless
-            `path` ends in .onnx, a deployment folder: see `export_deployment`.
-        model: a model, or for a deployment folder also an `Int8Model`.
+        model: a model, with or without a head, on the CPU; for a deployment folder also an `Int8Model`.
+        path: a file or folder, as above; it appears when it is complete.
         processor: the model's image processor, for "transformers", a deployment folder and images of any size.
-        dialect, original: for "jax"; see `export_jax`.
-        size: image size in pixels, for programs: an int, (height, width) or "dynamic" (not in a deployment folder); or
-            for "onnx" "any", a program that resizes images itself: see `any_size`.
+        dialect: for "jax": "vit_jax" (names of the released files), "flax" (names of present-day Flax) or "big_vision";
+            by default the first that supports the model. For a BiT "big_transfer" or "big_vision"; by default the one
+            that computes like the model.
+        original: for "jax": the file that the model was converted from. Its other parts (a text tower, a language
+            model) are copied, one array at a time; names, prefix, order, stacking and dtypes are those of this file.
+        size: for programs, the image size in pixels: an int or (height, width), by default the model's own; position
+            embeddings are resampled once. "dynamic" (not in a deployment folder) means every size that the patches
+            divide. For "onnx" also "any", a program that resizes images itself: see `any_size`.
         runtime: for "web"; see `write_web_page`.
         overwrite: replace what exists at `path`.
-        images: for "transformers": images to measure on what its preprocessing costs; see `save_for_transformers`.
 
     Returns:
-        Settings that the format does not store: for "timm", arguments of `create_model`; otherwise empty.
+        Settings that the format does not store: for "timm", arguments of `create_model` for the same results (timm's
+        defaults differ; released models have tanh GELU); otherwise empty.
 
     Raises:
-        ValueError: the format does not support the model or an option, or the size does not fit.
+        ValueError: the format does not support the model or an option, the size does not fit, or the model was not
+            converted from `original`.
         FileExistsError: `path` exists and may not be overwritten.
+        ImportError: the extra is not installed.
     """
     check_choice("format", to, FORMATS)
     if dialect is not None and original is not None:
@@ -112,84 +135,8 @@ def export(
                 f"of {width} classes; pass original=ORIGINAL to keep a projection."
             )
         writer, dialect = find_writer(model, to, dialect)
-        return writer.write(model, Path(path), dialect, overwrite, processor, images) or {}
+        return writer.write(model, Path(path), dialect, overwrite, processor) or {}
     return {}
-
-
-def export_jax(
-    model: HfVisionPreTrainedModel,
-    path: str | os.PathLike,
-    dialect: str | None = None,
-    *,
-    original: str | os.PathLike | None = None,
-) -> None:
-    """Write a model as an .npz that the original code loads.
-
-    A model converted from an .npz is restored bit for bit in its own dialect: name, shape and values of every array of
-    the model. Other properties of the file are not restored: a prefix of all names, arrays of other parts, stacking of
-    blocks, and dtypes (the model is float32 after `convert`). With `original`, these are restored too; without further
-    training, the result then equals the original array by array. A projection is written as the head.
-
-    Args:
-        model: model with or without a head. An all-zero head that was dropped by the conversion is restored.
-        path: the .npz to write; it appears when it is complete.
-        dialect: "vit_jax" (names of the released files), "flax" (names of present-day Flax) or "big_vision"; by default
-            the first that supports the model. For a BiT "big_transfer" or "big_vision"; by default the one that
-            computes like the model.
-        original: the file that the model was converted from. Its other parts (a text tower, a language model) are
-            copied, one array at a time; names, prefix, order, stacking and dtypes are those of this file.
-
-    Raises:
-        ConversionError: the dialect does not support the model, or the model was not converted from `original`.
-        NpzError: the file cannot be written.
-    """
-    export(model, path, "jax", dialect=dialect, original=original, overwrite=True)
-
-
-def export_timm(model: HfVisionPreTrainedModel, path: str | os.PathLike, overwrite: bool = False) -> dict[str, Any]:
-    """Write a model in timm's format.
-
-    A file holds the weights only. A folder also describes the architecture, so that
-    `timm.create_model("local-dir:FOLDER")` computes the same as this model.
-
-    Args:
-        model: model with or without a head.
-        path: a .safetensors file, or a folder; it appears when it is complete.
-        overwrite: replace what exists at `path`.
-
-    Returns:
-        Arguments of `timm.create_model` for the same results; timm's defaults differ (released models have tanh GELU).
-
-    Raises:
-        ConversionError: timm does not support the model.
-        FileExistsError: `path` exists and may not be overwritten.
-    """
-    return export(model, path, "timm", overwrite=overwrite)
-
-
-def export_transformers(
-    model: HfVisionPreTrainedModel,
-    folder: str | os.PathLike,
-    processor: HfViTImageProcessor | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Write a model as transformers' own class, which loads without this package.
-
-    The class is `ViTForImageClassification`, or `ViTModel` without a head; `Bit...` for BiT; and
-    `ViTForMaskedImageModeling` for masked patch prediction of pixels.
-
-    Args:
-        model: model with a class token and learned position embeddings; transformers 5 has no hybrids.
-        folder: the folder to write; it appears when it is complete.
-        processor: the model's image processor; its size, mean and deviation are written too. The pixel values of
-            transformers' own processor differ, because it resizes in another way.
-        overwrite: replace an existing folder.
-
-    Raises:
-        ConversionError: transformers does not support the model.
-        FileExistsError: `folder` exists and may not be overwritten.
-    """
-    export(model, folder, "transformers", processor=processor, overwrite=overwrite)
 
 
 def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = None) -> tuple[Source, str]:

@@ -172,14 +172,13 @@ class Source(ABC):
         """List settings of a model that the format cannot store, see `lacking`."""
         raise NotImplementedError
 
-    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
+    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
         """Write a model that the format supports; return settings that the format does not store, if there are any.
 
         Args:
             dialect: one of the source's dialects.
             overwrite: replace what exists.
             processor: the model's image processor, for formats that store one.
-            images: images to measure on what the format's preprocessing costs.
         """
         raise NotImplementedError
 

@@ -223,7 +223,7 @@ class Timm(TorchSource):
             fixed["norm_after_pooling"] = False
         return lacking(config, choices, fixed)
 
-    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
+    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
         """Write the weights to a .safetensors file, or to a folder with a config.json; return the arguments."""
         config: Any = model.config
         constants = {name: value for name, value in _CONSTANTS.items() if hasattr(config, name)}

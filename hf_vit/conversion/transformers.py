@@ -4,15 +4,13 @@ A folder that is written for transformers is read by its own classes.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import transformers
-from PIL import Image
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
@@ -21,7 +19,6 @@ from ..files.reading import read_json_object
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.image_reading import ImageReadingError, name_image, read_image
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import CONVERSION_RECORD
 from ..models.utils import check_manifest
@@ -66,8 +63,12 @@ VIT_SETTINGS = _shared(
 SIGLIP_SETTINGS = _shared(transformers.SiglipVisionConfig, f"{_ENCODER} layer_norm_eps {_SIZES}")
 BIT_SETTINGS = _shared(transformers.BitConfig, "num_channels embedding_size depths layer_type")
 # Field of config.json and preprocessor_config.json that transformers keeps and ignores. In a config.json: fields of our
-# configuration ("config"), the "source" of the weights, and what the nearest preprocessing costs ("preprocessing").
+# configuration ("config") and the "source" of the weights.
 OWN_FIELD = "hf_vit"
+NEAREST_PREPROCESSING = (
+    "transformers resizes images in another way than hf_vit; docs/hub.md has the cost for each preset, and hf_vit.load "
+    "the exact preprocessing"
+)
 # AutoModel gives every ViT a pooler, with random weights if there are none. One with the identity as its weight and
 # this activation returns the class token.
 NO_POOLER = {"pooler_act": "linear"}
@@ -176,23 +177,6 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
     if settings["model_type"] == "vit-hybrid":
         ours |= _translate_stem(settings.get("backbone_config") or {})
     return {**ours, **own}
-
-
-def describe_cost(settings: Mapping[str, Any]) -> str:
-    """Describe what the image processor of a folder for transformers costs, from its config.json; "" if it has none."""
-    own = settings.get(OWN_FIELD) or {}
-    if "preprocessing" not in own:
-        return ""
-    cost = own["preprocessing"]
-    if not cost:
-        return "the difference between its preprocessing for transformers and the exact one was not measured"
-    text = (
-        f"its preprocessing for transformers differs from the exact one by {cost['mean_levels']:.2f} of 255 levels on "
-        f"average and {cost['max_levels']:.0f} at most, on {cost['images']} image{'s' * (cost['images'] != 1)}"
-    )
-    if "changed_predictions" in cost:
-        return f"{text}; {cost['changed_predictions']} of {cost['images']} predictions change"
-    return f"{text}; the lowest cosine similarity of the embeddings is {cost['min_similarity']:.4f}"
 
 
 def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
@@ -360,9 +344,9 @@ class Transformers(Source):
             fixed["grid_size"] = config.grid_size[:1] * 2
         return lacking(config, {}, fixed)
 
-    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
+    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
         with new_folder(path, overwrite) as folder:
-            save_for_transformers(model, processor, folder, images)
+            save_for_transformers(model, processor, folder)
 
 
 def _read_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
@@ -390,14 +374,11 @@ def _read_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     return weights
 
 
-def save_for_transformers(model: Model, processor: Any, folder: Path, images: Iterable[Any] = ()) -> None:
+def save_for_transformers(model: Model, processor: Any, folder: Path) -> None:
     """Write a model for every reader of transformers' own classes, into an existing folder.
 
     Settings that these classes do not have (ours, the exact preprocessing, the source) are in a field that they keep
     and ignore, so that `hf_vit.load` gives the same model and image processor back.
-
-    Args:
-        images: images to measure on what transformers' preprocessing costs, in any form that our processor takes.
     """
     theirs, record = _their_model(model), record_of(model)
     restored = build_config(translate_settings(theirs.config.to_dict() | {"architectures": [type(theirs).__name__]}))
@@ -413,8 +394,6 @@ def save_for_transformers(model: Model, processor: Any, folder: Path, images: It
     if isinstance(processor, HfViTImageProcessor):
         nearest = nearest_processor(processor.settings())
         write_json(folder / "preprocessor_config.json", {**nearest, OWN_FIELD: processor.to_dict()})
-        without_torchvision = getattr(transformers, f"{nearest['image_processor_type']}Pil").from_dict(nearest)
-        own["preprocessing"] = _preprocessing_cost(theirs, processor, without_torchvision, images)
     elif processor is not None:
         processor.save_pretrained(folder)
     setattr(theirs.config, OWN_FIELD, own)
@@ -445,35 +424,6 @@ def _write_sentence_transformers(folder: Path, classifies: bool, width: int) -> 
         "module_output_name": "token_embeddings" if classifies else "sentence_embedding",
     }
     write_json(folder / "sentence_bert_config.json", reading)
-
-
-def _preprocessing_cost(theirs: Any, processor: Any, nearest: Any, images: Iterable[Any]) -> dict[str, Any]:
-    """Measure how transformers' image processor differs from ours: in levels from 0 to 255, and in predictions."""
-    levels, changed, similarities = [], 0, []
-    if processor.num_channels not in (None, 1, 3):  # Pillow has no such images
-        return {}
-    levels_of_one = np.reshape(processor.image_std, (-1, 1, 1)) / processor.rescale_factor
-    with torch.no_grad():
-        for index, image in enumerate(images):
-            name = name_image(image, index)
-            try:
-                pixels = read_image(image, processor.num_channels or 3, processor.background, name=name).byte()
-            except ImageReadingError as error:
-                logger.warning(f"skipped: {error}")
-                continue
-            image = Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy())
-            pair = [np.asarray(one(image).pixel_values[0], dtype=np.float32) for one in (processor, nearest)]
-            levels.append(np.abs(pair[0] - pair[1]) * levels_of_one)
-            output = theirs(torch.from_numpy(np.stack(pair)))
-            if (logits := getattr(output, "logits", None)) is not None:
-                changed += int(logits[0].argmax() != logits[1].argmax())
-            elif (pooled := getattr(output, "pooler_output", None)) is not None:
-                similarities.append(torch.cosine_similarity(*pooled.flatten(1), dim=0).item())
-    if not levels:
-        return {}
-    found = {"images": len(levels), "mean_levels": float(np.mean([one.mean() for one in levels]))}
-    found["max_levels"] = float(max(one.max() for one in levels))
-    return found | ({"min_similarity": min(similarities)} if similarities else {"changed_predictions": changed})
 
 
 def _their_model(model: Model) -> transformers.PreTrainedModel:

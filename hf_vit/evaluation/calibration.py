@@ -17,7 +17,8 @@ import torch
 from ..data.labels import match_to_model
 from ..devices import start_accelerator
 from ..files.output import refuse_existing, write_json, write_marker
-from ..loading import copy_reports, local_model, save_folder
+from ..files.runs import copy_reports
+from ..loading import local_model, save_folder
 from ..models.configuration_hf_vit import score_function
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..settings.fields import EvaluateSettings

@@ -20,7 +20,6 @@ from ..catalog import Released, find_released, released_facts
 from ..conversion.source import MODELS, build_config
 from ..conversion.transformers import (
     THEIR_MODELS,
-    describe_cost,
     is_classifier,
     translate_processor,
     translate_settings,
@@ -76,7 +75,6 @@ class Sources:
             if not isinstance(content, dict):
                 raise ValueError(f"{name} holds a {type(content).__name__} (expected an object with names and values)")
         self.config, self.processor, self.conversion, self.training, self.calibration = contents.values()
-        self.cost = describe_cost(self.config)  # of the nearest preprocessing of transformers' own classes
         self.is_of_transformers = self.config.get("model_type") in THEIR_MODELS
         if self.is_of_transformers:
             config = build_config(translate_settings(self.config))

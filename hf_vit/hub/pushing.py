@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +16,20 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import httpx
 
+from ..conversion.converting import FOLDER_FORMATS
+from ..conversion.exporting import export
+from ..conversion.source import record_of
 from ..files.messages import join_names
 from ..files.output import MARK, PUSHED, matches
 from ..files.reading import parse_json
+from ..files.runs import copy_reports
 from ..files.versions import versions_of
-from ..loading import copy_for
+from ..loading import load, save_folder
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
 from ..models.utils import (
     MANIFEST,
     as_pair,
+    check_choice,
     check_model_path,
     manifest_entry,
     manifest_text,
@@ -77,7 +83,6 @@ def push(
     code: bool = False,
     dry_run: bool = False,
     save_for: str | None = None,
-    images: Sequence[Any] = (),
     license: str | None = None,
     tags: list[str] | None = None,
     space: str | None = None,
@@ -102,8 +107,7 @@ def push(
         code: add the code, so that the model loads with `trust_remote_code=True` without hf_vit.
         dry_run: only return what would be pushed.
         save_for: push a copy of the model for these readers, "hf_vit" or "transformers" (transformers' own classes), as
-            in `hf_vit.conversion.convert_to_folder`; None: the folder as it is.
-        images: as in `convert_to_folder`.
+            in `hf_vit.conversion.Conversion.save`; None: the folder as it is.
         license: such as "apache-2.0"; needed once, if the README has none and the source is unknown.
         tags: more tags for the card.
         space: owner/name of a Space with the model's page, which the card links; None: that of the repository's card.
@@ -125,7 +129,7 @@ def push(
     with tempfile.TemporaryDirectory() as temporary, _failures_explained(repo_id):
         if save_for is not None:
             copy = Path(temporary, Path(folder).resolve().name)
-            copy_for(folder, copy, save_for, images)
+            save_as(folder, copy, save_for)
             folder = copy
         local, skipped = _files_of(Path(folder))
         if skipped:
@@ -170,6 +174,27 @@ def push(
             return pushed._replace(commit=commit)
 
         return _retry(attempt)
+
+
+def save_as(folder: str | os.PathLike, output: str | os.PathLike, format: str) -> None:
+    """Copy a folder of `save_pretrained` with its card and reports, in one of `FOLDER_FORMATS`.
+
+    Args:
+        format: "hf_vit", or "transformers" for transformers' own classes.
+
+    Raises:
+        ValueError: transformers does not support the model, or the format is unknown.
+    """
+    check_choice("format of a folder", format, FOLDER_FORMATS)
+    model, processor = load(folder, backend="eager")
+    if format == "transformers":
+        export(model, output, format, processor=processor)
+    else:
+        model.conversion_record = record_of(model) or None
+        save_folder(output, model, processor)
+    copy_reports(folder, output, "README.md")
+    if (results := Path(folder, ".eval_results")).is_dir():
+        shutil.copytree(results, Path(output, results.name))
 
 
 def _retry(attempt: Callable[[], Pushed]) -> Pushed:

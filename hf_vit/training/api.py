@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -15,11 +16,12 @@ from accelerate import Accelerator, PartialState
 from huggingface_hub.utils.logging import disable_propagation
 
 from ..auditing.audit import run_audit
+from ..conversion.transformers import NEAREST_PREPROCESSING, save_for_transformers
 from ..data.splits import Split, open_splits, split_into_folds
 from ..devices import keep_freed_memory, start_accelerator
 from ..files.messages import USER_ERRORS, silence_progress_bars, user_errors
-from ..files.output import write_json
-from ..loading import rewrite_for_transformers
+from ..files.output import new_model_files, write_json
+from ..loading import load
 from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSettings, PretrainSettings
 from ..settings.recipes import build_settings
 from .build import build_for_pretraining, load_for_finetuning
@@ -29,7 +31,6 @@ from .preemption import Preempted
 from .trainer import Trainer, TrainingStopped
 
 PathLike = str | os.PathLike[str]
-_MEASURED_IMAGES = 64  # on which the preprocessing of transformers is compared with ours
 _LAUNCHER_SECONDS = 10  # within which a launcher ends the other processes after the main one has failed
 
 
@@ -122,13 +123,19 @@ def _finetune(
     trainer = Trainer(settings, accelerator, model, processor, *splits, command)
     metrics = _fit(trainer)
     if settings.save_for == "transformers" and accelerator.is_main_process:
-        shown = trainer.eval_split or trainer.split
-        rows = range(0 if shown.is_sharded else min(len(shown), _MEASURED_IMAGES))
-        images = [shown.image(shown.samples[row], row) for row in rows]
         for folder in (trainer.output, trainer.output / "best"):
             if (folder / "config.json").is_file():
-                print(f"{folder}: {rewrite_for_transformers(folder, images)}")
+                rewrite_for_transformers(folder)
+        print(NEAREST_PREPROCESSING)
     return metrics
+
+
+def rewrite_for_transformers(folder: Path) -> None:
+    """Rewrite a folder of `save_pretrained` as one of transformers' own classes; its other files stay."""
+    model, processor = load(folder, backend="eager")
+    shutil.rmtree(folder / "1_Pooling", ignore_errors=True)  # of an earlier end of the run; a file is replaced
+    with new_model_files(folder) as draft:
+        save_for_transformers(model, processor, draft)
 
 
 def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command: str) -> dict[str, Any]:

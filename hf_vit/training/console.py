@@ -16,7 +16,7 @@ from ..data.labels import distinguish, names_of
 from ..data.loaders import count_processors, count_workers
 from ..devices import describe_device, memory_in_use, peak_of
 from ..files.messages import join_names
-from ..loading import find_better
+from ..files.runs import best_checkpoint_dir
 from ..models.configuration_hf_vit import as_pair
 from .reports import describe_best, held_out_of
 
@@ -202,7 +202,7 @@ def print_results(trainer: "Trainer", metrics: dict[str, Any]) -> None:
     if (output / "report.html").exists():
         write(f"mistakes are shown in {output / 'report.html'}")
     has_classes = getattr(trainer.settings, "objective", "supervised") == "supervised"
-    model = shlex.quote(str(find_better(str(output)) or output))
+    model = shlex.quote(str(best_checkpoint_dir(str(output)) or output))
     use = f"predict {model} IMAGE" if has_classes else f"finetune --model {model} --dataset FOLDER"
     write(f"saved in {output}; try: hf-vit {use}, or hf-vit push {model} NAME")
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoImageProcessor
 
 from hf_vit import analysis
-from hf_vit.conversion import convert_to_folder
+from hf_vit.conversion import convert
 
 from ..tiny_models import load_model
 
@@ -15,7 +15,7 @@ from ..tiny_models import load_model
 @pytest.fixture(scope="module")
 def folder(shared, tmp_path_factory):
     path = tmp_path_factory.mktemp("real") / "ti16"
-    convert_to_folder(shared / "weights/Ti_16-imagenet2012-res_224.npz", path, labels="imagenet1k")
+    convert(shared / "weights/Ti_16-imagenet2012-res_224.npz", labels="imagenet1k", read_weights=False).save(path)
     return path
 
 

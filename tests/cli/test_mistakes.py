@@ -38,7 +38,7 @@ COMMANDS = [
     "convert vit.npz out --image-size 33",
     "convert vit.npz out --set hiden_size=3",
     "convert vit.npz out --set overwrite=true",
-    "convert vit.npz out --set images=3",
+    "convert vit.npz out --set where=3",
     "convert vit.npz out --image-size 32 --set image_size=48",
     "convert vit.npz out --images pets",
     "convert augreg:best:X/16 out",

@@ -9,7 +9,7 @@ import transformers
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfBiTModel
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, convert, export_jax, export_timm, export_transformers
+from hf_vit.conversion import ConversionError, convert, export
 from hf_vit.models.configuration_hf_bit import ORIGINALS
 
 from ..comparing import assert_same_file, assert_same_weights, change_json, logits, read_arrays
@@ -66,7 +66,7 @@ def test_numbered_convolutions_are_read(big_transfer, tmp_path):
 
 @pytest.mark.parametrize("dialect", [None, "big_transfer"])
 def test_a_released_file_is_restored_bit_by_bit(big_transfer, tmp_path, dialect):
-    export_jax(convert(big_transfer)[0], tmp_path / "back.npz", dialect)
+    export(convert(big_transfer)[0], tmp_path / "back.npz", "jax", dialect=dialect)
     assert_same_file(tmp_path / "back.npz", big_transfer)
 
 
@@ -80,7 +80,7 @@ def test_an_untrained_head_is_dropped_and_restored(big_transfer, goldens, tmp_pa
     np.savez(tmp_path / "in.npz", **arrays | untrained)
     model, _ = convert(tmp_path / "in.npz")
     assert type(model) is HfBiTModel
-    export_jax(model, tmp_path / "back.npz")
+    export(model, tmp_path / "back.npz", "jax")
     assert_same_file(tmp_path / "back.npz", tmp_path / "in.npz")
 
 
@@ -105,12 +105,12 @@ def test_the_size_of_a_released_file_is_in_its_name(big_transfer, name, size, pr
 def test_models_that_a_dialect_does_not_support(goldens, tmp_path):
     model, _ = convert(goldens / "bit_v2.npz")
     with pytest.raises(ConversionError, match="big_transfer"):
-        export_jax(model, tmp_path / "out.npz", "big_transfer")
+        export(model, tmp_path / "out.npz", "jax", dialect="big_transfer")
     with pytest.raises(ConversionError, match="vit_jax"):
-        export_jax(model, tmp_path / "out.npz", "vit_jax")
+        export(model, tmp_path / "out.npz", "jax", dialect="vit_jax")
     model.config.weight_standardization_eps = 1e-8
     with pytest.raises(ConversionError, match="big_transfer"):
-        export_jax(model, tmp_path / "out.npz")
+        export(model, tmp_path / "out.npz", "jax")
     assert not list(tmp_path.iterdir())
 
 
@@ -158,7 +158,7 @@ def test_export_to_transformers(tmp_path, changes, has_head):
     theirs = their_bit(transformers.BitForImageClassification if has_head else transformers.BitModel, **changes)
     theirs.save_pretrained(tmp_path / "theirs")
     model, processor = convert(tmp_path / "theirs")
-    export_transformers(model, tmp_path / "back", processor)
+    export(model, tmp_path / "back", "transformers", processor=processor)
     back = transformers.AutoModelForImageClassification if has_head else transformers.AutoModel
     assert_same_weights(back.from_pretrained(tmp_path / "back"), theirs)
 
@@ -166,13 +166,13 @@ def test_export_to_transformers(tmp_path, changes, has_head):
 def test_bits_that_transformers_and_timm_do_not_support(tmp_path):
     model = tiny_bit(weight_standardization_eps=1e-10)
     with pytest.raises(ConversionError, match="weight_standardization_eps"):
-        export_transformers(model, tmp_path / "out")
+        export(model, tmp_path / "out", "transformers")
     with pytest.raises(ConversionError, match="32"):
-        export_timm(model, tmp_path / "out")
+        export(model, tmp_path / "out", "timm")
     with torch.device("meta"):
         wide = HfBiTForImageClassification(HfBiTConfig.from_variant("R50x1"))
     with pytest.raises(ConversionError, match="weight_standardization_eps"):
-        export_timm(wide, tmp_path / "out")
+        export(wide, tmp_path / "out", "timm")
 
 
 def test_a_folder_for_timm_and_back(tmp_path):
@@ -180,7 +180,7 @@ def test_a_folder_for_timm_and_back(tmp_path):
     names = {0: "cat", 1: "dog", 2: "fox"}
     config = HfBiTConfig.from_variant("R50x1", weight_standardization_eps=1e-8, image_size=(96, 64), id2label=names)
     model = randomize(HfBiTForImageClassification(config), mean=0.1)
-    assert export_timm(model, tmp_path / "timm") == {"in_chans": 3, "num_classes": 3}
+    assert export(model, tmp_path / "timm", "timm") == {"in_chans": 3, "num_classes": 3}
     config = json.loads((tmp_path / "timm" / "config.json").read_text())
     assert (config["architecture"], config["num_features"]) == ("resnetv2_50x1_bit", 2048)
     again, processor = convert(tmp_path / "timm")
@@ -198,13 +198,13 @@ def test_the_command_converts_and_exports(big_transfer, tmp_path, run_command):
 
 
 def test_programs(tmp_path):
-    from hf_vit.conversion import export_torch
+    from hf_vit.conversion import export
 
     model = tiny_bit()
-    export_torch(model, tmp_path / "program.pt2", size="dynamic")
+    export(model, tmp_path / "program.pt2", "torch-export", size="dynamic")
     program = torch.export.load(tmp_path / "program.pt2").module()
     for height, width in ((43, 64), (90, 51)):
         pixel_values = torch.randn(3, 3, height, width)
         torch.testing.assert_close(program(pixel_values), logits(model, pixel_values))
     with pytest.raises(ConversionError, match="'SAME'"):
-        export_torch(tiny_bit(padding="same"), tmp_path / "other.pt2", size="dynamic")
+        export(tiny_bit(padding="same"), tmp_path / "other.pt2", "torch-export", size="dynamic")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import ViTConfig, ViTForImageClassification
 
-from hf_vit.conversion import ConversionError, check, convert, export_jax, export_timm
+from hf_vit.conversion import ConversionError, convert, export
 
 from ..comparing import read_arrays
 from ..paths import GOLDENS, MORE, PEERS
@@ -63,7 +63,7 @@ def assumed_in(model) -> list[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_check_reports_the_converted_model_and_the_assumptions(case):
     source, options, assumed = CASES[case]
-    rows = rows_of(check(source, **options))
+    rows = rows_of(convert(source, read_weights=False, **options).report())
     model, processor = convert(source, **options)
     fields = {name: value for name, (value, _) in rows.items() if name not in ("labels", "preset", "position_grid")}
     assert len(fields) > 5
@@ -82,7 +82,7 @@ def test_a_folder_of_transformers(tmp_path, has_preprocessor):
     ViTForImageClassification(ViTConfig(**SIZES, image_size=24, patch_size=4, num_labels=5)).save_pretrained(tmp_path)
     if has_preprocessor:
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
-    rows = rows_of(check(tmp_path))
+    rows = rows_of(convert(tmp_path, read_weights=False).report())
     assert (rows["image_size"][0], rows["layer_norm_eps"][0]) == ("24", "1e-12")
     assert assumed_in(convert(tmp_path)[0]) == ([] if has_preprocessor else ["preset"])
 
@@ -92,18 +92,24 @@ def test_the_grid_of_a_released_file_is_known_from_its_name(tmp_path):
     square = tiny(image_size=224, patch_size=32, num_labels=5)
     for name in ("ViT-H_14", "mine", "R50_L_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1--imagenet2012-"
                  "steps_20k-lr_0.01-res_384"):  # fmt: skip
-        export_jax(square, tmp_path / f"{name}.npz")
+        export(square, tmp_path / f"{name}.npz", "jax")
         model, _ = convert(tmp_path / f"{name}.npz")
         assert model.config.image_size == 224
         assert ("image_size" in assumed_in(model)) == (name != "ViT-H_14")
 
 
 def test_heads_of_64_channels_are_assumed_unless_they_are_stated(tmp_path):
-    export_timm(tiny(hidden_size=128, num_attention_heads=4, image_size=24, patch_size=4), tmp_path / "in.safetensors")
-    value, reason = rows_of(check(tmp_path / "in.safetensors"))["num_attention_heads"]
+    export(
+        tiny(hidden_size=128, num_attention_heads=4, image_size=24, patch_size=4), tmp_path / "in.safetensors", "timm"
+    )
+    value, reason = rows_of(convert(tmp_path / "in.safetensors", read_weights=False).report())["num_attention_heads"]
     assert value == "2"
     assert "128 / 64" in reason
-    rows = rows_of(check(tmp_path / "in.safetensors", num_attention_heads=4, hidden_act="gelu_pytorch_tanh"))
+    rows = rows_of(
+        convert(
+            tmp_path / "in.safetensors", num_attention_heads=4, hidden_act="gelu_pytorch_tanh", read_weights=False
+        ).report()
+    )
     assert (rows["num_attention_heads"][0], rows["hidden_act"][0]) == ("4", "gelu_pytorch_tanh")
 
 
@@ -111,7 +117,7 @@ def test_the_image_size_of_a_bit_of_transformers_is_in_no_config(tmp_path):
     their_bit(layer_type="bottleneck", **SAME_PADDING).save_pretrained(tmp_path)
     assert "image_size" in assumed_in(convert(tmp_path)[0])
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 43, "width": 64}}))
-    assert rows_of(check(tmp_path))["image_size"][0] == "43 x 64"
+    assert rows_of(convert(tmp_path, read_weights=False).report())["image_size"][0] == "43 x 64"
     model, _ = convert(tmp_path)
     assert model.config.image_size == (43, 64)
     assert "image_size" not in assumed_in(model)
@@ -138,7 +144,7 @@ def test_a_check_reads_only_the_arrays_it_needs(tmp_path):
     np.savez(tmp_path / "in.npz", **changed)
     with pytest.raises(ConversionError, match="encoder_norm"):
         convert(tmp_path / "in.npz")
-    report = check(tmp_path / "in.npz")
+    report = convert(tmp_path / "in.npz", read_weights=False).report()
     assert "HfViTModel" in report
     assert rows_of(report)["labels"][0] == "none"
 
@@ -148,7 +154,7 @@ def test_the_grid_of_naflex_is_in_the_file(tmp_path):
     positions = arrays["params/img/pos_embedding"]
     np.savez(tmp_path / "in.npz", **arrays | {"params/img/pos_embedding": positions.reshape(2, 8, -1)})
     assert convert(tmp_path / "in.npz")[0].config.image_size == (8, 32)
-    assert rows_of(check(tmp_path / "in.npz"))["image_size"][0] == "8 x 32"
+    assert rows_of(convert(tmp_path / "in.npz", read_weights=False).report())["image_size"][0] == "8 x 32"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from hf_vit import HfBiTModel, HfViTHybridModel, HfViTModel
 from hf_vit.catalog import address_of, released_with
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, convert, export, export_jax, fingerprint
+from hf_vit.conversion import ConversionError, convert, export, fingerprint
 from hf_vit.conversion.tables import TIMM_NUMBERS
 from hf_vit.loading import load, save_folder
 from hf_vit.models.configuration_hf_bit import BIG_TRANSFER
@@ -128,7 +128,7 @@ def test_same_in_every_container(tmp_path, structure):
 
 def test_a_copy_with_exact_gelu_becomes_the_original_as_the_refusal_advises(tmp_path, capsys):
     model = tiny(patch_size=(4, 4), image_size=(20, 20))
-    export_jax(model, tmp_path / "original.npz")
+    export(model, tmp_path / "original.npz", "jax")
     model.config.hidden_act = "gelu"
     export(model, tmp_path / "copy", "timm")
     assert main(["export", str(tmp_path / "copy"), str(tmp_path / "back.npz"), "--to", "jax"]) == 2
@@ -143,7 +143,7 @@ def test_other_numbers_have_another(tmp_path):
     """Query and key swapped, a square kernel transposed, a zero of another sign."""
     model = tiny(representation_size=14)
     model.classifier.bias.data[0] = 0.0
-    export_jax(model, tmp_path / "a.npz")
+    export(model, tmp_path / "a.npz", "jax")
     arrays = read_arrays(tmp_path / "a.npz")
     query = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
     key, square, bias = query.replace("query", "key"), "pre_logits/kernel", "head/bias"
@@ -155,7 +155,7 @@ def test_other_numbers_have_another(tmp_path):
 
 def test_half_precision_in_a_file_is_the_same_content_as_its_folder(tmp_path):
     model = tiny().half().float()
-    export_jax(model, tmp_path / "single.npz")
+    export(model, tmp_path / "single.npz", "jax")
     arrays = {name: array.astype(np.float16) for name, array in read_arrays(tmp_path / "single.npz").items()}
     np.savez(tmp_path / "half.npz", **arrays)
     model, _ = convert(tmp_path / "half.npz", position_grid=(5, 6))
@@ -171,7 +171,7 @@ def test_an_untrained_head_is_no_content(tmp_path):
     model = tiny()
     torch.nn.init.zeros_(model.classifier.weight)
     torch.nn.init.zeros_(model.classifier.bias)
-    export_jax(model, tmp_path / "whole.npz")
+    export(model, tmp_path / "whole.npz", "jax")
     arrays = read_arrays(tmp_path / "whole.npz")
     np.savez(tmp_path / "bare.npz", **{name: arrays[name] for name in arrays if not name.startswith("head/")})
     found = {fingerprint(tmp_path / f"{name}.npz", position_grid=(5, 6)) for name in ("whole", "bare")}
@@ -179,7 +179,7 @@ def test_an_untrained_head_is_no_content(tmp_path):
 
 
 def test_a_changed_weight_of_a_folder(tmp_path):
-    export_jax(tiny(), tmp_path / "model.npz")
+    export(tiny(), tmp_path / "model.npz", "jax")
     model, processor = convert(tmp_path / "model.npz", position_grid=(5, 6))
     save_folder(tmp_path / "folder", model, processor)
     recorded = model.conversion_record["fingerprint"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
+from hf_vit.conversion import ConversionError, convert, export
 from hf_vit.models.flexible_sizes import resize_patch_kernel
 
 from ..comparing import assert_same_file, relative_gap
@@ -117,7 +117,7 @@ def bilinear(old: int, new: int) -> np.ndarray:
 def test_the_prefix_is_restored_from_the_source(tmp_path):
     source = MORE / "flexi_map.npz"
     model, _ = convert(source, patch_size=5, image_size=35)
-    export_jax(model, tmp_path / "back.npz", original=source)
+    export(model, tmp_path / "back.npz", "jax", original=source)
     assert_same_file(tmp_path / "back.npz", source)
 
 
@@ -144,12 +144,16 @@ def test_the_patch_size_must_be_stated_unless_the_name_determines_it(tmp_path):
 @pytest.mark.parametrize(("patch_size", "image_size"), [(5, 40), ((4, 6), (8, 18))])
 def test_a_folder_keeps_the_stored_buffers(tmp_path, patch_size, image_size):
     source = MORE / "flexi_gap.npz"
-    straight = convert_to_folder(source, tmp_path / "folder", patch_size=patch_size, image_size=image_size)
+    straight = (
+        convert(source, patch_size=patch_size, image_size=image_size, read_weights=False)
+        .save(tmp_path / "folder")
+        .model
+    )
     assert straight.device.type == "meta"  # streamed: nothing has to be resized
     model = load_model(tmp_path / "folder")
-    export_jax(model, tmp_path / "back.npz")
+    export(model, tmp_path / "back.npz", "jax")
     with pytest.raises(ConversionError, match="vit_jax"):
-        export_jax(model, tmp_path / "other.npz", dialect="vit_jax")
+        export(model, tmp_path / "other.npz", "jax", dialect="vit_jax")
     assert_same_file(tmp_path / "back.npz", source)
     images = torch.randn(1, 3, *np.broadcast_to(image_size, 2).tolist())
     with torch.no_grad():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
+from hf_vit.conversion import ConversionError, convert, export
 from hf_vit.loading import save_folder
 
 from ..comparing import assert_same_file, assert_same_weights, read_arrays
@@ -60,7 +60,7 @@ def test_the_record_describes_the_file(goldens, tmp_path):
 
 def test_a_vit_jax_file_with_big_visions_names_gives_the_same_logits(goldens, tmp_path):
     model, _ = convert(goldens / "vit_token.npz")
-    export_jax(model, tmp_path / "folded.npz", dialect="big_vision")
+    export(model, tmp_path / "folded.npz", "jax", dialect="big_vision")
     folded, _ = convert(tmp_path / "folded.npz")
     assert not folded.vit.embeddings.position_embeddings[:, 0].any()
     images = torch.randn(2, 3, 32, 32)
@@ -70,7 +70,7 @@ def test_a_vit_jax_file_with_big_visions_names_gives_the_same_logits(goldens, tm
 
 def test_bfloat16_models_are_written_as_two_byte_voids(goldens, tmp_path):
     model, _ = convert(goldens / "vit_gap.npz")
-    export_jax(model.bfloat16(), tmp_path / "half.npz")
+    export(model.bfloat16(), tmp_path / "half.npz", "jax")
     assert {str(array.dtype) for array in read_arrays(tmp_path / "half.npz").values()} == {"|V2"}
     again, _ = convert(tmp_path / "half.npz")
     assert_same_weights(again, model.float())
@@ -83,7 +83,7 @@ def test_an_all_zero_head_is_dropped_recorded_and_restored(goldens, tmp_path, bi
     model, processor = convert(source)
     assert model.conversion_record["left_out"] == {"head": {"shape": [24, 21843], "bias": bias}}
     save_folder(tmp_path / "folder", model, processor)
-    export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz")
+    export(load_model(tmp_path / "folder"), tmp_path / "back.npz", "jax")
     assert_same_file(tmp_path / "back.npz", source)
 
 
@@ -161,7 +161,7 @@ def test_settings_that_no_array_fits_are_refused(goldens):
 def test_models_that_a_dialect_does_not_support(goldens, tmp_path, checkpoint, dialect, message):
     model, _ = convert(goldens / checkpoint)
     with pytest.raises(ConversionError, match=message):
-        export_jax(model, tmp_path / "out.npz", dialect)
+        export(model, tmp_path / "out.npz", "jax", dialect=dialect)
     assert not list(tmp_path.iterdir())
 
 
@@ -180,7 +180,7 @@ def test_folders(goldens, tmp_path):
 )
 def test_streaming_to_a_folder_equals_saving(goldens, tmp_path, checkpoint):
     save_folder(tmp_path / "through", *convert(goldens / checkpoint))
-    model = convert_to_folder(goldens / checkpoint, tmp_path / "straight")
+    model = convert(goldens / checkpoint, read_weights=False).save(tmp_path / "straight").model
     assert model.device.type == "meta"
     files = {path.name for path in (tmp_path / "straight").iterdir()}
     new = {"README.md", "manifest.json"}

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from transformers import pipeline
 
-from hf_vit.conversion import ConversionError, convert, convert_to_folder, export_jax
+from hf_vit.conversion import ConversionError, convert, export
 from hf_vit.loading import save_folder
 
 from ..comparing import read_arrays, relative_gap
@@ -75,16 +75,16 @@ def test_the_processor_finds_the_grids_and_pixels_of_the_original():
 def test_naflex_is_restored(tmp_path):
     save_folder(tmp_path / "folder", *convert(ORIGINAL))
     model = load_model(tmp_path / "folder")
-    export_jax(model, tmp_path / "back.npz", original=ORIGINAL)
+    export(model, tmp_path / "back.npz", "jax", original=ORIGINAL)
     assert stored(tmp_path / "back.npz") == stored(ORIGINAL)
-    export_jax(model, tmp_path / "alone.npz", dialect="big_vision")
+    export(model, tmp_path / "alone.npz", "jax", dialect="big_vision")
     own = {name: array for name, *array in stored(ORIGINAL) if name.startswith("params/img/") and "block/" not in name}
     alone = {f"params/img/{name}": array for name, *array in stored(tmp_path / "alone.npz") if "block_" not in name}
     assert alone == own
 
 
 def test_a_folder_in_transformers(tmp_path, expected):
-    assert convert_to_folder(ORIGINAL, tmp_path / "folder").device.type == "meta"
+    assert convert(ORIGINAL, read_weights=False).save(tmp_path / "folder").model.device.type == "meta"
     extract = pipeline("image-feature-extraction", model=str(tmp_path / "folder"))
     assert relative_gap(run(extract.model, expected).pooler_output, expected["pooled"]) <= 2e-5
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8))

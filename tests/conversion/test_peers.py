@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, convert, export_jax, export_timm
+from hf_vit.conversion import ConversionError, convert, export
 from hf_vit.loading import save_folder
 
 from ..comparing import assert_same_weights, change_json, logits
@@ -66,9 +66,9 @@ def test_export_to_timm(tmp_path, name):
     model, _ = convert_golden(name)
     if name in ("timm_hybrid.safetensors", "timm_bit.safetensors"):  # so few units are no architecture of timm
         with pytest.raises(ConversionError, match=r"\[1"):
-            export_timm(model, tmp_path / "back.safetensors")
+            export(model, tmp_path / "back.safetensors", "timm")
         return
-    arguments = export_timm(model, tmp_path / "back.safetensors")
+    arguments = export(model, tmp_path / "back.safetensors", "timm")
     back, source = load_file(tmp_path / "back.safetensors"), load_file(PEERS / name)
     assert set(back) == set(source)
     if name == "timm_no_embed_class.safetensors":  # written with a row of zeros for the class token
@@ -100,7 +100,7 @@ def test_class_names_are_kept_and_exported(tmp_path, stated, expected):
     change_json(folder / "config.json", **{**stated, "pretrained_cfg": pretrained})
     model, _ = convert(folder, position_grid=(5, 9))
     assert {index: model.config.id2label[index] for index in expected} == expected
-    export_timm(model, tmp_path / "back")
+    export(model, tmp_path / "back", "timm")
     names = json.loads((tmp_path / "back" / "config.json").read_text())["label_names"]
     assert names == list(model.config.id2label.values())
 
@@ -126,7 +126,7 @@ def test_a_folder_for_timm_describes_the_architecture(tmp_path):
 def test_hybrids_go_to_timm_and_back(tmp_path, depths, architecture, caplog):
     size = 64 if len(depths) == 4 else 32
     model = tiny(hybrid=True, stem_depths=depths, image_size=(size, size), patch_size=(1, 1))
-    export_timm(model, tmp_path / "timm")
+    export(model, tmp_path / "timm", "timm")
     assert "group_norm_eps" in caplog.text  # timm has one value for it
     assert "layer_norm_eps" not in caplog.text
     assert json.loads((tmp_path / "timm" / "config.json").read_text())["architecture"] == architecture
@@ -153,7 +153,7 @@ def test_models_that_timm_does_not_support(tmp_path):
         ({"hidden_act": "silu"}, "silu"),
     ):
         with pytest.raises(ConversionError, match=message):
-            export_timm(HfViTForImageClassification(HfViTConfig(**plain, **fields)), tmp_path / "out.safetensors")
+            export(HfViTForImageClassification(HfViTConfig(**plain, **fields)), tmp_path / "out.safetensors", "timm")
     assert not list(tmp_path.iterdir())
 
 
@@ -161,7 +161,7 @@ def test_a_port_with_other_numbers_is_not_written_as_jax(tmp_path):
     wrong = {"plain": "hidden_act", "hybrid": "group_norm_eps=1e-05", "gap": "pool_patches_only"}
     for name, message in wrong.items():
         with pytest.raises(ConversionError, match=message):
-            export_jax(convert_golden(f"timm_{name}.safetensors")[0], tmp_path / "out.npz")
+            export(convert_golden(f"timm_{name}.safetensors")[0], tmp_path / "out.npz", "jax")
     assert not list(tmp_path.iterdir())
 
 

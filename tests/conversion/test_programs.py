@@ -9,7 +9,7 @@ import torch
 
 from hf_vit import HfViTConfig, HfViTForMaskedPatchPrediction, HfViTHybridModel
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, export, export_aot_inductor, export_onnx, export_torch
+from hf_vit.conversion import ConversionError, export
 
 from ..comparing import logits
 from ..paths import ROOT
@@ -69,7 +69,7 @@ def test_onnx_of_half_precision_computes_in_float32(dtype, onnxruntime, tmp_path
 def test_onnx_of_any_size(onnxruntime, tmp_path):
     fields = {"num_hidden_layers": 1, "image_size": (32, 32), "patch_size": (2, 2), "stem_depths": [1]}
     hybrid = randomize(HfViTHybridModel(tiny(hybrid=True, pooling="mean", **fields).config))
-    export_onnx(hybrid, tmp_path / "any.onnx", size="dynamic")
+    export(hybrid, tmp_path / "any.onnx", "onnx", size="dynamic")
     assert_same(onnx_runner(onnxruntime, tmp_path / "any.onnx"), hybrid, (1, 3, 32, 32), (3, 3, 40, 24))
     assert str(ROOT).encode() not in (tmp_path / "any.onnx").read_bytes()  # paths of source files on this machine
 
@@ -82,17 +82,17 @@ def test_onnx_of_any_size(onnxruntime, tmp_path):
 )
 def test_onnx_of_variants(fields, onnxruntime, tmp_path):
     model = sixteen(**fields)
-    export_onnx(model, tmp_path / "any.onnx", size="dynamic")
+    export(model, tmp_path / "any.onnx", "onnx", size="dynamic")
     assert_same(onnx_runner(onnxruntime, tmp_path / "any.onnx"), model, (1, 3, 20, 36), (3, 3, 24, 12))
 
 
 def test_torch_export(classifier, tmp_path):
-    export_torch(classifier, tmp_path / "own.pt2")
+    export(classifier, tmp_path / "own.pt2", "torch-export")
     assert_same(torch_runner(tmp_path / "own.pt2"), classifier, (1, 3, 20, 36), (5, 3, 20, 36))
-    export_torch(classifier, tmp_path / "fixed.pt2", size=(28, 12))
+    export(classifier, tmp_path / "fixed.pt2", "torch-export", size=(28, 12))
     assert_same(torch_runner(tmp_path / "fixed.pt2"), classifier, (3, 3, 28, 12))
     assert classifier.config.image_size == (20, 36)  # a copy was resized
-    export_torch(classifier, tmp_path / "any.pt2", size="dynamic")
+    export(classifier, tmp_path / "any.pt2", "torch-export", size="dynamic")
     assert_same(torch_runner(tmp_path / "any.pt2"), classifier, (1, 3, 20, 36), (2, 3, 44, 8))
 
 
@@ -101,23 +101,23 @@ def test_aot_inductor(tmp_path):
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         pytest.skip("AOTInductor needs a C++ compiler")
     classifier = sixteen(num_hidden_layers=1)
-    export_aot_inductor(classifier, tmp_path / "compiled.pt2")
+    export(classifier, tmp_path / "compiled.pt2", "aot-inductor")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch says of its own loader
         module = torch._inductor.aoti_load_package(str(tmp_path / "compiled.pt2"))
     assert_same(module, classifier, (1, 3, 20, 36), (5, 3, 20, 36))
 
 
-@pytest.mark.parametrize("write", [export_onnx, export_torch])
-def test_impossible_exports_are_refused_before_any_work(classifier, tmp_path, write):
-    path = tmp_path / "model.pt2"
+@pytest.mark.parametrize("to", ["onnx", "torch-export"])
+def test_impossible_exports_are_refused_before_any_work(classifier, tmp_path, to):
+    path = tmp_path / {"onnx": "model.onnx", "torch-export": "model.pt2"}[to]
     with pytest.raises(ValueError, match="21"):
-        write(classifier, path, size=21)
+        export(classifier, path, to, size=21)
     with pytest.raises(ConversionError, match="sine-cosine"):
-        write(sixteen(position_embedding_type="sincos2d"), path, size="dynamic")
+        export(sixteen(position_embedding_type="sincos2d"), path, to, size="dynamic")
     path.write_bytes(b"mine")
     with pytest.raises(FileExistsError, match="--overwrite"):
-        write(classifier, path)
+        export(classifier, path, to)
     assert path.read_bytes() == b"mine"
 
 

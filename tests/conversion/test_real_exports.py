@@ -5,7 +5,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from hf_vit.conversion import convert, export_onnx, export_timm, export_transformers
+from hf_vit.conversion import convert, export
 
 from ..comparing import assert_same_weights
 from ..photographs import read_photographs
@@ -15,7 +15,7 @@ TIMM = "weights/vit_tiny_patch16_224_timm.safetensors"
 
 
 def test_to_timm_gives_timms_own_file(shared, tmp_path):
-    export_timm(convert(shared / NPZ)[0], tmp_path / "timm.safetensors")
+    export(convert(shared / NPZ)[0], tmp_path / "timm.safetensors", "timm")
     ours, theirs = load_file(tmp_path / "timm.safetensors"), load_file(shared / TIMM)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
@@ -29,7 +29,7 @@ def test_from_timm_gives_the_same_weights(shared):
 
 def test_transformers_computes_the_same_logits(shared, tmp_path):
     model, processor = convert(shared / NPZ)
-    export_transformers(model, tmp_path / "folder", processor)
+    export(model, tmp_path / "folder", "transformers", processor=processor)
     theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path / "folder").eval()
     pixel_values = processor(list(read_photographs(shared).values())[:10], return_tensors="pt").pixel_values
     with torch.no_grad():
@@ -41,7 +41,7 @@ def test_onnxruntime_computes_the_same_logits(shared, onnxruntime, tmp_path):
     model, processor = convert(shared / NPZ)
     photographs = list(read_photographs(shared).values())[:10]
     pixel_values = processor(photographs, return_tensors="pt").pixel_values
-    export_onnx(model, tmp_path / "model.onnx")
+    export(model, tmp_path / "model.onnx", "onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     theirs = torch.from_numpy(session.run(None, {"pixel_values": pixel_values.numpy()})[0])
     with torch.no_grad():

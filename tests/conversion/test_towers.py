@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoModelForImageClassification, pipeline
 
 from hf_vit import HfViTModel
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, convert, convert_to_folder, export, export_jax
+from hf_vit.conversion import ConversionError, convert, export
 from hf_vit.files.npz import NpzReader
 from hf_vit.loading import save_folder
 
@@ -62,7 +62,7 @@ def test_other_parts_of_a_file_are_reported(tmp_path, run_command):
 @pytest.mark.parametrize("checkpoint", ["clippo", "paligemma_bf16"])
 def test_a_folder_of_a_tower_in_transformers(tmp_path, checkpoint):
     """Streamed conversion, Auto class and pipeline; judged by the original's `image_embeds`."""
-    assert convert_to_folder(MORE / f"{checkpoint}.npz", tmp_path / "folder").device.type == "meta"
+    assert convert(MORE / f"{checkpoint}.npz", read_weights=False).save(tmp_path / "folder").model.device.type == "meta"
     with np.load(MORE / f"{checkpoint}.expected.npz") as expected:
         model = AutoModel.from_pretrained(tmp_path / "folder")
         assert gaps(model, expected, "")["image_embeds"] <= 2e-5
@@ -115,7 +115,7 @@ def test_a_trained_tower_is_written_into_its_file(tmp_path):
     with torch.no_grad():
         model.layers[1].mlp.fc1.weight.mul_(2)
     save_folder(tmp_path / "folder", model, processor)
-    export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz", original=MORE / "paligemma_bf16.npz")
+    export(load_model(tmp_path / "folder"), tmp_path / "back.npz", "jax", original=MORE / "paligemma_bf16.npz")
     kernel = "params/img/Transformer/encoderblock/MlpBlock_0/Dense_0/kernel"
     for ours, theirs in zip(stored(tmp_path / "back.npz"), stored(MORE / "paligemma_bf16.npz"), strict=True):
         assert ours[:3] == theirs[:3]
@@ -129,29 +129,29 @@ def test_the_original_must_be_the_models_own_file(tmp_path):
     model, _ = convert(MORE / "paligemma.npz")
     out = tmp_path / "back.npz"
     with pytest.raises(ConversionError, match=r"paligemma2.npz"):
-        export_jax(model, out, original=MORE / "paligemma2.npz")
+        export(model, out, "jax", original=MORE / "paligemma2.npz")
     model.conversion_record = None
     with pytest.raises(ConversionError, match="siglip"):
-        export_jax(model, out, original=MORE / "siglip.npz")
+        export(model, out, "jax", original=MORE / "siglip.npz")
     with torch.no_grad():
         model.projection.bias[0] = 1e5
     with pytest.raises(ConversionError, match="img/head/bias"):
-        export_jax(model, out, original=MORE / "paligemma_f16.npz")
+        export(model, out, "jax", original=MORE / "paligemma_f16.npz")
     with pytest.raises(ConversionError, match="original"):
-        export_jax(model, out, "flax", original=MORE / "paligemma.npz")
+        export(model, out, "jax", dialect="flax", original=MORE / "paligemma.npz")
     assert not list(tmp_path.iterdir())
 
 
 def test_resampled_positions_are_written(tmp_path):
     model, _ = convert(MORE / "lit_big_vision.npz", image_size=(48, 24))
-    export_jax(model, tmp_path / "back.npz", original=MORE / "lit_big_vision.npz")
+    export(model, tmp_path / "back.npz", "jax", original=MORE / "lit_big_vision.npz")
     again, _ = convert(tmp_path / "back.npz", position_grid=(6, 3))
     assert_same_weights(again, model)
 
 
 def test_a_projection_written_as_a_head_gives_a_warning(tmp_path, caplog):
     model, _ = convert(MORE / "lit_bert.npz")
-    export_jax(model, tmp_path / "head.npz")
+    export(model, tmp_path / "head.npz", "jax")
     assert "48" in caplog.text
     again, _ = convert(tmp_path / "head.npz")
     assert again.config.num_labels == 48

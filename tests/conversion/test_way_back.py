@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hf_vit.conversion import convert, export_jax
+from hf_vit.conversion import convert, export
 from hf_vit.files.npz import NpzReader
 from hf_vit.loading import save_folder
 
@@ -20,7 +20,7 @@ WITH_GROUP_NORM = [name for name, run in RUNS.items() if run["family"] != "vit" 
 
 
 def written(path, prefix):
-    """Arrays of a file in the form that `export_jax` promises: no prefix, no other parts, no stacks, float32."""
+    """Arrays of a file in the form that `export` promises: no prefix, no other parts, no stacks, float32."""
     arrays = {}
     with NpzReader(path) as reader:
         for stored in reader.arrays:
@@ -49,7 +49,7 @@ def assert_comes_back(path, run, tmp_path):
     dialect = model.conversion_record["dialect"]
     save_folder(tmp_path / "folder", model, processor)
     name = "big_vision" if run["family"] != "vit" else dialect["names"]
-    export_jax(load_model(tmp_path / "folder"), tmp_path / "back.npz", name)
+    export(load_model(tmp_path / "folder"), tmp_path / "back.npz", "jax", dialect=name)
     theirs, ours = written(path, dialect["prefix"]), read_arrays(tmp_path / "back.npz")
     assert set(ours) == set(theirs)
     for name, array in theirs.items():
@@ -62,7 +62,7 @@ def test_every_golden_is_restored_bit_by_bit(goldens, tmp_path, checkpoint):
     """The model alone; and with the original every array in its order, also optimizer state and text towers."""
     assert_comes_back(goldens / checkpoint, RUNS[checkpoint], tmp_path)
     model, _ = convert_golden(goldens / checkpoint, RUNS[checkpoint])
-    export_jax(model, tmp_path / "whole.npz", original=goldens / checkpoint)
+    export(model, tmp_path / "whole.npz", "jax", original=goldens / checkpoint)
     assert stored(tmp_path / "whole.npz") == stored(goldens / checkpoint)
 
 
@@ -105,7 +105,7 @@ def test_negative_zeros_are_restored(goldens, tmp_path):
 def test_the_default_dialect_has_the_released_names(goldens, tmp_path, checkpoint):
     """Without a dialect, any model is written with the names of the released files, and is the same model."""
     model, _ = convert_golden(goldens / checkpoint, RUNS[checkpoint])
-    export_jax(model, tmp_path / "back.npz")
+    export(model, tmp_path / "back.npz", "jax")
     again, _ = convert_golden(tmp_path / "back.npz", RUNS[checkpoint])
     assert again.conversion_record["dialect"]["names"] == "vit_jax"
     assert_same_weights(again, model)

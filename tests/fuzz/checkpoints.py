@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save
 
-from hf_vit.conversion.converting import convert_to_folder
+from hf_vit.conversion.converting import convert
 from hf_vit.loading import load
 
 from ..paths import GOLDENS, PEERS
@@ -51,7 +51,7 @@ class Conversion(Kind):
         return Case(name, {self.file: data}, self.arguments[name], expected)
 
     def use(self, case: Case, folder: Path) -> Any:
-        convert_to_folder(folder / self.file, folder / OUTPUT, **case.value)
+        convert(folder / self.file, read_weights=False, **case.value).save(folder / OUTPUT)
         record = json.loads((folder / OUTPUT / "conversion.json").read_text(encoding="utf-8"))
         return {"arrays": load_file(folder / OUTPUT / "model.safetensors"), "record": record}
 

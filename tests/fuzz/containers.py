@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import ViTForImageClassification
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.conversion import convert_to_folder, export
+from hf_vit.conversion import convert, export
 from hf_vit.files.output import MARK
 
 from ..paths import MORE, PEERS
@@ -148,7 +148,7 @@ class Arrays(FolderConversion):
 
     def prepare(self, folder: Path) -> None:
         """Nothing in this process uses tensorstore, whose threads would not survive the fork."""
-        convert_to_folder(MORE / "container.npz", folder / "whole")
+        convert(MORE / "container.npz", read_weights=False).save(folder / "whole")
         self.whole = [fingerprint(load_file(folder / "whole" / "model.safetensors"))]
         subprocess.run([sys.executable, "-c", _WRITE_ZARR, MORE / "container.npz", folder], check=True)
         self.originals = {

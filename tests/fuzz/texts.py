@@ -14,7 +14,7 @@ from transformers import ViTImageProcessorPil
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.catalog import best_augreg, search
-from hf_vit.conversion.converting import convert_to_folder, set_labels
+from hf_vit.conversion.converting import convert, set_labels
 from hf_vit.conversion.exporting import export
 from hf_vit.data.labels import match_to_model
 from hf_vit.data.splits import Split
@@ -68,10 +68,10 @@ class Configuration(Kind):
 
     def use(self, case: Case, folder: Path) -> Any:
         if case.original == "timm":
-            convert_to_folder(folder / "input", folder / OUTPUT, position_grid=(5, 9))
+            convert(folder / "input", position_grid=(5, 9), read_weights=False).save(folder / OUTPUT)
             return []
         if case.original == "transformers":
-            convert_to_folder(folder / "input", folder / OUTPUT)
+            convert(folder / "input", read_weights=False).save(folder / OUTPUT)
         try:
             return list(predict(folder / (OUTPUT if case.original == "transformers" else "input"), [_PICTURE]))
         finally:

@@ -11,14 +11,15 @@ import time
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
+from hf_vit.conversion import convert, export
 from hf_vit.files.readme import BEGIN
 from hf_vit.hub.cards import split_readme
+from hf_vit.hub.pushing import save_as
 
 from ..local_hub import commits_of, read_file, readme_of
-from ..tiny_models import TINY, save_tiny
+from ..tiny_models import TINY, save_tiny, tiny
 
 MIT = ("--license", "mit")
 
@@ -218,12 +219,10 @@ def test_evaluation_results_reach_the_hub(hub, client, folder):
 
 
 def test_a_push_for_readers_of_transformers_and_back(hub, client, folder, tmp_path):
-    Image.new("RGB", (50, 40), "red").save(tmp_path / "red.png")
-    client(push(folder, "alice/vit", *MIT, "--for", "transformers", "--images", tmp_path / "red.png"))
+    client(push(folder, "alice/vit", *MIT, "--for", "transformers"))
     files = commits_of(hub, "alice/vit")[0]["files"]
     assert {"modules.json", "1_Pooling/config.json", "manifest.json", "README.md"} <= set(files)
     assert "library_name: transformers" in readme_of(hub, "alice/vit")
-    assert "0 of 1" in readme_of(hub, "alice/vit")
     back = str(tmp_path / "back")
     code = f"""
     from huggingface_hub import snapshot_download
@@ -375,3 +374,11 @@ def test_a_permanent_upload_failure_is_one_sentence(hub, client, folder):
     assert "injected fault" in said
     assert "Traceback" not in error
     assert list(commits_of(hub, "alice/vit")[0]["files"]) == [".gitattributes"]
+
+
+def test_a_copy_of_a_converted_model_keeps_the_record_of_its_source(tmp_path):
+    export(tiny(image_size=24, patch_size=4), tmp_path / "model.npz", "jax")
+    convert(tmp_path / "model.npz", read_weights=False).save(tmp_path / "folder")
+    save_as(tmp_path / "folder", tmp_path / "copy", "hf_vit")
+    record, copied = (json.loads((tmp_path / name / "conversion.json").read_text()) for name in ("folder", "copy"))
+    assert record == copied

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTHybridConfig, HfViTHybridForImageClassification
 from hf_vit.catalog import address_of, copies_of
-from hf_vit.conversion import ConversionError, convert, export_jax, export_timm, export_transformers, fingerprint
+from hf_vit.conversion import ConversionError, convert, export, fingerprint
 from hf_vit.conversion.checkpoint import fetch_any, open_checkpoint
 from hf_vit.conversion.converting import read_as_original
 from hf_vit.conversion.recognition import recognize
@@ -121,23 +121,23 @@ print(copy.config.id2label[281], copy.config.hidden_act, copy.config.layer_norm_
 
 
 @pytest.mark.parametrize(
-    ("address", "model", "write"),
+    ("address", "model", "to"),
     [
-        (OF_ORIGINAL, HfViTForImageClassification(HfViTConfig(**SMALL)), export_timm),
-        (OF_ORIGINAL, HfViTForImageClassification(HfViTConfig(**SMALL)), export_transformers),
-        (OF_HYBRID, HfViTHybridForImageClassification(HfViTHybridConfig(**HYBRID)), export_timm),
+        (OF_ORIGINAL, HfViTForImageClassification(HfViTConfig(**SMALL)), "timm"),
+        (OF_ORIGINAL, HfViTForImageClassification(HfViTConfig(**SMALL)), "transformers"),
+        (OF_HYBRID, HfViTHybridForImageClassification(HfViTHybridConfig(**HYBRID)), "timm"),
     ],
     ids=["timm", "transformers", "hybrid"],
 )
-def test_a_copy_computes_as_the_original(client, closed_bucket, tmp_path, address, model, write):
+def test_a_copy_computes_as_the_original(client, closed_bucket, tmp_path, address, model, to):
     randomize(model, std=0.1)
-    export_jax(model, tmp_path / "model.npz")
+    export(model, tmp_path / "model.npz", "jax")
     model.config.hidden_act = "gelu"  # what ports say
     if hasattr(model.config, "stem_depths"):
         model.config.weight_standardization_eps = 1e-8
-    write(model, tmp_path / "copy")
+    export(model, tmp_path / "copy", to)
     copies = copies_of(f"gs://{address}")
-    name = next(name for name in copies if name.startswith("google/") == (write is export_transformers))
+    name = next(name for name in copies if name.startswith("google/") == (to == "transformers"))
     upload(client, tmp_path / "copy", name)
     npz = mirror_of(tmp_path / "model.npz", address, tmp_path / "mirror")
     code = f"{SAME}\nprint(same('gs://{address}', {str(npz)!r})['copy'])"
@@ -146,7 +146,7 @@ def test_a_copy_computes_as_the_original(client, closed_bucket, tmp_path, addres
 
 def test_missing_parts_of_a_copy_are_named(client, closed_bucket, tmp_path):
     model = randomize(HfViTForImageClassification(HfViTConfig(**SMALL)))
-    export_timm(model, tmp_path / "copy")
+    export(model, tmp_path / "copy", "timm")
     upload(client, tmp_path / "copy", NAME_IN_TIMM)
     command = ["convert", "gs://vit_models/imagenet21k/ViT-B_16.npz", str(tmp_path / "out")]
     output = client(with_bucket(closed_bucket, f"from hf_vit.cli import main\nmain({command!r})"))
@@ -157,7 +157,7 @@ def test_missing_parts_of_a_copy_are_named(client, closed_bucket, tmp_path):
 
 def test_mirrors_come_first(client, closed_bucket, tmp_path):
     model = randomize(HfViTForImageClassification(HfViTConfig(**SMALL)))
-    export_jax(model, tmp_path / "model.npz")
+    export(model, tmp_path / "model.npz", "jax")
     mirror_of(tmp_path / "model.npz", OF_ORIGINAL, tmp_path / "mirror")
     upload(client, tmp_path / "mirror", "me/mirror")
     mirrors = {"local": f"{tmp_path}/no,{tmp_path}/mirror", "hub": "hf://me/none, hf://me/mirror/"}
@@ -196,8 +196,8 @@ def test_changed_weights_of_a_copy_are_not_exported_as_the_original(tmp_path):
     if not OF_TIMM.is_file():
         pytest.skip("the real weights are not at hand")
     model, _ = convert(OF_TIMM)
-    export_jax(model, tmp_path / "back.npz")
+    export(model, tmp_path / "back.npz", "jax")
     with torch.no_grad():
         model.classifier.bias[0] += 1
     with pytest.raises(ConversionError, match="hidden_act"):
-        export_jax(model, tmp_path / "changed.npz")
+        export(model, tmp_path / "changed.npz", "jax")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transformers import pipeline
 
-from hf_vit.conversion import convert, export_jax
+from hf_vit.conversion import convert, export
 from hf_vit.loading import save_folder
 
 from ..comparing import assert_same_file
@@ -40,5 +40,5 @@ def test_classifies_photographs_through_pipeline(folder, shared, tmp_path):
 
 
 def test_exports_to_a_bit_identical_npz(shared, folder, tmp_path):
-    export_jax(load_model(folder), tmp_path / "back.npz")
+    export(load_model(folder), tmp_path / "back.npz", "jax")
     assert_same_file(tmp_path / "back.npz", shared / CHECKPOINT)

@@ -56,7 +56,7 @@ def written(tmp_path) -> Path:
     processor.update(preset="augreg", size={"height": 20, "width": 36})
     save_folder(tmp_path / "ours", model, processor, overwrite=True)
     folder = tmp_path / "folder"
-    hf_vit.conversion.export_transformers(model, folder, processor)
+    hf_vit.conversion.export(model, folder, "transformers", processor=processor)
     pixels = np.random.default_rng(1).standard_normal((4, 3, 20, 36), np.float32)
     np.save(tmp_path / "pixels.npy", pixels)
     with torch.no_grad():  # hidden states: else the last layer computes less than in transformers, and rounds otherwise

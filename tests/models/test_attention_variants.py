@@ -1,13 +1,11 @@
 """Position embeddings of Table 8 and Axial-ViT, compared with loops in NumPy (float64)."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from hf_vit.conversion import ConversionError, export_jax, export_timm, export_transformers
+from hf_vit.conversion import ConversionError, export
 from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from hf_vit.models.position_embeddings import resize_relative_embeddings
@@ -216,7 +214,7 @@ def test_unsupported_combinations_are_refused():
 @every("2-D layer shared relative axial")
 def test_exports_refuse_the_variants_that_their_formats_lack(fields, tmp_path):
     model = tiny(**{**fields, "image_size": 24, "patch_size": 4})
-    for export in (export_jax, partial(export_jax, dialect="big_vision"), export_timm, export_transformers):
+    for to, dialect in (("jax", None), ("jax", "big_vision"), ("timm", None), ("transformers", None)):
         with pytest.raises(ConversionError, match=UNSUPPORTED):
-            export(model, tmp_path / "exported")
+            export(model, tmp_path / "exported", to, dialect=dialect)
     assert not list(tmp_path.iterdir())

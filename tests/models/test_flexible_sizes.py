@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForImageClassification, ViTForImageClassification
 
-from hf_vit.conversion import export_timm, export_transformers
+from hf_vit.conversion import export
 from hf_vit.conversion.converting import convert
 from hf_vit.loading import load
 from hf_vit.models.flexible_sizes import resize_patch_kernel
@@ -160,10 +160,10 @@ def test_exports_have_the_resized_weights(tmp_path):
     model = tiny(stored_patch_size=7, position_grid=(3, 3), patch_size=6, image_size=30, qkv_bias=True)
     images = torch.randn(2, 3, 30, 30)
     expected = model(images).logits
-    export_transformers(model, tmp_path / "transformers")
+    export(model, tmp_path / "transformers", "transformers")
     theirs = ViTForImageClassification.from_pretrained(tmp_path / "transformers").eval()
     torch.testing.assert_close(theirs(images).logits, expected, rtol=0, atol=1e-5)
-    export_timm(model, tmp_path / "timm.safetensors")
+    export(model, tmp_path / "timm.safetensors", "timm")
     again, _ = convert(tmp_path / "timm.safetensors", num_attention_heads=2, hidden_act="gelu_pytorch_tanh")
     assert not again.config.is_flexible
     torch.testing.assert_close(again(images).logits, expected, rtol=0, atol=1e-5)

@@ -116,7 +116,7 @@ class JaxSource(RuleSource):
         is_same = address and fingerprint_of(model.config, parameters, parameters.__getitem__) == record["fingerprint"]
         return address if is_same else None
 
-    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any, images: Any) -> Any:
+    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
         if lacking(model.config, {}, self.numbers(model.config)):
             logger.warning(f"Written as {self.original(model)}, which the original code computes with other numbers.")
         arrays = self.arrays(model, {**record_of(model).get("dialect", {}), "names": dialect})
