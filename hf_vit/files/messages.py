@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from ..models.utils import did_you_mean as did_you_mean
 from ..models.utils import redact_secrets
 from .limits import MAX_MESSAGE
+from .removed_names import describe_removed
 from .versions import extra_of
 
 # Errors that the user can correct; ImportError: an extra is not installed.
@@ -121,6 +122,8 @@ def describe_unknown(argument: str, known: Iterable[str]) -> str:
     """Describe an argument of a command that is not one of the `known` options, or is one too many."""
     if not argument.startswith("-"):
         return f"there is one argument too many: {argument}"
+    if removed := describe_removed(argument.split("=")[0].replace("_", "-")):
+        return removed
     is_file = os.path.lexists(argument)
     hint = f"; write ./{argument} for the file" if is_file else did_you_mean(argument.split("=")[0], known)
     return f"there is no option {argument}{hint}"

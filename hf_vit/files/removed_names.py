@@ -1,0 +1,22 @@
+"""Public names that were removed or renamed: the one table. Each gives one error that names its replacement."""
+
+# Functions and classes by module, function arguments as `function(argument)`, options of commands as `--option`.
+REMOVED_NAMES = {
+    "hf_vit.conversion.check": "use convert(source, read_weights=False).report()",
+    "hf_vit.conversion.convert_to_folder": "use convert(source, read_weights=False).save(folder)",
+    "hf_vit.conversion.export_aot_inductor": 'use export(model, path, to="aot-inductor")',
+    "hf_vit.conversion.export_jax": 'use export(model, path, to="jax")',
+    "hf_vit.conversion.export_onnx": 'use export(model, path, to="onnx"), with a path that ends in .onnx',
+    "hf_vit.conversion.export_timm": 'use export(model, path, to="timm")',
+    "hf_vit.conversion.export_torch": 'use export(model, path, to="torch-export")',
+    "hf_vit.conversion.export_transformers": 'use export(model, folder, to="transformers")',
+    "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
+    "convert(weights)": "use convert(source, read_weights=False).save(folder), which streams the weights",
+    "--images": "docs/hub.md has what transformers' preprocessing costs for each preset",
+}
+
+
+def describe_removed(name: str) -> str | None:
+    """Return the error of a name that was removed; None if it was not."""
+    replacement = REMOVED_NAMES.get(name)
+    return None if replacement is None else f"{name} was removed: {replacement}"
