@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -26,13 +27,13 @@ from filelock import FileLock
 from huggingface_hub import cached_assets_path
 from tqdm import tqdm
 
-from ..files.image_files import IMAGE_SUFFIXES
+from ..files.image_files import IMAGE_SUFFIXES, is_companion, name_not_taken
 from ..files.messages import join_names
 from ..files.output import new_folder
 from ..files.reading import read_csv, read_text
 
 _THREADS = 16  # for listing directories, which mostly waits for the disk or the network
-EXTENSIONS = frozenset({*ImageFolder.EXTENSIONS, *IMAGE_SUFFIXES})
+EXTENSIONS = frozenset(IMAGE_SUFFIXES)
 _FOREIGN = (*ImageFolder.METADATA_FILENAMES, ".zip")  # suffixes of files that `datasets` reads besides images
 _SPLITS = {
     str(split): re.compile(rf"(?:^|[{NON_WORDS_CHARS}])(?:{'|'.join(words)})(?:[{NON_WORDS_CHARS}]|$)")
@@ -52,6 +53,7 @@ class _Listing(NamedTuple):
     changed: int  # nanoseconds
     directories: list[str]
     names: list[str]
+    not_taken: list[str]  # suffixes of files that are neither images nor their companions
 
 
 def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
@@ -63,7 +65,7 @@ def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
     """
     folder = Path(os.path.abspath(folder))
     _refuse_undecodable(str(folder))
-    key = json.dumps([str(folder), sorted(EXTENSIONS)])
+    key = json.dumps([str(folder), sorted(EXTENSIONS), "not_taken"])
     cache = cached_assets_path("hf_vit", "folders", hashlib.sha256(key.encode()).hexdigest()[:16])
     index = cache / "index"
     with FileLock(cache / "lock"):
@@ -73,6 +75,7 @@ def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
                 about = _write_index(index, folder, _list_all(folder))
             except _UnsupportedLayout:
                 return None
+    name_not_taken(folder, about["not_taken"])
     splits = {split: datasets.Dataset.from_file(str(index / f"{split}.arrow")) for split in about["splits"]}
     for split, samples in splits.items():  # from the images' names, not from the index file
         samples._fingerprint = f"{about['digest']}-{split}"
@@ -107,7 +110,7 @@ def _list_all(folder: Path) -> list[_Listing]:
 def list_directory(folder: Path, directory: str) -> _Listing:
     """List one directory, without hidden files and directories whose name begins with two underscores."""
     changed = (folder / directory).stat().st_mtime_ns
-    directories, names = [], []
+    directories, names, not_taken = [], [], []
     with os.scandir(folder / directory) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -120,7 +123,9 @@ def list_directory(folder: Path, directory: str) -> _Listing:
                 names.append(entry.name)
             elif entry.name.lower().endswith(_FOREIGN):
                 raise _UnsupportedLayout
-    return _Listing(directory, changed, sorted(directories), sorted(names))
+            elif not is_companion(entry.name):
+                not_taken.append(os.path.splitext(entry.name)[1].lower())
+    return _Listing(directory, changed, sorted(directories), sorted(names), not_taken)
 
 
 def _is_image(name: str) -> bool:
@@ -185,7 +190,13 @@ def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> dict[st
                     images = pa.array([{"bytes": None, "path": path} for path in paths], schema.field("image").type)
                     stream.write_table(pa.table([images, pa.array(labels, pa.int64())], schema=schema))
         changed = {listing.directory: listing.changed for listing in listings}
-        about = {"digest": digest.hexdigest()[:32], "splits": list(splits), "changed": changed}
+        not_taken = Counter(chain.from_iterable(listing.not_taken for listing in listings))
+        about = {
+            "digest": digest.hexdigest()[:32],
+            "splits": list(splits),
+            "changed": changed,
+            "not_taken": not_taken,
+        }
         (draft / "index.json").write_text(json.dumps(about), encoding="utf-8")
     return about
 
@@ -251,6 +262,9 @@ def load_table(table: Path) -> dict[str, datasets.Dataset]:
             f"{table} lacks images of its folder, or names others that do not exist: {join_names(wrong)} (expected a "
             "line for each image, with empty labels if it has none)"
         )
+    others = files - {entry.path for entry in entries if entry.is_dir()} - images
+    others = [path for path in others if not is_companion(os.path.basename(path))]
+    name_not_taken(folder, Counter(os.path.splitext(path)[1].lower() for path in others))
     names = classes or sorted(set(chain(*labels.values())))
     if not names:
         raise ValueError(f"{table} has no labels")

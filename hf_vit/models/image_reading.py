@@ -6,9 +6,11 @@ Levels are pixel intensities from 0 to 255: uint8 for 8-bit images, and float32 
 | --- | --- |
 | uint8, Pillow's 8-bit modes | the value |
 | bool, Pillow's "1" | 0 or 255 |
-| uint16, Pillow's "I;16" and "I" | value / 257, so 65535 becomes 255 |
-| other integers | the value, which must be in [0, 255] |
-| floating point, Pillow's "F" | value * 255; the value must be in [0, 1] |
+| uint16, Pillow's "I;16" | value / 257, so 65535 becomes 255 |
+| other integers, Pillow's "I" | the value, which must be in [0, 255] |
+| floating point, Pillow's "F" | value * 255; the value must be in [0, 1] (a difference by rounding is clipped) |
+
+Files are decoded in `image_decoding`, which applies the depth, the sense and the transparent color that they state.
 
 Images with channels other than color and alpha can be arrays, `.npy` files, TIFF files with one page per channel, or
 {"channels": [image, ...]} with one image per channel.
@@ -27,33 +29,35 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, ImageSequence, PngImagePlugin
+from PIL import Image
 from transformers.utils import logging
 
+from .image_decoding import (
+    FORMATS,
+    MAX_PIXELS,
+    check_pixels,
+    describe_range,
+    is_unloaded_file,
+    load_upright,
+    open_image,
+    pixels_of,
+    read_tiff_channels,
+    upright_size,
+)
 from .utils import check_limit, open_url
 
 logger = logging.get_logger(__name__)
 
-# Formats of photographs. Other formats are not opened, because Pillow starts a program for some of them (EPS).
-_FORMATS = ["JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF"]
-try:  # not `suppress`: for code on the Hub, transformers requires every import that is not in a `try`
-    from pillow_heif import register_heif_opener  # pyright: ignore[reportMissingImports] - optional
-
-    register_heif_opener()
-    _FORMATS.append("HEIF")
-except ImportError:
-    pass
-# Pillow warns about images above 89 million pixels, which some phones take; here, the limit is _MAX_PIXELS.
+# Pillow warns about images above 89 million pixels, which some phones take; here, the limit is MAX_PIXELS.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
-_ORIENTATION = 0x0112  # EXIF tag
 _NPY = b"\x93NUMPY"  # first bytes of an .npy file
-_MAX_PIXELS = 2**27  # limit on the size in the header; the largest photographs have about 100 million pixels
 _MAX_DOWNLOAD_BYTES = 2**26  # per image
 _DOWNLOAD_TIMEOUT = 60.0  # of the whole download, in seconds
+_MAX_NAME = 200  # characters of a path in messages
 _READ_TIMEOUT = 15.0  # connect and read timeout, in seconds
-_EIGHT_BIT_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "PA": "RGBA", "RGBA": "RGBA", "RGBa": "RGBA"}
-_DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+# Values that leave [0, 1] by rounding are clipped: those of half precision by one step at 1.
+_MAX_EXCESS = {torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
 
 class ImageReadingError(ValueError):
@@ -71,6 +75,8 @@ def list_images(images: Any, device: Any = None) -> list[Any]:
         device: device of the resize; None: that of the images.
     """
     if isinstance(images, list | tuple):
+        if any(isinstance(item, int | float) for item in images):
+            raise ImageReadingError("the images are nested lists of numbers; pass numpy.asarray(image, dtype) instead")
         images = [image for item in images for image in list_images(item, device)]
         if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
             return images
@@ -85,7 +91,7 @@ def name_image(image: Any, index: int) -> str:
     """Return an image's name for messages: its path if it has one, otherwise its index."""
     path = image.get("path") if isinstance(image, dict) else getattr(image, "filename", image)
     if isinstance(path, str | os.PathLike) and str(path):
-        return str(path) if len(str(path)) <= 200 else f"image {index} ({str(path)[:50]}...)"
+        return str(path) if len(str(path)) <= _MAX_NAME else f"image {index} ({str(path)[:50]}...)"
     return f"image {index}"
 
 
@@ -126,10 +132,10 @@ def read_image(
             levels = _array_to_levels(image, num_channels, input_data_format, keep_float)
         elif is_npy(image):
             levels = _array_to_levels(_load_npy(image, name), num_channels, input_data_format, keep_float)
-        elif num_channels not in (None, 1, 3) and (pages := _read_tiff_pages(image, num_channels, name)):
-            levels = _stack([_array_to_levels(page) for page in pages])
+        elif num_channels not in (None, 1, 3) and (channels := _read_tiff_channels(image, num_channels, name)):
+            levels = _stack([_array_to_levels(channel) for channel in channels])
         else:
-            pixels = _pillow_to_array(load_image(image, reduce_to, name))
+            pixels = pixels_of(load_image(image, reduce_to, name))
             levels = _array_to_levels(pixels, data_format="channels_last")
         if 0 in levels.shape:
             raise ValueError(f"it is empty, with shape {tuple(getattr(image, 'shape', levels.shape))}")
@@ -148,15 +154,9 @@ def load_image(
         ImageReadingError: the image cannot be read.
     """
     with _open(image, name) as file:
-        _check_png(file)
         if file is not image and getattr(file, "is_animated", False) and file.format != "MPO":  # an MPO has a preview
             logger.warning_once(f"{file.format} images with several frames: only the first frame is used")
-        if file is not image and reduce_to is not None:
-            height, width = reduce_to(*_apply_orientation(file.size, file)[::-1])
-            file.draft(None, _apply_orientation((width, height), file))
-        upright = file if file.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(file)
-        upright.load()
-        return upright
+        return load_upright(file, None if file is image else reduce_to)
 
 
 def read_for_display(image: Any, side: int, name: str = "the image") -> Image.Image:
@@ -187,8 +187,7 @@ def read_size(image: Any, name: str = "the image") -> tuple[int, int]:
         ImageReadingError: the image cannot be read.
     """
     with _open(image, name) as file:
-        width, height = _apply_orientation(file.size, file)
-        return height, width
+        return upright_size(file)
 
 
 def to_mode(
@@ -213,8 +212,8 @@ def _convert_errors(name: str, *kinds: type[Exception]) -> Iterator[None]:
     except ImageReadingError:
         raise
     except Image.UnidentifiedImageError as error:
-        hint = "" if "HEIF" in _FORMATS else "; for HEIC: pip install pillow-heif"
-        raise ImageReadingError(f"{name} is not an image in one of the formats {', '.join(_FORMATS)}{hint}") from error
+        hint = "" if "HEIF" in FORMATS else "; for HEIC: pip install pillow-heif"
+        raise ImageReadingError(f"{name} is not an image in one of the formats {', '.join(FORMATS)}{hint}") from error
     except kinds as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ImageReadingError(f"cannot read {name}: {reason}") from error
@@ -226,26 +225,15 @@ def _open(image: Any, name: str) -> Iterator[Image.Image]:
     # for damaged files, decoders raise OSError, SyntaxError, struct.error, ...
     with _convert_errors(name, Exception), ExitStack() as files:
         if not isinstance(image, Image.Image):
-            image = files.enter_context(Image.open(files.enter_context(_open_source(image)), formats=_FORMATS))
+            image = files.enter_context(open_image(files.enter_context(_open_source(image))))
         elif image.format == "EPS":
             raise ValueError("EPS images are not supported, because Pillow starts a program to decode them")
-        _check_pixels(image.width, image.height)
+        elif is_unloaded_file(image, "PNG", "TIFF"):
+            file: Any = image
+            files.callback(file.fp.seek, file.fp.tell())
+            image = open_image(file.fp)
+        check_pixels(image.width, image.height)
         yield image
-
-
-def _check_pixels(width: int, height: int) -> None:
-    """Raise ValueError if an image has too many pixels."""
-    check_limit(f"it has {width} x {height} pixels", width * height, _MAX_PIXELS)
-
-
-def _check_png(image: Image.Image) -> None:
-    """Verify the checksums of a PNG that is not loaded yet; Pillow's `load` does not verify those of pixel data."""
-    file = getattr(image, "fp", None)
-    if image.format == "PNG" and file is not None:
-        position = file.tell()
-        file.seek(0)
-        PngImagePlugin.PngImageFile(file).verify()
-        file.seek(position)
 
 
 def _open_source(image: Any) -> AbstractContextManager[Any]:
@@ -259,7 +247,15 @@ def _open_source(image: Any) -> AbstractContextManager[Any]:
     if isinstance(image, str) and image.startswith("data:"):
         return io.BytesIO(base64.b64decode(image.partition(",")[2]))
     if isinstance(image, str | os.PathLike):
-        if not stat.S_ISREG(os.stat(image).st_mode):  # opening a pipe would block
+        try:
+            state = os.stat(image)
+        except (OSError, ValueError):
+            if len(os.fspath(image)) <= _MAX_NAME:
+                raise
+            characters = len(os.fspath(image))
+            hint = "base64 begins with data:image/png;base64,"
+            raise ValueError(f"text of {characters} characters, which is no path; {hint}") from None
+        if not stat.S_ISREG(state.st_mode):  # opening a pipe would block
             raise ValueError("it is not a regular file")
         return open(image, "rb")
     if hasattr(image, "read"):
@@ -286,23 +282,6 @@ def _download(url: str) -> bytes:
     return body.getvalue()
 
 
-def _pillow_to_array(image: Image.Image) -> np.ndarray:
-    """Return the pixels of a PIL image as an array that `_array_to_levels` accepts.
-
-    Returns:
-        (height, width), or (height, width, channels) with gray, gray and alpha, RGB or RGBA.
-    """
-    if image.mode in _DEEP_MODES:
-        pixels = np.array(image)
-        if image.mode == "F":
-            return pixels
-        if pixels.min(initial=0) < 0 or pixels.max(initial=0) > 65535:
-            raise ValueError(f"it has integers from {pixels.min()} to {pixels.max()} (expected 0 to 65535)")
-        return pixels.astype(np.uint16)
-    mode = "RGBA" if "transparency" in image.info else _EIGHT_BIT_MODES.get(image.mode, "RGB")
-    return np.array(image if image.mode == mode else image.convert(mode))
-
-
 def is_npy(image: Any) -> bool:
     """Return whether an image is the content or the path of an .npy file."""
     if isinstance(image, dict):
@@ -320,19 +299,12 @@ def _load_npy(image: Any, name: str) -> np.ndarray:
         return np.load(file, allow_pickle=False)
 
 
-def _read_tiff_pages(image: Any, num_channels: int, name: str) -> list[np.ndarray]:
-    """Return the pixels of each page, (height, width), of a TIFF with several pages; an empty list for other images.
-
-    Raises:
-        ImageReadingError: the number of pages is not `num_channels`.
-    """
-    with _open(image, name) as file:
-        if file.format != "TIFF" or (count := getattr(file, "n_frames", 1)) == 1:
-            return []
-        if count != num_channels:
-            raise ValueError(f"it has {count} pages (expected one per channel, {num_channels})")
-        _check_pixels(file.width, file.height * num_channels)
-        return [_pillow_to_array(page) for page in ImageSequence.Iterator(file)]
+def _read_tiff_channels(image: Any, num_channels: int, name: str) -> list[np.ndarray]:
+    """Return the channels of a TIFF file, as `read_tiff_channels`; an empty list for other images."""
+    if isinstance(image, Image.Image):
+        return []
+    with _convert_errors(name, Exception), _open_source(image) as file:
+        return read_tiff_channels(file, num_channels)
 
 
 def _stack(channels: list[torch.Tensor]) -> torch.Tensor:
@@ -343,11 +315,6 @@ def _stack(channels: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(channels)  # float32 if any of the channels is
 
 
-def _apply_orientation(size: tuple[int, int], image: Image.Image) -> tuple[int, int]:
-    """Convert (width, height) from the file's orientation to upright, or back."""
-    return size if image.getexif().get(_ORIENTATION, 1) < 5 else (size[1], size[0])
-
-
 def _array_to_levels(
     array: np.ndarray | torch.Tensor,
     num_channels: int | None = None,
@@ -356,7 +323,7 @@ def _array_to_levels(
 ) -> torch.Tensor:
     """Convert an array or tensor to levels (..., channels, height, width); the arguments are those of `read_image`."""
     values = math.prod(array.shape[-3:])  # a view can be larger than its memory
-    check_limit(f"it has shape {tuple(array.shape)}, {values:,} values", values, 4 * _MAX_PIXELS)
+    check_limit(f"it has shape {tuple(array.shape)}, {values:,} values", values, 4 * MAX_PIXELS)
     tensor = array if isinstance(array, torch.Tensor) else _to_tensor(array)
     if tensor.ndim not in (2, 3, 4) or tensor.is_complex():
         found = f"it has shape {tuple(array.shape)} and dtype {array.dtype}"
@@ -393,8 +360,9 @@ def _to_levels(tensor: torch.Tensor, keep_float: bool) -> torch.Tensor:
         tensor = tensor.float()
     if keep_float:
         return tensor
-    _check_range(tensor, 1, "expected floating-point values in [0, 1]; divide by 255, or pass uint8")
-    return (tensor.float() * 65535).round() / 257  # 16 bits, so that k / 255 becomes exactly k
+    excess = _MAX_EXCESS.get(tensor.dtype, 1e-6)
+    _check_range(tensor, 1, "expected floating-point values in [0, 1]; divide by 255, or pass uint8", excess)
+    return (tensor.float().clamp(0, 1) * 65535).round() / 257  # 16 bits, so that k / 255 becomes exactly k
 
 
 def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | None) -> str:
@@ -413,10 +381,11 @@ def _infer_data_format(array: np.ndarray | torch.Tensor, num_channels: int | Non
     raise ValueError(f"it has shape {tuple(array.shape)}, without an axis of 1 to 4 channels; set input_data_format")
 
 
-def _check_range(tensor: torch.Tensor, highest: int, expected: str):
+def _check_range(tensor: torch.Tensor, highest: int, expected: str, excess: float = 0) -> None:
+    """Raise ValueError for values that are outside [0, highest] by more than `excess`."""
     low, high = (value.item() for value in tensor.aminmax()) if tensor.numel() else (0, 0)
-    if not (low >= 0 and high <= highest):  # also true for NaN
-        raise ValueError(f"it has values from {low:g} to {high:g}; {expected}")
+    if not (low >= -excess and high <= highest + excess):  # also true for NaN
+        raise ValueError(f"it has values from {describe_range(low, high)}; {expected}")
 
 
 def _convert_channels(levels: torch.Tensor, num_channels: int, background: tuple[int, ...] | list[int]) -> torch.Tensor:

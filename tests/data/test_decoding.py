@@ -61,7 +61,7 @@ FILES = {
     "I;16 PNG": encode(Image.fromarray(DEEP)),
     "I;16 TIFF": encode(Image.fromarray(DEEP), "TIFF"),
     "I;16B TIFF": encode(Image.frombytes("I;16B", (WIDTH, HEIGHT), DEEP.astype(">u2").tobytes()), "TIFF"),
-    "I TIFF": encode(Image.fromarray(DEEP.astype(np.int32)), "TIFF"),
+    "I TIFF": encode(Image.fromarray(DEEP.astype(np.int32) >> 8), "TIFF"),
     "F TIFF": encode(Image.fromarray((DEEP / 65535).astype(np.float32)), "TIFF"),
     "PA TIFF": encode(PALETTE.convert("PA"), "TIFF"),
     "RGBA TIFF": encode(RGBA, "TIFF"),

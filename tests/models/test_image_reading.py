@@ -39,11 +39,13 @@ def test_types_of_sources(tmp_path):
     data = encode(Image.fromarray(COLOR))
     path = tmp_path / "picture.png"
     path.write_bytes(data)
-    sources = [path, str(path), data, bytearray(data), memoryview(data), io.BytesIO(data), Image.open(path)]
+    sources = [path, str(path), data, bytearray(data), memoryview(data), io.BytesIO(data)]
     sources += [{"bytes": data, "path": None}, {"bytes": None, "path": str(path)}]
     sources += ["data:image/png;base64," + base64.b64encode(data).decode(), Image.fromarray(COLOR)]
     for source in sources:
         np.testing.assert_array_equal(read(source), COLOR)
+    with Image.open(path) as opened:
+        np.testing.assert_array_equal(read(opened), COLOR)
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "P", "PA", "1"])
@@ -83,11 +85,10 @@ def test_sixteen_bits_keep_their_precision(kind):
     levels = read(encode(Image.fromarray(deep), kind))
     assert levels.dtype == np.float32
     np.testing.assert_allclose(levels, repeat(deep) / 257, rtol=1e-7)
-    np.testing.assert_array_equal(levels, read(Image.fromarray(deep.astype(np.int32))))
     big_endian = Image.frombytes("I;16B", (WIDTH, HEIGHT), deep.astype(">u2").tobytes())
     np.testing.assert_array_equal(levels, read(big_endian))
-    with pytest.raises(ImageReadingError, match="65536"):
-        read(Image.fromarray(np.array([[0, 65536]], dtype=np.int32)))
+    with pytest.raises(ImageReadingError, match="256"):
+        read(Image.fromarray(np.array([[0, 256]], dtype=np.int32)))
 
 
 def test_floating_point_image():
@@ -235,7 +236,7 @@ def test_the_channel_axis(image, options, channels):
         (b"Dear Sir or Madam,", "photo"),
         ("nowhere.jpg", "nowhere.jpg"),
         (".", "photo"),
-        ("data:image/png;base64,!", "photo "),
+        ("data:image/png;base64,!", "photo"),
     ],
 )
 def test_bad_images_are_refused(image, message):
@@ -290,6 +291,6 @@ def test_heic_is_read_with_pillow_heif(brand):
 
 @pytest.mark.parametrize("brand", [b"heic", b"mif1"])
 def test_heic_is_refused_with_the_remedy(brand, monkeypatch):
-    monkeypatch.setattr(image_reading, "_FORMATS", ["JPEG", "PNG"])  # as without pillow-heif
+    monkeypatch.setattr(image_reading, "FORMATS", ["JPEG", "PNG"])  # as without pillow-heif
     with pytest.raises(ImageReadingError, match="pillow-heif"):
         read_image(b"\0\0\0\x18ftyp" + brand + bytes(40))

@@ -1,0 +1,608 @@
+"""Decoding of an image file to a PIL image with the pixels that the file means; NumPy and Pillow only.
+
+Pillow reads the usual files. The exceptions are here:
+
+| file | what Pillow would do | what is done here |
+| --- | --- | --- |
+| PNG, damaged pixels, rows or palette missing | read it | an error |
+| PNG, JPEG with damaged or very long metadata | refuse it | the metadata are not read |
+| PNG with a transparent color, 2, 4 or 3 x 16 bits | compare it with scaled values | it is in units of the file |
+| TIFF, white is zero, above 8 bits | return a negative | inverted |
+| TIFF of 9 to 15 bits | return the numbers, or refuse it | scaled to 16 bits |
+| TIFF, uncompressed: planes, several bands, floating point | refuse it, or return noise | read by its tags |
+| JPEG 2000, 9 to 16 bits | gray: shift left; color: white becomes 0 | gray: scaled; color with zeros: an error |
+
+A gray image above 8 bits becomes "I;16" with white at 65535, or "F". Color has 8 bits: of 16 bits, the upper 8 remain.
+
+`hf_vit.runtimes.runner` uses this file without the rest of hf_vit.
+"""
+
+import io
+import logging
+import math
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image, ImageFile, ImageSequence, TiffImagePlugin, UnidentifiedImageError
+
+logger = logging.getLogger(__name__)
+
+# Formats and their suffixes. Other formats are not opened, because Pillow starts a program for some of them (EPS).
+IMAGE_FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),  # Pillow opens .mpo, JPEGs with a preview, as a kind of JPEG
+    "PNG": (".png", ".apng"),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "DIB": (".dib",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm", ".pfm"),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "JPEG2000": (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
+    "AVIF": (".avif", ".avifs"),
+    "HEIF": (".heic", ".heics", ".heif", ".heifs", ".hif"),  # read with pillow-heif
+}
+FORMATS = [name for name in IMAGE_FORMATS if name != "HEIF"]
+try:  # not `suppress`: for code on the Hub, transformers requires every import that is not in a `try`
+    from pillow_heif import register_heif_opener  # pyright: ignore[reportMissingImports] - optional
+
+    register_heif_opener()
+    FORMATS.append("HEIF")
+except ImportError:
+    pass
+
+MAX_PIXELS = 2**27  # limit on the size in the header; the largest photographs have about 100 million pixels
+_MAX_TEXT = 2**20  # bytes; Pillow refuses longer text
+_PNG = b"\x89PNG\r\n\x1a\n"
+_LFS_POINTER = b"version https://git-lfs"
+# Chunks of a PNG that decide over its pixels. The first four are critical: no reader may skip them.
+_PIXEL_CHUNKS = {b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"acTL", b"fcTL", b"fdAT"}
+_ORIENTATION_TEXTS = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+_ORIENTATION = 0x0112  # tag of EXIF and TIFF
+_TO_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+# Tags of TIFF 6.0
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 256, 257, 258, 259, 262, 266
+_STRIP_OFFSETS, _SAMPLES, _ROWS_PER_STRIP, _PLANAR, _PREDICTOR = 273, 277, 278, 284, 317
+_TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 322, 323, 324, 338, 339
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2  # photometric interpretations
+_KINDS = {1: "u", 2: "i", 3: "f"}  # NumPy's letters of the sample formats
+
+
+def open_image(file: Any) -> Image.Image:
+    """Open an image file that is read from an open binary file.
+
+    Raises:
+        ValueError: the file is empty, damaged, too large, or of a kind that is not supported.
+        UnidentifiedImageError: it is not an image in one of the `FORMATS`.
+    """
+    try:
+        file.seek(0)
+    except (AttributeError, io.UnsupportedOperation):
+        file = io.BytesIO(file.read())
+    start = file.read(len(_LFS_POINTER))
+    file.seek(0)
+    if not start:
+        raise ValueError("the file is empty")
+    if start == _LFS_POINTER:
+        raise ValueError("it is a pointer of Git LFS, not the image itself; run `git lfs pull`")
+    if start.startswith(_PNG):
+        return _open_png(file.read())
+    if start[:4] in TiffImagePlugin.PREFIXES:
+        return _open_tiff(file)
+    try:
+        return _open_with_pillow(file)
+    except UnidentifiedImageError:
+        if not start.startswith(b"\xff\xd8"):
+            raise
+        file.seek(0)
+        data = _without_metadata(file.read())
+    try:
+        image = _open_with_pillow(io.BytesIO(data))
+    except UnidentifiedImageError:
+        file.seek(0)
+        raise ValueError(f"a JPEG that cannot be read ({_reason('JPEG', file)})") from None
+    logger.warning("the metadata of a JPEG are damaged and were not read")
+    return image
+
+
+def _open_with_pillow(file: BinaryIO) -> Image.Image:
+    image = Image.open(file, formats=FORMATS)
+    check_pixels(image.width, image.height)
+    return image
+
+
+def check_pixels(width: int, height: int) -> None:
+    """Raise ValueError if an image has too many pixels."""
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"it has {width} x {height} pixels; at most {MAX_PIXELS:,} are read")
+
+
+def _reason(name: str, file: BinaryIO) -> str:
+    """Return why Pillow's plugin of a format does not open a file; `Image.open` does not tell."""
+    plugin, _ = Image.OPEN[name]
+    try:
+        plugin(file, "")
+    except Exception as error:  # a damaged file can raise any
+        return str(error).partition("\n")[0] or type(error).__name__
+    return "its content is damaged"
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return the orientation that the metadata of an image state, from 1 (upright) to 8."""
+    try:
+        # PngImageFile's own method decodes the image first, to find metadata behind the pixels; `_open_png` moves them.
+        orientation = Image.Image.getexif(image).get(_ORIENTATION, 1)
+    except Exception as error:  # damaged metadata can raise any
+        logger.warning("the EXIF metadata of an image are damaged and were not read: %s", error)
+        return 1
+    return orientation if orientation in range(1, 9) else 1
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Return the upright (height, width) of an image that was opened, without decoding it."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile) or orientation_of(image) < 5:
+        return image.height, image.width  # Pillow's size of a TIFF is upright
+    return image.width, image.height
+
+
+def load_upright(image: Image.Image, reduce_to: Callable[[int, int], tuple[int, int]] | None = None) -> Image.Image:
+    """Decode an image that was opened, turn it upright, and apply what the file states about its values.
+
+    Args:
+        reduce_to: function that returns the size to which an image of (height, width) will be resized. A JPEG is
+            decoded at 1/2, 1/4 or 1/8 of its size, if that is not smaller.
+
+    Raises:
+        ValueError: the pixels are damaged, or Pillow cannot represent them.
+    """
+    is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
+    orientation = 1 if is_tiff else orientation_of(image)  # Pillow turns a TIFF upright when it is decoded
+    if reduce_to is not None:
+        height, width = reduce_to(*upright_size(image))
+        image.draft(None, (width, height) if orientation < 5 else (height, width))
+    if image.format == "PNG":
+        upright = _load_png(image)
+    elif image.format == "JPEG2000":
+        upright = _load_jpeg2000(image)
+    elif image.format == "PPM" and image.mode == "I":  # Pillow scales the file's largest value to 65535
+        upright = Image.fromarray(np.array(image).astype(np.uint16))
+    else:
+        image.load()
+        upright = _apply_tiff_tags(image) if is_tiff else image
+    if orientation == 1:
+        return upright
+    turned = upright.transpose(_TO_UPRIGHT[orientation])
+    for stated in ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"):
+        turned.info.pop(stated, None)
+    return turned
+
+
+def pixels_of(image: Image.Image) -> np.ndarray:
+    """Return the pixels of a PIL image.
+
+    Returns:
+        (height, width), or (height, width, channels) with gray and alpha, RGB or RGBA. Integers of 8 bits are levels,
+        those of uint16 have white at 65535, others are levels; floating-point values have white at 1.
+    """
+    if image.mode.startswith("I;16"):
+        gray = np.array(image).astype(np.uint16)
+        if "transparency" not in image.info:
+            return gray
+        return np.stack([gray, np.where(gray == image.info["transparency"], 0, 65535).astype(np.uint16)], axis=-1)
+    if image.mode in ("I", "F"):
+        return np.array(image)
+    if image.mode in ("LA", "La"):
+        mode = "LA"
+    elif image.has_transparency_data:
+        mode = "RGBA"
+    elif image.mode in ("1", "L"):
+        mode = "L"
+    else:
+        mode = "RGB"
+    return np.array(image if image.mode == mode else image.convert(mode))
+
+
+def _without_metadata(data: bytes) -> bytes:
+    """Return a JPEG without its application segments and comments, but for the color transform of Adobe and EXIF."""
+    kept = [data[:2]]
+    position = 2
+    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] != 0xDA:
+        marker = data[position + 1]
+        end = position + 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        content = data[position + 4 : end]
+        is_used = content.startswith((b"Adobe", b"Exif\0")) and len(content) >= 12
+        if is_used or not (0xE0 <= marker <= 0xEF or marker == 0xFE):
+            kept.append(data[position:end])
+        position = end
+    kept.append(data[position:])
+    return b"".join(kept)
+
+
+# PNG
+
+
+def _open_png(data: bytes) -> Image.Image:
+    """Open a PNG after its checksums were verified; only metadata that can hold the orientation are kept."""
+    pixels: list[bytes] = []
+    metadata: list[bytes] = []
+    types = set()
+    for start, kind, content, is_intact in _chunks(data):
+        chunk = data[start : start + len(content) + 12]
+        if kind in _PIXEL_CHUNKS or kind[:1].isupper():
+            if not is_intact:
+                raise ValueError(f"the file is damaged: the checksum of its chunk {kind.decode('latin-1')} is wrong")
+            if kind == b"IDAT" and b"PLTE" not in types and data[25] == 3:
+                raise ValueError("its palette is missing")
+            pixels.append(chunk)
+        elif not is_intact:
+            logger.warning("the chunk %s of a PNG is damaged and was not read", kind.decode("latin-1"))
+        elif kind == b"eXIf" or (content.startswith(_ORIENTATION_TEXTS) and _is_short(kind, content)):
+            metadata.append(chunk)
+        types.add(kind)
+    image = _open_with_pillow(io.BytesIO(b"".join([_PNG, *pixels[:1], *metadata, *pixels[1:]])))
+    depth = data[24]
+    if depth in (2, 4) and "transparency" in image.info and image.mode == "L":
+        image.info["transparency"] *= 255 // (2**depth - 1)  # Pillow scales the pixels to 8 bits, not the color
+    return image
+
+
+def _chunks(data: bytes) -> Iterator[tuple[int, bytes, bytes, bool]]:
+    """Yield (start, type, content, whether its checksum is right) of each chunk of a PNG, to its end.
+
+    Raises:
+        ValueError: the file is truncated.
+    """
+    start = len(_PNG)
+    kind = b""
+    while kind != b"IEND":
+        if start + 8 > len(data):
+            raise ValueError("the file is truncated")
+        length, kind = struct.unpack_from(">I4s", data, start)
+        end = start + 8 + length
+        if end + 4 > len(data) and kind != b"IEND":
+            raise ValueError("the file is truncated")
+        checksum = zlib.crc32(memoryview(data)[start + 4 : end])
+        stated = int.from_bytes(data[end : end + 4], "big")
+        yield start, kind, data[start + 8 : end], checksum == stated or kind == b"IEND"
+        start = end + 4
+
+
+def _is_short(kind: bytes, content: bytes) -> bool:
+    """Return whether Pillow reads the text of a chunk of a PNG."""
+    rest = content.partition(b"\0")[2]
+    if kind == b"zTXt":
+        compressed = rest[1:]
+    elif kind == b"iTXt" and rest[:1] == b"\1":
+        compressed = rest[2:].split(b"\0", 2)[-1]
+    else:
+        return len(content) < _MAX_TEXT
+    decompressor = zlib.decompressobj()
+    try:
+        decompressor.decompress(compressed, _MAX_TEXT)
+    except zlib.error:
+        return False
+    return not decompressor.unconsumed_tail
+
+
+def _load_png(image: Any) -> Image.Image:
+    """Decode a PNG; rows that its data lack would be zeros, and a color of 16 bits is compared with all its bits."""
+    is_new = bool(getattr(image, "tile", None)) and image.tell() == 0
+    key = image.info.get("transparency")
+    data = image.fp.getvalue() if is_new and isinstance(image.fp, io.BytesIO) else b""
+    has_deep_key = bool(data) and image.mode == "RGB" and data[24] == 16 and key is not None
+    image.load()
+    last_row = image.crop((0, image.height - 1, image.width, image.height))
+    if data and (image.info.get("interlace") or last_row.getbbox(alpha_only=False) is None):
+        _check_rows(data)
+    if not has_deep_key:
+        return image
+    low = Image.open(io.BytesIO(data))
+    low.tile = [tile._replace(args="RGB;16L") for tile in low.tile]  # the lower bytes of the big-endian samples
+    samples = np.array(image).astype(np.uint16) * 256 + np.array(low)
+    alpha = np.where((samples == key).all(axis=-1), 0, 255).astype(np.uint8)
+    rgba = Image.fromarray(np.dstack([np.array(image), alpha]))
+    rgba.info = {name: value for name, value in image.info.items() if name != "transparency"}
+    return rgba
+
+
+def _check_rows(data: bytes) -> None:
+    """Raise ValueError if the data of a PNG are shorter than its rows."""
+    width, height, depth, color = struct.unpack_from(">IIBB", data, 16)
+    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
+    passes = [(0, 0, 1, 1)]  # first row, first column, step of the rows, step of the columns
+    if data[28]:  # Adam7
+        passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+    expected = 0
+    for top, left, down, right in passes:
+        rows = math.ceil((height - top) / down)
+        columns = math.ceil((width - left) / right)
+        if rows > 0 and columns > 0:
+            expected += rows * (1 + math.ceil(columns * bits / 8))  # one byte for the filter
+    decompressor = zlib.decompressobj()
+    found = 0
+    for _, kind, content, _ in _chunks(data):
+        if kind == b"IDAT" and found < expected:
+            found += len(decompressor.decompress(content, expected - found))
+    if found < expected:
+        raise ValueError(f"the file is damaged: it has {found} of {expected} bytes of pixels")
+
+
+# JPEG 2000
+
+
+def _load_jpeg2000(image: Any) -> Image.Image:
+    """Decode a JPEG 2000; the file states its depth, which Pillow scales to 8 or 16 bits."""
+    depth = _depth_of_jpeg2000(image.fp) if getattr(image, "tile", None) else None
+    image.load()
+    if depth is None or depth <= 8:
+        return image
+    if image.mode.startswith("I;16"):
+        return _to_sixteen_bits(np.array(image).astype(np.uint16) >> (16 - depth), depth)
+    if 0 in np.array(image):
+        raise ValueError(
+            f"a JPEG 2000 in color of {depth} bits, of which Pillow confuses the largest values with 0; convert it to "
+            "PNG or TIFF"
+        )
+    return image
+
+
+def _depth_of_jpeg2000(file: BinaryIO) -> int | None:
+    """Return the bits of a component, from the segment SIZ of the codestream (ISO 15444-1, A.5.1)."""
+    position = file.tell()
+    file.seek(0)
+    data = file.read()
+    file.seek(position)
+    start = data.find(b"\xff\x4f\xff\x51")
+    return None if start < 0 else (data[start + 42] & 127) + 1
+
+
+def _to_sixteen_bits(values: np.ndarray, depth: int) -> Image.Image:
+    """Return gray of a depth up to 16 bits as "I;16", with white at 65535."""
+    if depth < 16:
+        values = (values.astype(np.float32) * np.float32(65535 / (2**depth - 1))).round()
+    return Image.fromarray(values.astype(np.uint16))
+
+
+# TIFF
+
+
+class _Tags:
+    """Tags of the first page of a TIFF."""
+
+    def __init__(self, file: BinaryIO):
+        header = file.read(8)
+        if header[2:4] in (b"\x2b\0", b"\0\x2b"):  # BigTIFF
+            header += file.read(8)
+        self.directory = TiffImagePlugin.ImageFileDirectory_v2(header)
+        file.seek(self.directory.next)
+        self.directory.load(file)
+        self.byte_order = "<" if header.startswith(b"II") else ">"
+        self.num_samples = self.directory.get(_SAMPLES, 1)
+        bits = self.directory.get(_BITS, (1,))
+        formats = self.directory.get(_SAMPLE_FORMAT, (1,))
+        self.is_uniform = len(set(bits)) == 1 and len(set(formats)) == 1
+        self.bits = bits[0]
+        self.kind = _KINDS.get(formats[0], "V")
+        self.compression = self.directory.get(_COMPRESSION, 1)
+        self.photometric = self.directory.get(_PHOTOMETRIC, _WHITE_IS_ZERO)
+        self.planar = self.directory.get(_PLANAR, 1)
+        self.extra_samples = self.directory.get(_EXTRA_SAMPLES, ())
+
+    def is_read_here(self) -> bool:
+        """Return whether the pixels can be read by the tags, and Pillow would not read them right."""
+        is_whole = self.bits in (8, 16, 32, 64) and self.kind != "V"
+        is_packed = 8 < self.bits < 16 and self.kind == "u"
+        is_readable = self.compression == 1 and self.is_uniform and self.directory.get(_FILL_ORDER, 1) == 1
+        is_gray_or_color = self.photometric in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB)
+        if not (is_readable and is_gray_or_color and (is_whole or is_packed)):
+            return False
+        if self.bits == 8:
+            return self.kind == "i" or (self.photometric != _RGB and self.num_samples > 2)
+        is_interleaved_color = self.photometric == _RGB and self.planar == 1 and (self.bits, self.kind) == (16, "u")
+        return not (is_interleaved_color and self.num_samples <= 4)
+
+    def describe(self) -> str:
+        kind = {"u": "integers", "i": "signed integers", "f": "floating point"}.get(self.kind, "complex")
+        return (
+            f"a TIFF with {self.num_samples} samples per pixel of {self.bits} bits ({kind}), "
+            f"photometric interpretation {self.photometric} and compression {self.compression}"
+        )
+
+
+def _open_tiff(file: BinaryIO) -> Image.Image:
+    """Open a TIFF; what Pillow would not read right is read by the tags, of the first page."""
+    tags = _Tags(file)
+    file.seek(0)
+    if tags.is_read_here():
+        image = _samples_to_image(_read_samples(file, tags), tags)
+        image.format = "TIFF"
+        setattr(image, "is_animated", tags.directory.next != 0)  # noqa: B010 - an attribute of Pillow's files
+        return image
+    try:
+        image = _open_with_pillow(file)
+    except UnidentifiedImageError:
+        raise ValueError(f"{tags.describe()}, which is not supported; convert it to PNG, or to .npy") from None
+    if tags.planar == 2 and tags.compression == 1 and tags.bits > 8:
+        raise ValueError(f"{tags.describe()}, in planes, which is not supported; convert it to PNG, or to .npy")
+    return image
+
+
+def _read_samples(file: BinaryIO, tags: _Tags) -> np.ndarray:
+    """Read the samples of an uncompressed TIFF.
+
+    Returns:
+        (height, width, samples) in the dtype of the file; integers of 9 to 15 bits are scaled to uint16.
+
+    Raises:
+        ValueError: the file is truncated, or it has too many pixels.
+    """
+    stated = tags.directory
+    width, height = stated[_WIDTH], stated[_HEIGHT]
+    num_planes = tags.num_samples if tags.planar == 2 else 1
+    depth = tags.num_samples // num_planes  # samples per pixel in a plane
+    check_pixels(width, height * tags.num_samples)
+    if _TILE_OFFSETS in stated:
+        columns, rows, offsets = stated[_TILE_WIDTH], stated[_TILE_HEIGHT], stated[_TILE_OFFSETS]
+    else:
+        columns, rows, offsets = width, min(stated.get(_ROWS_PER_STRIP, height), height), stated[_STRIP_OFFSETS]
+    is_packed = tags.bits not in (8, 16, 32, 64)
+    dtype = np.dtype(np.uint16 if is_packed else f"{tags.byte_order}{tags.kind}{tags.bits // 8}")
+    samples = np.empty((num_planes, height, width, depth), dtype)
+    row_bytes = math.ceil(columns * depth * tags.bits / 8)
+    places = ((p, y, x) for p in range(num_planes) for y in range(0, height, rows) for x in range(0, width, columns))
+    for (plane, top, left), offset in zip(places, offsets, strict=True):
+        num_rows = rows if _TILE_OFFSETS in stated else min(rows, height - top)
+        file.seek(offset)
+        data = file.read(num_rows * row_bytes)
+        if len(data) < num_rows * row_bytes:
+            raise ValueError("the file is truncated")
+        if is_packed:  # the most significant bit first, each row begins with a byte
+            bits = np.unpackbits(np.frombuffer(data, np.uint8).reshape(num_rows, row_bytes), axis=1)
+            bits = bits[:, : columns * depth * tags.bits].reshape(num_rows, columns, depth, tags.bits)
+            block = bits @ (1 << np.arange(tags.bits)[::-1])
+        else:
+            block = np.frombuffer(data, dtype).reshape(num_rows, columns, depth)
+        target = samples[plane, top : top + rows, left : left + columns]
+        target[:] = block[: target.shape[0], : target.shape[1]]
+    samples = samples.transpose(1, 2, 0, 3).reshape(height, width, -1)
+    if is_packed:
+        samples = (samples * np.float32(65535 / (2**tags.bits - 1))).round().astype(np.uint16)
+    samples = samples.astype(samples.dtype.newbyteorder("="))
+    return _invert(samples) if tags.photometric == _WHITE_IS_ZERO else samples
+
+
+def _invert(samples: np.ndarray) -> np.ndarray:
+    """Return samples of which white is zero with black at zero."""
+    if samples.dtype.kind == "f":
+        return 1 - samples
+    if samples.dtype.kind == "i":
+        raise ValueError("a TIFF of signed integers of which white is zero, which is not supported")
+    return np.iinfo(samples.dtype).max - samples
+
+
+def _samples_to_image(samples: np.ndarray, tags: _Tags) -> Image.Image:
+    """Return samples (height, width, samples) of gray, gray and alpha, RGB or RGBA as a PIL image.
+
+    Raises:
+        ValueError: there are other bands, or values outside the range of their type.
+    """
+    num_colors = 3 if tags.photometric == _RGB else 1
+    alphas = [num_colors + n for n, kind in enumerate(tags.extra_samples) if kind in (1, 2)]
+    if num_colors == 1 and tags.num_samples > 1 + len(alphas):
+        raise ValueError(f"it has {tags.num_samples} channels, which are neither gray nor RGB")
+    if num_colors == 1 and not alphas:
+        image = _band_to_image(samples[..., 0])
+    else:
+        levels = _to_eight_bits(samples[..., [*range(num_colors), *alphas[:1]]])
+        mode = {1: "LA", 2: "LA", 3: "RGB", 4: "RGBA"}[levels.shape[-1]]
+        if alphas and tags.extra_samples[alphas[0] - num_colors] == 1:  # color was multiplied by alpha
+            mode = {"LA": "La", "RGBA": "RGBa"}[mode]
+        image = Image.frombytes(mode, levels.shape[1::-1], levels.tobytes())
+        if mode in ("La", "RGBa"):
+            image = image.convert(mode.upper())
+    image.getexif()[_ORIENTATION] = tags.directory.get(_ORIENTATION, 1)
+    return image
+
+
+def _band_to_image(band: np.ndarray) -> Image.Image:
+    """Return one band, (height, width), as a PIL image of mode "L", "I;16", "I" or "F"."""
+    if band.dtype.kind == "f":
+        return Image.fromarray(band.astype(np.float32))
+    if band.dtype in (np.uint8, np.uint16):
+        return Image.fromarray(band)
+    return Image.fromarray(_to_eight_bits(band))
+
+
+def _to_eight_bits(samples: np.ndarray) -> np.ndarray:
+    """Return samples as uint8: the upper bits of uint16, other integers as they are, floating point times 255."""
+    if samples.dtype == np.uint16:
+        return (samples >> 8).astype(np.uint8)
+    low, high = samples.min(initial=0), samples.max(initial=0)
+    highest = 1 if samples.dtype.kind == "f" else 255
+    if not (low >= 0 and high <= highest):  # also true for NaN
+        raise ValueError(f"it has values from {describe_range(low.item(), high.item())} (expected 0 to {highest})")
+    return (samples * (255 // highest)).round().astype(np.uint8)
+
+
+def read_tiff_channels(file: BinaryIO, num_channels: int) -> list[np.ndarray]:
+    """Return the channels of a TIFF with one per page, or with bands that Pillow does not read, as `pixels_of`.
+
+    The list is empty for other images.
+
+    Raises:
+        ValueError: there are not `num_channels` pages or bands, or their kind is not supported.
+    """
+    file.seek(0)
+    if file.read(4) not in TiffImagePlugin.PREFIXES:
+        return []
+    file.seek(0)
+    tags = _Tags(file)
+    if tags.directory.next == 0 and (tags.num_samples == 1 or not tags.is_read_here()):
+        return []
+    if tags.directory.next == 0:
+        found = f"{tags.num_samples} bands"
+        channels = _read_samples(file, tags) if tags.num_samples == num_channels else None
+        if channels is not None:
+            return [pixels_of(_band_to_image(channels[..., band])) for band in range(num_channels)]
+    else:
+        try:
+            pages: Any = _open_with_pillow(file)
+        except UnidentifiedImageError:
+            raise ValueError(f"{tags.describe()}, with several pages, which is not supported; use .npy") from None
+        found = f"{pages.n_frames} pages"
+        if pages.n_frames == num_channels:
+            check_pixels(pages.width, pages.height * num_channels)
+            return [pixels_of(load_upright(page)) for page in ImageSequence.Iterator(pages)]
+    raise ValueError(f"it has {found} (expected one for each channel, {num_channels})")
+
+
+def _apply_tiff_tags(image: TiffImagePlugin.TiffImageFile) -> Image.Image:
+    """Return a TIFF that Pillow decoded with the depth and the sense that its tags state."""
+    tags = image.tag_v2
+    bits = tags.get(_BITS, (1,))[0]
+    is_inverted = tags.get(_PHOTOMETRIC, _WHITE_IS_ZERO) == _WHITE_IS_ZERO
+    kind = _KINDS.get(tags.get(_SAMPLE_FORMAT, (1,))[0], "V")
+    if image.mode.startswith("I;16") and (bits < 16 or is_inverted):
+        whole = _to_sixteen_bits(np.array(image).astype(np.uint16), bits)
+        return Image.fromarray(65535 - np.array(whole)) if is_inverted else whole
+    if image.mode == "F" and is_inverted:
+        return Image.fromarray(1 - np.array(image))
+    if image.mode == "I" and kind == "u":
+        return _band_to_image(np.array(image).view(np.uint32))
+    if image.mode == "L" and kind == "i":
+        return _band_to_image(np.array(image).view(np.int8))
+    return image
+
+
+def describe_range(low: float, high: float) -> str:
+    """Return "LOW to HIGH", with enough digits to tell 1 from 1.000002."""
+    if isinstance(low, int):
+        return f"{low} to {high}"
+    return f"{low:.8g} to {high:.8g}"
+
+
+def is_unloaded_file(image: Image.Image, *formats: str) -> bool:
+    """Return whether a PIL image is a file in one of these formats that was not decoded yet.
+
+    Raises:
+        ValueError: its file was closed.
+    """
+    if not isinstance(image, ImageFile.ImageFile) or not image.tile:
+        return False
+    try:
+        is_open = image.fp is not None and not image.fp.closed
+    except (ValueError, AttributeError):  # Pillow puts an error in place of a file that was closed
+        is_open = False
+    if not is_open:
+        raise ValueError("its file was closed before it was decoded; call image.load() inside the `with` block")
+    return image.format in formats and image.tell() == 0
