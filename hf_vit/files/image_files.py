@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from ..models.image_decoding import IMAGE_FORMATS
+from ..models.image_formats import IMAGE_FORMATS
 
 logger = logging.getLogger(__name__)
 

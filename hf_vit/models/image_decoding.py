@@ -28,22 +28,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, ImageFile, ImageSequence, TiffImagePlugin, UnidentifiedImageError
 
+from .image_formats import IMAGE_FORMATS
+
 logger = logging.getLogger(__name__)
 
-# Formats and their suffixes. Other formats are not opened, because Pillow starts a program for some of them (EPS).
-IMAGE_FORMATS = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),  # Pillow opens .mpo, JPEGs with a preview, as a kind of JPEG
-    "PNG": (".png", ".apng"),
-    "GIF": (".gif",),
-    "BMP": (".bmp",),
-    "DIB": (".dib",),
-    "PPM": (".ppm", ".pgm", ".pbm", ".pnm", ".pfm"),
-    "TIFF": (".tif", ".tiff"),
-    "WEBP": (".webp",),
-    "JPEG2000": (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
-    "AVIF": (".avif", ".avifs"),
-    "HEIF": (".heic", ".heics", ".heif", ".heifs", ".hif"),  # read with pillow-heif
-}
 FORMATS = [name for name in IMAGE_FORMATS if name != "HEIF"]
 try:  # not `suppress`: for code on the Hub, transformers requires every import that is not in a `try`
     from pillow_heif import register_heif_opener  # pyright: ignore[reportMissingImports] - optional

@@ -12,7 +12,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from hf_vit.models.image_decoding import FORMATS, IMAGE_FORMATS
+from hf_vit.models.image_decoding import FORMATS
+from hf_vit.models.image_formats import IMAGE_FORMATS
 from hf_vit.models.image_reading import ImageReadingError, load_image, read_image, read_size, to_mode
 
 from ..photographs import encode
