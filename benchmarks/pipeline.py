@@ -8,7 +8,7 @@ of photographs. All contestants read the same files, resize them to 224 x 224 an
 Because the resizes differ, the table has the share of images with the same top class; with random weights this share
 means nothing.
 
-* hf_vit: `predict_batches` with an optimized model; "one after another" reads a batch, then computes it.
+* hf_vit: `predict` with an optimized model; "one after another" reads a batch, then computes it.
 * transformers: `pipeline("image-classification")` in batches of 8.
 * timm: its transform in a DataLoader, in this process or in persistent worker processes, one for each processor.
 * OpenVINO: `PrePostProcessor` resizes and normalizes inside the program; Pillow decodes. One image at a time with all
@@ -151,14 +151,13 @@ def _our_model(folder: Path, dtype: str) -> Any:
 def _ours(options: argparse.Namespace, files: list[str], dtype: str, backend: str = "torch") -> _Contestant:
     import hf_vit
     from hf_vit.loading import load_processor
-    from hf_vit.prediction import predict_batches
 
     model = hf_vit.use_backend(_our_model(options.folder, dtype), backend, _BATCH)
     processor = load_processor(options.folder / "hf_vit")
 
     def classify() -> list[int]:
-        outputs = predict_batches(model, processor, files, _BATCH)
-        return [number for batch in outputs for number in batch.logits.argmax(-1).tolist()]
+        classes = hf_vit.predict((model, processor), files, top_k=1, batch_size=_BATCH)
+        return [model.config.label2id[found.label] for [found] in classes]
 
     return classify
 

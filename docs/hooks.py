@@ -43,7 +43,8 @@ REFERENCE = {
     "hf_vit.conversion": "Checkpoints of others, and programs",
     "hf_vit.analysis": "Looking inside",
     "hf_vit.catalog": "Released checkpoints",
-    "hf_vit.prediction": "Predictions, features, search",
+    "hf_vit.inference.predictor": "Predictions and features",
+    "hf_vit.inference.search": "Search",
 }
 _LINK = re.compile(r"(?P<before>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 # Front matter of the pages of options, which the search puts before pages that only use them.

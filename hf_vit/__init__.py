@@ -17,6 +17,10 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .hub.pushing import push as push
     from .hub.pushing import push_saved as push_saved
     from .hub.remote_code import add_code as add_code
+    from .inference.predictor import Predictor as Predictor
+    from .inference.predictor import embed as embed
+    from .inference.predictor import predict as predict
+    from .inference.predictor import predict_batches as predict_batches
     from .loading import load as load
     from .models.configuration_hf_bit import HfBiTConfig as HfBiTConfig
     from .models.configuration_hf_vit import HfViTConfig as HfViTConfig
@@ -35,8 +39,6 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .models.modeling_masked_patch_prediction import (
         HfViTHybridForMaskedPatchPrediction as HfViTHybridForMaskedPatchPrediction,
     )
-    from .prediction import embed as embed
-    from .prediction import predict as predict
     from .protocols import evaluate as evaluate
     from .quantization import quantize as quantize
     from .training.api import finetune as finetune
@@ -59,7 +61,7 @@ _PUBLIC = {
     ".hub.remote_code": "add_code",
     ".backends.choosing": "use_backend",
     ".quantization": "quantize",
-    ".prediction": "predict embed",
+    ".inference.predictor": "predict predict_batches embed Predictor",
     ".evaluation.calibration": "calibrate",
     ".training.api": "finetune pretrain",
     ".training.planning": "plan",

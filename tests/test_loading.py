@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 
 import hf_vit
 from hf_vit.conversion import convert, export
+from hf_vit.files.predictions import Prediction, most_likely
+from hf_vit.inference.predictor import predict
 from hf_vit.loading import load, load_processor, local_model
-from hf_vit.prediction import Prediction, classify, most_likely, predict
 
 from .comparing import change_json
 from .tiny_models import load_model, tiny, write_images
@@ -85,18 +86,18 @@ def test_most_likely_classes():
     assert len(most_likely(logits, config)[0]) == 3
 
 
-def test_classify_equals_predict(folder, tmp_path):
+def test_a_pair_of_objects_predicts_like_its_folder(folder, tmp_path):
     model, processor = load(folder)
     files = sorted(write_images(tmp_path / "images", 3).iterdir())
-    expected = classify(model, processor, [Image.open(file) for file in files], top_k=3)
-    assert list(predict(folder, files, top_k=3, batch_size=2)) == [
+    expected = predict((model, processor), [Image.open(file) for file in files], top_k=3)
+    assert predict(folder, files, top_k=3, batch_size=2) == [
         [(label, pytest.approx(score, rel=1e-4)) for label, score in one] for one in expected
     ]
 
 
 def test_predict_refuses_a_model_without_head(folder):
     with pytest.raises(ValueError, match="HfViTModel"):
-        classify(load_model(folder).vit, None, [])
+        predict((load_model(folder).vit, load(folder)[1]), [])
 
 
 def test_requests_of_loading_from_the_hub(hub, client):

@@ -5,7 +5,7 @@ import math
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ..files.output import new_file, refuse_existing
 from .arguments import Count, ImageSize, Model, Overwrite
@@ -86,16 +86,16 @@ def predict(
     if output:
         refuse_existing(output, overwrite)  # before the work, not after
     found = find_images(images, dataset, split, image_column)
-    from ..files.predictions import lowest_scores, predictions_writer
+    from ..files.predictions import predictions_writer
+    from ..inference.predictor import Predictor
     from ..models.configuration_hf_vit import score_function
-    from ..prediction import classify_batches
 
     model, processor = load_on(
         folder, device, backend, min(batch_size, len(found)), image_size=image_size, preset=preset
     )
-    lowest = lowest_scores(model.config, threshold, coverage)
-    chosen = {"lowest": lowest, "reject": reject}
-    batches = classify_batches(model, processor, found, top_k, batch_size, skip_unreadable=True, **chosen)
+    chosen: dict[str, Any] = {"top_k": top_k, "threshold": threshold, "coverage": coverage, "reject": reject}
+    predictor = Predictor((model, processor), batch_size=batch_size, **chosen)
+    batches = predictor.batches(found, skip_unreadable=True)
     progress = BatchProgress("hf-vit predict", found)
     with ExitStack() as opened:
         file = sys.stdout

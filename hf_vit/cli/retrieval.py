@@ -57,13 +57,14 @@ def embed(
         import pyarrow.parquet  # noqa: F401
     found = find_images(images, dataset, split, image_column)
     silence_progress_bars()
+    from ..inference.predictor import Predictor
     from ..loading import local_model
-    from ..prediction import embed_batches
 
     folder = str(local_model(folder))
     model, processor = load_on(folder, device, backend, min(batch_size, len(found)), features=True)
     about = _identify(folder) | {"features": "pooler_output", "normalized": normalize}
-    batches = embed_batches(model, processor, found, batch_size, normalize=normalize, skip_unreadable=True)
+    predictor = Predictor((model, processor), "embed", batch_size=batch_size, normalize=normalize)
+    batches = predictor.batches(found, skip_unreadable=True)
     progress = BatchProgress("hf-vit embed", found)
     count, width = write_features(output, about, progress.follow(batches), overwrite)
     print(f"{count:,} {'image' if count == 1 else 'images'}, {width} features each: {output}")
@@ -120,7 +121,8 @@ def search(
             raise ValueError(f"--sheet draws only one query, but {len(found)} are given")
         check_figure("--sheet", sheet, overwrite)
     stored = Features(features)
-    from .. import prediction
+    from ..inference.predictor import Predictor
+    from ..inference.search import search as search_features
 
     folder = model or stored.about["model"]
     encoder, processor = load_on(folder, device)
@@ -130,12 +132,12 @@ def search(
             "folder with --model, or run hf-vit embed again"
         )
     progress, names, vectors = BatchProgress("hf-vit search", found), [], []
-    batches = prediction.embed_batches(encoder, processor, found, skip_unreadable=True)
+    batches = Predictor((encoder, processor), "embed").batches(found, skip_unreadable=True)
     for read, outputs in progress.follow(batches):
         names += read
         vectors.append(outputs)
     count = top_k * _ROWS_PER_GROUP if group else top_k
-    rows, cosines = prediction.search(stored.chunks(), np.concatenate(vectors), count)
+    rows, cosines = search_features(stored.chunks(), np.concatenate(vectors), count)
     duplicates = _find_duplicates(stored, np.unique(rows)) if group else set()
     for query, its_rows, its_cosines in zip(names, rows.tolist(), cosines.tolist(), strict=True):
         if len(found) > 1 and not json:

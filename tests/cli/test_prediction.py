@@ -17,8 +17,9 @@ from PIL import Image
 from hf_vit.cli import main
 from hf_vit.cli.feature_files import Features
 from hf_vit.cli.image_list import load_on, read_named
+from hf_vit.inference.predictor import embed
+from hf_vit.inference.search import search
 from hf_vit.loading import load
-from hf_vit.prediction import embed, search
 
 from ..auditing.conftest import draw
 from ..tiny_models import save_tiny
@@ -307,7 +308,7 @@ def test_another_model_is_refused(model, photographs, tmp_path, run_command):
 
 def test_search_is_exact(monkeypatch):
     """Against all cosines by NumPy in float64; equal rows keep their order."""
-    monkeypatch.setattr("hf_vit.prediction.ROWS_AT_ONCE", 17)
+    monkeypatch.setattr("hf_vit.inference.search.ROWS_AT_ONCE", 17)
     rng = np.random.default_rng(0)
     features = rng.normal(size=(103, 7)).astype(np.float32)
     features[50], features[90], features[3] = features[20], features[20], 0

@@ -18,8 +18,8 @@ from hf_vit import HfViTImageProcessor
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export, web
 from hf_vit.demo.page import PHOTOGRAPHS, PageHandler
+from hf_vit.inference.predictor import predict
 from hf_vit.loading import save_folder
-from hf_vit.prediction import predict
 
 from ..paths import BROWSER, ROOT
 from ..photographs import write_pictures

@@ -13,7 +13,7 @@ from PIL import Image
 
 from hf_vit.conversion import convert
 from hf_vit.demo import page
-from hf_vit.prediction import classify
+from hf_vit.inference.predictor import predict
 
 from ..processes import start
 
@@ -76,7 +76,7 @@ def test_the_digits_are_recognized_by_the_embedded_model(tmp_path):
     with as_file(files("hf_vit.demo") / "digits.npz") as checkpoint:
         model, processor = convert(checkpoint, labels=[str(digit) for digit in range(10)])
     examples = page.write_digits(tmp_path)
-    found = [entry[0].label for entry in classify(model.eval(), processor, [str(file) for file in examples])]
+    found = [entry[0].label for entry in predict((model.eval(), processor), examples)]
     assert found == ["0", "8", "8", "9", "8", "3"]
 
 

@@ -29,10 +29,10 @@ def test_sets_of_a_coverage():
     config = HfViTConfig(**SHAPE, coverage_thresholds={"0.9": 0.3, "0.95": 0.0})
     pair = HfViTForImageClassification(config).eval(), HfViTImageProcessor.for_model(config)
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)  # the head is zero: each class has 1/3
-    assert len(next(hf_vit.predict(pair, [image], top_k=1, coverage=0.9))) == 3
-    assert list(hf_vit.predict(pair, [image], threshold=0.4)) == [[]]
+    assert len(hf_vit.predict(pair, image, top_k=1, coverage=0.9)[0]) == 3
+    assert hf_vit.predict(pair, [image], threshold=0.4) == [[]]
     with pytest.raises(ValueError, match=r"0\.9, 0\.95"):
-        next(hf_vit.predict(pair, [image], coverage=0.8))
+        hf_vit.predict(pair, [image], coverage=0.8)
     with pytest.raises(ValueError, match="coverage"):
         lowest_scores(config, 0.5, 0.9)
     with pytest.raises(ValueError, match="calibrate"):
@@ -47,7 +47,7 @@ def test_an_image_far_from_all_classes_has_none():
     assert chosen == [["LABEL_0"], [], ["LABEL_1"], []]
     pair = HfViTForImageClassification(config).eval(), HfViTImageProcessor.for_model(config)
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)  # the head is zero, and so are its logits
-    assert next(hf_vit.predict(pair, [image], reject=True)) == []
+    assert hf_vit.predict(pair, [image], reject=True) == [[]]
     with pytest.raises(ValueError, match="calibrate"):
         most_likely(logits, HfViTConfig(**SHAPE), reject=True)
 

@@ -20,8 +20,8 @@ from hf_vit.data.labels import match_to_model
 from hf_vit.data.splits import Split
 from hf_vit.evaluation.classification import read_objectnet_classes, read_real_labels
 from hf_vit.files.reading import parse_yaml
+from hf_vit.inference.predictor import predict
 from hf_vit.loading import load_processor, save_folder
-from hf_vit.prediction import predict
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings, PretrainSettings
 from hf_vit.settings.options import parse_settings
 from hf_vit.settings.recipes import build, dump

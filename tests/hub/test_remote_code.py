@@ -10,8 +10,8 @@ from PIL import Image
 import hf_vit
 from hf_vit import add_code
 from hf_vit.hub.remote_code import code_of
+from hf_vit.inference.predictor import predict
 from hf_vit.loading import save_folder
-from hf_vit.prediction import predict
 
 from ..comparing import change_json
 from ..processes import finish, start

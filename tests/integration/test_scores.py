@@ -12,7 +12,6 @@ from transformers import pipeline
 
 import hf_vit
 from hf_vit.analysis.inspection import inspect
-from hf_vit.prediction import classify
 
 from ..tiny_models import save_tiny, write_images
 
@@ -58,7 +57,7 @@ def test_functions_and_the_command(folder, picture, expected, run_command):
     """The text is in percent unless it is a regression."""
     answers = pipeline("image-classification", model=str(folder), top_k=5)(picture)
     assert [(answer["label"], answer["score"]) for answer in answers] == close(expected)
-    assert classify(*hf_vit.load(folder), [picture])[0] == close(expected)
+    assert hf_vit.predict(hf_vit.load(folder), picture)[0] == close(expected)
     printed = json.loads(run_command(["predict", folder, picture, "--json"]))["predictions"]
     assert [(entry["label"], entry["score"]) for entry in printed] == close(expected)
     shown = run_command(["predict", folder, picture]).splitlines()[1].split()[0]

@@ -1,0 +1,323 @@
+"""A model ready for batches of images, and the functions `predict`, `predict_batches` and `embed` on top of it."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from ..files.predictions import Prediction, lowest_scores, most_likely
+from ..files.versions import versions_of
+from ..loading import load
+from ..models.configuration_hf_vit import HfViTConfig
+from ..models.utils import check_choice
+from .batches import Batch, compute_batches, list_of_images
+from .search import unit_length
+
+_BATCH_SIZE = 8
+TASKS = ("classify", "embed")
+_VERSIONS = ("hf_vit", "torch", "transformers", "numpy", "pillow")  # packages that change an output
+
+Model: TypeAlias = str | os.PathLike | tuple[Any, Any]  # a folder or a name on the Hub, or (model, processor)
+
+
+class Predictor:
+    """A model with its image processor that answers lists of images; it can be pickled, for other processes.
+
+    It is pickled with the name of its model and its settings alone; the weights are loaded when a process first uses
+    it, once for each process. A pair of objects is pickled whole.
+
+    Args:
+        model: a folder of `save_pretrained`, a name on the Hub, or (model, processor) as returned by `hf_vit.load`.
+        task: "classify" or "embed".
+        backend: as in `hf_vit.load`, for a folder or a name.
+        batch_size: maximum number of images of a forward.
+        workers: number of processes that read and preprocess ahead; 0: none; None: none for up to 64 images, else 4,
+            but no more than there are processors.
+        top_k, threshold, coverage, reject: as in `predict`, for "classify".
+        normalize: as in `embed`, for "embed".
+
+    Raises:
+        ValueError: an argument is invalid, or the model cannot do the task.
+
+    Example:
+        >>> import hf_vit
+        >>> predictor = hf_vit.Predictor("folder", top_k=1)
+        >>> [[best]] = predictor(["photo.png"])
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        task: Literal["classify", "embed"] = "classify",
+        backend: str | None = None,
+        batch_size: int = _BATCH_SIZE,
+        workers: int | None = None,
+        top_k: int = 5,
+        threshold: float | Literal["auto"] | None = None,
+        coverage: float | None = None,
+        reject: bool = False,
+        normalize: bool = False,
+    ):
+        check_choice("task", task, TASKS)
+        _check_count("batch_size", batch_size, 1)
+        _check_count("top_k", top_k, 1)
+        if workers is not None:
+            _check_count("workers", workers, 0)
+        if threshold not in (None, "auto"):
+            _check_number("threshold", threshold)
+        if coverage is not None:
+            _check_number("coverage", coverage)
+        _check_model(model, backend)
+        self.task = task
+        self.batch_size = batch_size
+        self.workers = workers
+        self.top_k = top_k
+        self.normalize = normalize
+        self.reject = reject
+        self._source = model
+        self._backend = backend
+        self._pair: tuple[Any, Any] | None = model if isinstance(model, tuple) else load(model, backend=backend)
+        self._fingerprint: str | None = None
+        self.lowest: list[float] | None = None  # of each class, the score from which on it is predicted
+        if task == "classify":
+            _check_classifies(self.model)
+            self.lowest = lowest_scores(self.model.config, threshold, coverage)
+        elif getattr(self.model.config, "pooling", "cls") == "none":
+            raise ValueError("cannot embed images: the model's pooling is 'none' (expected 'cls', 'mean' or 'map')")
+
+    @property
+    def model(self) -> Any:
+        return self._load()[0]
+
+    @property
+    def processor(self) -> Any:
+        return self._load()[1]
+
+    def _load(self) -> tuple[Any, Any]:
+        if self._pair is None:  # after unpickling
+            self._pair = _load_once(self._source, self._backend, self._fingerprint)
+        return self._pair
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the task, the weights, the settings of model and processor, and the versions of the packages."""
+        if self._fingerprint is None:
+            config = self.model.config.to_diff_dict()
+            about = {
+                "task": self.task,
+                "model": type(self.model).__name__,
+                "config": {name: value for name, value in config.items() if not name.startswith("_")},
+                "processor": self.processor.to_dict(),
+                "versions": versions_of(_VERSIONS),
+            }
+            digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
+            for name, tensor in sorted(self.model.state_dict().items()):
+                flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+                digest.update(flat.numpy().tobytes())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def __getstate__(self) -> dict[str, Any]:
+        if isinstance(self._source, tuple):
+            return vars(self).copy()
+        return {**vars(self), "_pair": None, "_fingerprint": self.fingerprint}
+
+    def __call__(self, images: Any) -> Any:
+        """Return the answers for all images.
+
+        Args:
+            images: as in `predict`.
+
+        Returns:
+            For "classify" a list with a list of `Prediction` for each image; for "embed" (images, features) float32.
+
+        Raises:
+            ValueError: there are no images, or an output is NaN or infinite.
+            ImageReadingError: an image cannot be read; the message names its file.
+        """
+        outputs = [batch.outputs for batch in self.batches(images)]
+        if not outputs:
+            raise ValueError("there are no images")
+        if self.task == "embed":
+            return np.concatenate(outputs)
+        return [predictions for batch in outputs for predictions in batch]
+
+    def batches(self, images: Any, skip_unreadable: bool = False) -> Iterator[Batch]:
+        """Return an iterator of `Batch`: the answers for some images, computed while it is iterated.
+
+        Args:
+            images: as in `predict`.
+            skip_unreadable: skip images that cannot be read; they are in `unreadable` of their batch.
+        """
+        model = self.model
+        compute = model
+        answer = self._classes
+        if self.task == "embed":
+            model = model.base_model
+            compute = partial(model, only_pooled=True) if isinstance(model.config, HfViTConfig) else model
+            answer = self._features
+        listed = list_of_images(images)
+        found = compute_batches(
+            compute, model.device, self.processor, listed, self.batch_size, self.workers, skip_unreadable
+        )
+        return (batch._replace(outputs=answer(batch)) for batch in found)
+
+    def _classes(self, batch: Batch) -> list[list[Prediction]]:
+        if not batch.numbers:
+            return []
+        logits = batch.outputs.logits
+        if logits.ndim != 2:
+            raise ValueError("cannot classify images: the model computes logits of every token (pooling 'none')")
+        if not logits.isfinite().all():
+            raise ValueError("cannot classify images: the model computes NaN or infinite logits")
+        return most_likely(logits, self.model.config, self.top_k, self.lowest, self.reject)
+
+    def _features(self, batch: Batch) -> np.ndarray:
+        if not batch.numbers:
+            return np.empty((0, 0), np.float32)
+        features = batch.outputs.pooler_output.float().cpu().numpy()
+        are_finite = np.isfinite(features).all(axis=1)
+        if not are_finite.all():
+            first = batch.numbers[int(are_finite.argmin())]
+            raise ValueError(f"the model computes NaN or infinite features, first for image {first}")
+        return unit_length(features) if self.normalize else features
+
+
+@lru_cache(maxsize=1)
+def _load_once(name: str | os.PathLike, backend: str | None, fingerprint: str | None) -> tuple[Any, Any]:
+    """Load a model for all unpickled copies of a predictor in this process; another fingerprint is loaded again."""
+    return load(name, backend=backend)
+
+
+def predict(
+    model: Model,
+    images: Any,
+    top_k: int = 5,
+    batch_size: int = _BATCH_SIZE,
+    backend: str | None = None,
+    threshold: float | Literal["auto"] | None = None,
+    coverage: float | None = None,
+    reject: bool = False,
+) -> list[list[Prediction]]:
+    """Predict the `top_k` most likely classes of every image, most likely first.
+
+    Args:
+        model: a folder of `save_pretrained`, a name on the Hub, or (model, processor) as returned by `hf_vit.load`.
+        images: a folder (the image files in it and in its subfolders, sorted), one image or several: a list, a column
+            of `datasets` or a generator. An image is a path, a URL, bytes, an open file, a PIL image, or an array or
+            tensor of 2 or 3 dimensions.
+        batch_size: maximum number of images of a forward.
+        backend: as in `hf_vit.load`, for a folder or a name.
+        threshold: instead of `top_k`, predict all classes with at least this score; "auto": with at least their own
+            thresholds, which training chose for images with several labels.
+        coverage: instead of `top_k`, predict sets of classes that hold the right one with this frequency: 0.8, 0.9,
+            0.95 or 0.99, of a model that `hf_vit.calibrate` wrote.
+        reject: predict no class for an image that is unlike those of all classes, of a model that `hf_vit.calibrate`
+            wrote.
+
+    Returns:
+        For each image, in their order, its classes as `Prediction`, (label, score).
+
+    Raises:
+        ValueError: an argument is invalid, there are no images, an image cannot be read (the message names it), or the
+            model is not a classifier.
+
+    Example:
+        >>> import hf_vit
+        >>> [classes] = hf_vit.predict("folder", "photo.png", top_k=3)
+        >>> labels = [prediction.label for prediction in classes]
+    """
+    options = {"threshold": threshold, "coverage": coverage, "reject": reject}
+    return Predictor(model, "classify", backend, batch_size, top_k=top_k, **options)(images)
+
+
+def predict_batches(model: Model, images: Any, skip_unreadable: bool = False, **options: Any) -> Iterator[Batch]:
+    """Predict classes batch by batch, while the result is iterated; model and arguments are checked at once.
+
+    Args:
+        model, images: as in `predict`.
+        skip_unreadable: skip images that cannot be read, instead of raising ImageReadingError.
+        options: more arguments of `Predictor`, such as `top_k` and `workers`.
+
+    Returns:
+        Batches with the indices of their images (`numbers`), the classes of each of these (`outputs`), and the skipped
+        images (`unreadable`, index -> error).
+
+    Example:
+        >>> import hf_vit
+        >>> for batch in hf_vit.predict_batches("folder", ["photo.png"] * 3, batch_size=2):
+        ...     best = [classes[0].label for classes in batch.outputs]
+    """
+    return Predictor(model, "classify", **options).batches(images, skip_unreadable)
+
+
+def embed(
+    model: Model,
+    images: Any,
+    batch_size: int = _BATCH_SIZE,
+    workers: int | None = None,
+    normalize: bool = False,
+) -> np.ndarray:
+    """Compute the features of images: the input of a classifier's head (`pooler_output`).
+
+    Args:
+        model, images, batch_size: as in `predict`; a model of any class, with a head or without.
+        workers: as in `Predictor`.
+        normalize: divide each feature vector by its length (L2).
+
+    Returns:
+        (images, features) float32
+
+    Raises:
+        ValueError: an argument is invalid, there are no images, the model does not pool, or a feature is NaN or
+            infinite.
+        ImageReadingError: an image cannot be read; the message names its file.
+
+    Example:
+        >>> import hf_vit
+        >>> from hf_vit.inference.search import search
+        >>> features = hf_vit.embed("folder", ["photo.png"], normalize=True)
+        >>> rows, cosines = search(features, features[:1], top_k=1)
+        >>> rows.tolist()
+        [[0]]
+    """
+    return Predictor(model, "embed", batch_size=batch_size, workers=workers, normalize=normalize)(images)
+
+
+def _check_model(model: Any, backend: str | None) -> None:
+    """Raise ValueError unless a model is a name, a path or (model, processor)."""
+    expected = "expected a folder, a name on the Hub, or the pair (model, processor) of hf_vit.load"
+    if isinstance(model, str | os.PathLike):
+        return
+    if not isinstance(model, tuple):
+        raise ValueError(f"model is of type {type(model).__name__}; {expected}")
+    kinds = ", ".join(type(part).__name__ for part in model)
+    if len(model) != 2 or not isinstance(model[0], torch.nn.Module) or not callable(model[1]):
+        raise ValueError(f"model is the tuple ({kinds}); {expected}")
+    if isinstance(model[1], torch.nn.Module):
+        raise ValueError(f"model is the tuple ({kinds}); {expected}")
+    if backend is not None:
+        raise ValueError(f"backend is {backend!r}, but the model is loaded: use hf_vit.use_backend")
+
+
+def _check_classifies(model: Any) -> None:
+    if not (hasattr(model, "classifier") or getattr(model, "is_classifier", False)):
+        raise ValueError(f"cannot classify: {type(model).__name__} has no classification head; load a classifier")
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be an integer of at least {least}")
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+        raise ValueError(f"{name} is {value!r}; it must be a number")
