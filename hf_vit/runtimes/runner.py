@@ -19,6 +19,7 @@ import re
 import sys
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -42,7 +43,7 @@ class Classifier:
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
 
     @cached_property
-    def run(self):
+    def run(self) -> Any:
         """Return the loaded program, a function: pixel values (batch, 3, height, width) -> logits (batch, classes)."""
         path = self.folder / self.program["file"]
         if path.suffix == ".onnx":
@@ -168,7 +169,7 @@ def resized_size(old_size, size, like_pillow):
     return [int(np.rint(np.float32(old) * ratio)) for old in old_size]
 
 
-def resize_axes(levels, height, width, resize_rows):
+def resize_axes(levels, height, width, resize_rows) -> Any:
     """Resize levels (old height, old width, 3) along the columns, then along the rows."""
     return resize_rows(resize_rows(levels.swapaxes(0, 1), width).swapaxes(0, 1), height)
 
@@ -212,7 +213,7 @@ def printable(text):
 
 def make_parser(thresholds):
     """Return the parser of the command line, with the options that the thresholds of a folder allow."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, or folder: all image files in it")
     parser.add_argument("--top-k", type=int, default=5, metavar="INT", help="number of classes per image (default 5)")
     which = parser.add_mutually_exclusive_group()

@@ -9,8 +9,9 @@ import pytest
 from transformers import ViTConfig, ViTForImageClassification
 
 from hf_vit.conversion import ConversionError, convert, export
+from hf_vit.loading import load
 
-from ..comparing import read_arrays
+from ..comparing import assert_same_weights, read_arrays
 from ..paths import GOLDENS, MORE, PEERS
 from ..tiny_models import SAME_PADDING, SIZES, their_bit, tiny
 
@@ -96,6 +97,29 @@ def test_the_grid_of_a_released_file_is_known_from_its_name(tmp_path):
         model, _ = convert(tmp_path / f"{name}.npz")
         assert model.config.image_size == 224
         assert ("image_size" in assumed_in(model)) == (name != "ViT-H_14")
+
+
+def test_a_conversion_unpacks_and_saves_the_same_from_memory_and_streamed(tmp_path):
+    source = GOLDENS / "vit_token.npz"
+    complete = convert(source)
+    model, processor = complete
+    assert model is complete.model is complete[0]
+    assert processor is complete.processor
+    assert model.conversion_record is complete.record
+    recognized = convert(source, read_weights=False)
+    assert recognized.model.device.type == "meta"
+    assert "sha256" not in recognized.record
+    assert recognized.report() == complete.report()
+    complete.save(tmp_path / "memory")
+    assert recognized.save(tmp_path / "streamed").record == complete.record
+    recognized.save(tmp_path / "theirs", save_for="transformers")
+    for name in ("memory", "streamed", "theirs"):
+        loaded, _ = load(tmp_path / name)
+        assert_same_weights(loaded, model)
+    with pytest.raises(FileExistsError):
+        complete.save(tmp_path / "memory")
+    with pytest.raises(ValueError, match="onnx"):
+        complete.save(tmp_path / "other", save_for="onnx")
 
 
 def test_heads_of_64_channels_are_assumed_unless_they_are_stated(tmp_path):
