@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "registration": {"models"},
     "variants": {"models"},
     "files": {"models"},
+    "prediction": {"files", "models"},
     "catalog": {"files", "models"},
     "settings": {"files", "models"},
     "data": {"files", "models", "catalog", "settings"},
