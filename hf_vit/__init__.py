@@ -5,6 +5,7 @@ Importing the package registers its classes with transformers' Auto classes.
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
@@ -91,4 +92,9 @@ def __dir__() -> list[str]:
 
 # The command `hf-vit` skips this, so that --help is fast; commands that need it import it.
 if not getattr(sys.modules.get("hf_vit_command"), "is_running", False):
+    if find_spec("simplejpeg") is None:
+        raise ImportError(
+            "hf_vit needs simplejpeg, which decodes JPEGs as TensorFlow does. Run `pip install simplejpeg`; if there is no "
+            "wheel for this machine, pip builds it with CMake and a C compiler."
+        )
     import_module(".registration", __name__)

@@ -10,6 +10,7 @@ Pillow reads the usual files. The exceptions are here:
 | TIFF, white is zero, above 8 bits | return a negative | inverted |
 | TIFF of 9 to 15 bits | return the numbers, or refuse it | scaled to 16 bits |
 | TIFF, uncompressed: planes, several bands, floating point | refuse it, or return noise | read by its tags |
+| JPEG, with the fast DCT | use the accurate one | decoded as by TensorFlow, see `jpeg` |
 | JPEG 2000, 9 to 16 bits | gray: shift left; color: white becomes 0 | gray: scaled; color with zeros: an error |
 
 A gray image above 8 bits becomes "I;16" with white at 65535, or "F". Color has 8 bits: of 16 bits, the upper 8 remain.
@@ -29,6 +30,7 @@ import numpy as np
 from PIL import Image, ImageFile, ImageSequence, TiffImagePlugin, UnidentifiedImageError
 
 from .image_formats import IMAGE_FORMATS
+from .jpeg import check_scans, decode_fast, has_fast_dct
 
 logger = logging.getLogger(__name__)
 
@@ -143,12 +145,18 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
     return image.width, image.height
 
 
-def load_upright(image: Image.Image, reduce_to: Callable[[int, int], tuple[int, int]] | None = None) -> Image.Image:
+def load_upright(
+    image: Image.Image,
+    reduce_to: Callable[[int, int], tuple[int, int]] | None = None,
+    jpeg_dct: str = "accurate",
+) -> Image.Image:
     """Decode an image that was opened, turn it upright, and apply what the file states about its values.
 
     Args:
         reduce_to: function that returns the size to which an image of (height, width) will be resized. A JPEG is
             decoded at 1/2, 1/4 or 1/8 of its size, if that is not smaller.
+        jpeg_dct: "fast" (as TensorFlow) or "accurate" (as Pillow), the cosine transform of a JPEG that was not decoded
+            yet.
 
     Raises:
         ValueError: the pixels are damaged, or Pillow cannot represent them.
@@ -160,6 +168,8 @@ def load_upright(image: Image.Image, reduce_to: Callable[[int, int], tuple[int, 
         image.draft(None, (width, height) if orientation < 5 else (height, width))
     if image.format == "PNG":
         upright = _load_png(image)
+    elif image.format in ("JPEG", "MPO"):
+        upright = _load_jpeg(image, jpeg_dct)
     elif image.format == "JPEG2000":
         upright = _load_jpeg2000(image)
     elif image.format == "PPM" and image.mode == "I":  # Pillow scales the file's largest value to 65535
@@ -198,6 +208,43 @@ def pixels_of(image: Image.Image) -> np.ndarray:
     else:
         mode = "RGB"
     return np.array(image if image.mode == mode else image.convert(mode))
+
+
+# JPEG
+
+
+def _load_jpeg(image: Any, dct: str) -> Image.Image:
+    """Decode a JPEG; what Pillow reduced or decoded already keeps its pixels."""
+    pixels = None
+    if is_unloaded_file(image, "JPEG", "MPO") and image.decoderconfig in ((), (1, 0)):
+        is_fast = dct == "fast" and has_fast_dct()
+        data = _read_all(image.fp) if is_fast or "progressive" in image.info else b""
+        if "progressive" in image.info:
+            check_scans(data)
+        if is_fast:
+            pixels = _decode_fast(image, data)
+    if pixels is None or (pixels.ndim == 2) != (image.mode == "L"):  # the mode can be changed by `draft`
+        image.load()
+        return image
+    return Image.fromarray(pixels)
+
+
+def _decode_fast(image: Any, data: bytes) -> np.ndarray | None:
+    """Decode a JPEG that Pillow opened, as `decode_fast`; Pillow decides whether damage is refused."""
+    try:
+        return decode_fast(data, "adobe" in image.info)
+    except ValueError:
+        image.load()
+        return decode_fast(data, "adobe" in image.info, is_strict=False)
+
+
+def _read_all(file: BinaryIO) -> bytes:
+    """Return the content of an open file, which keeps its position."""
+    position = file.tell()
+    file.seek(0)
+    data = file.read()
+    file.seek(position)
+    return data
 
 
 def _without_metadata(data: bytes) -> bytes:

@@ -103,6 +103,7 @@ def read_image(
     keep_float: bool = False,
     reduce_to: Callable[[int, int], tuple[int, int]] | None = None,
     name: str = "the image",
+    jpeg_dct: str = "accurate",
 ) -> torch.Tensor:
     """Read an image and convert it to levels.
 
@@ -116,6 +117,8 @@ def read_image(
         reduce_to: function that returns the size to which an image of (height, width) will be resized. A JPEG is
             decoded at 1/2, 1/4 or 1/8 of its size, if that is not smaller.
         name: name of the image, for messages.
+        jpeg_dct: "fast" (as TensorFlow) or "accurate" (as Pillow), the cosine transform of JPEG files, and of PIL
+            images that were opened from them and not decoded yet.
 
     Returns:
         (..., channels, height, width), uint8 or float32.
@@ -126,7 +129,8 @@ def read_image(
     with _convert_errors(name, ValueError, TypeError):
         if isinstance(image, dict) and "channels" in image:
             parts = enumerate(image["channels"])
-            channels = [read_image(part, 1, keep_float=keep_float, name=f"channel {n} of {name}") for n, part in parts]
+            options: dict[str, Any] = {"keep_float": keep_float, "jpeg_dct": jpeg_dct}
+            channels = [read_image(part, 1, name=f"channel {n} of {name}", **options) for n, part in parts]
             levels = _stack(channels)
         elif isinstance(image, np.ndarray | torch.Tensor):
             levels = _array_to_levels(image, num_channels, input_data_format, keep_float)
@@ -135,7 +139,7 @@ def read_image(
         elif num_channels not in (None, 1, 3) and (channels := _read_tiff_channels(image, num_channels, name)):
             levels = _stack([_array_to_levels(channel) for channel in channels])
         else:
-            pixels = pixels_of(load_image(image, reduce_to, name))
+            pixels = pixels_of(load_image(image, reduce_to, name, jpeg_dct))
             levels = _array_to_levels(pixels, data_format="channels_last")
         if 0 in levels.shape:
             raise ValueError(f"it is empty, with shape {tuple(getattr(image, 'shape', levels.shape))}")
@@ -143,12 +147,15 @@ def read_image(
 
 
 def load_image(
-    image: Any, reduce_to: Callable[[int, int], tuple[int, int]] | None = None, name: str = "the image"
+    image: Any,
+    reduce_to: Callable[[int, int], tuple[int, int]] | None = None,
+    name: str = "the image",
+    jpeg_dct: str = "accurate",
 ) -> Image.Image:
     """Load the first frame of an image file or PIL image, upright, in its own mode.
 
     Args:
-        image, reduce_to, name: as in `read_image`.
+        image, reduce_to, name, jpeg_dct: as in `read_image`.
 
     Raises:
         ImageReadingError: the image cannot be read.
@@ -156,7 +163,7 @@ def load_image(
     with _open(image, name) as file:
         if file is not image and getattr(file, "is_animated", False) and file.format != "MPO":  # an MPO has a preview
             logger.warning_once(f"{file.format} images with several frames: only the first frame is used")
-        return load_upright(file, None if file is image else reduce_to)
+        return load_upright(file, None if file is image else reduce_to, jpeg_dct)
 
 
 def read_for_display(image: Any, side: int, name: str = "the image") -> Image.Image:
