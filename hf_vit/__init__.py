@@ -94,7 +94,7 @@ def __dir__() -> list[str]:
 if not getattr(sys.modules.get("hf_vit_command"), "is_running", False):
     if find_spec("simplejpeg") is None:
         raise ImportError(
-            "hf_vit needs simplejpeg, which decodes JPEGs as TensorFlow does. Run `pip install simplejpeg`; if there is no "
-            "wheel for this machine, pip builds it with CMake and a C compiler."
+            "hf_vit needs simplejpeg, which decodes JPEGs as TensorFlow does. Run `pip install simplejpeg`; if there "
+            "is no wheel for this machine, pip builds it with CMake and a C compiler."
         )
     import_module(".registration", __name__)
