@@ -89,7 +89,7 @@ def test_most_likely_classes():
 def test_a_pair_of_objects_predicts_like_its_folder(folder, tmp_path):
     model, processor = load(folder)
     files = sorted(write_images(tmp_path / "images", 3).iterdir())
-    expected = predict((model, processor), [Image.open(file) for file in files], top_k=3)
+    expected = predict((model, processor), [Image.open(file).copy() for file in files], top_k=3)
     assert predict(folder, files, top_k=3, batch_size=2) == [
         [(label, pytest.approx(score, rel=1e-4)) for label, score in one] for one in expected
     ]

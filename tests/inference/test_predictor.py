@@ -151,7 +151,7 @@ ONE = {
     "bytes": lambda file: Path(file).read_bytes(),
     "buffer": lambda file: io.BytesIO(Path(file).read_bytes()),
     "row of datasets": lambda file: {"bytes": Path(file).read_bytes(), "path": None},
-    "PIL": Image.open,
+    "PIL": lambda file: Image.open(file).copy(),
     "array": array_of,
     "tensor": lambda file: torch.from_numpy(array_of(file).copy()).permute(2, 0, 1),
     "gray array": lambda file: array_of(file)[..., 0],
