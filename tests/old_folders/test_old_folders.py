@@ -1,0 +1,97 @@
+"""Folders and files that version 0.1.0 wrote (make.py) mean the same to today's code: one row for each kind."""
+
+import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import load_dataset
+from safetensors.torch import load_file
+
+import hf_vit
+from hf_vit.cli import main
+from hf_vit.scripts.pretrain import pretrain
+
+HERE = Path(__file__).parent
+EXPECTED = np.load(HERE / "expected.npz")
+MODELS = ["converted", "saved", "run", "run/best", "calibrated", "lora"]
+
+
+@pytest.fixture
+def old(tmp_path) -> Path:
+    """A copy of the folders, so that nothing is written beside the originals."""
+    ignored = shutil.ignore_patterns("make.py", "test_*.py", "__init__.py", "__pycache__")
+    return shutil.copytree(HERE, tmp_path / "old", ignore=ignored)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_load_with_the_same_logits(name, old):
+    model, _ = hf_vit.load(old / name)
+    height, width = np.broadcast_to(model.config.image_size, 2)
+    pixel_values = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = model(pixel_values).logits.numpy()
+    np.testing.assert_allclose(logits, EXPECTED[name.replace("/", "_")], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["converted", "run", "run/best", "lora"])
+def test_manifests_are_verified(name, old):
+    assert (old / name / "manifest.json").exists()
+    assert main(["verify", str(old / name)]) == 0
+
+
+def test_a_converted_folder_goes_back_to_its_source(old, tmp_path):
+    """By conversion.json: names, layout and what was not converted."""
+    assert main(["export", str(old / "converted"), str(tmp_path / "back.safetensors"), "--to", "timm"]) == 0
+    source = load_file(HERE.parent / "goldens_peers" / "timm_plain.safetensors")
+    source = {name: array.float() for name, array in source.items()}  # it is stored in float16
+    torch.testing.assert_close(load_file(tmp_path / "back.safetensors"), source, rtol=0, atol=0)
+
+
+def test_a_run_resumes_to_the_same_weights(old):
+    """The checkpoint is of step 3; the weights are those of the run that was not interrupted."""
+    expected = load_file(old / "run" / "model.safetensors")
+    (old / "run" / "model.safetensors").unlink()
+    recipe = old / "run" / "recipe.yaml"
+    pretrain(["--recipe", str(recipe), "--output_dir", str(old / "run"), "--resume", "true"])
+    history = json.loads((old / "run" / "checkpoints" / "step_00000005" / "state.json").read_text())["history"]
+    assert sorted({entry["step"] for entry in history})[-1] == 5
+    torch.testing.assert_close(load_file(old / "run" / "model.safetensors"), expected, rtol=0, atol=1e-5)
+
+
+def test_a_calibrated_folder_predicts_sets(old, capsys):
+    line = ["predict", str(old / "calibrated"), str(old / "images"), "--coverage", "0.95", "--format", "jsonl"]
+    assert main(line) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 24
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_features_are_searched(suffix, old, tmp_path, capsys):
+    """An image is most similar to itself, by features of the same model."""
+    features = old / f"features.{suffix}"
+    query = str(old / "images" / "cat" / "3.png")
+    assert main(["search", str(features), query, "--model", str(old / "saved"), "--top-k", "1", "--json"]) == 0
+    found = capsys.readouterr().out.replace(query, "")
+    assert "cat/3.png" in found
+
+
+@pytest.mark.slow  # it starts processes
+def test_shards_are_read_with_their_index(old):
+    """The images of the tar files are those of the folder."""
+    assert main(["shard", str(old / "shards"), str(old / "again"), "--images", "9"]) == 0
+    files = {"train": str(old / "again" / "*.tar")}
+    rows = load_dataset("webdataset", data_files=files, split="train", cache_dir=old / "cache")
+    assert len(rows) == 24
+
+
+def test_a_deployed_folder_predicts(old, capsys, monkeypatch):
+    """Its own predict.py, as its user starts it."""
+    monkeypatch.setattr(sys, "argv", ["predict.py", str(old / "images" / "cat" / "3.png")])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(old / "deployed" / "predict.py"), run_name="__main__")
+    assert not end.value.code
+    assert "LABEL_" in capsys.readouterr().out
