@@ -3,7 +3,10 @@
 Functions that analyze a model return NumPy arrays; the `plot_` functions draw these with matplotlib.
 """
 
-from .attention import attention_distance, attention_flow, attention_maps, attention_rollout
+from typing import Any
+
+from ..files.removed_names import describe_removed
+from .attention import attention_distance, attention_maps, attention_rollout
 from .compute import (
     Compute,
     Part,
@@ -33,7 +36,6 @@ __all__ = [
     "Run",
     "accelerator_days",
     "attention_distance",
-    "attention_flow",
     "attention_maps",
     "attention_rollout",
     "count_compute",
@@ -52,3 +54,9 @@ __all__ = [
     "read_runs",
     "training_exaflops",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if (removed := describe_removed(f"{__name__}.{name}")) is not None:
+        raise ImportError(removed)  # not AttributeError, whose text `from ... import` drops
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,9 @@
-"""Attention of a model, layer by layer: maps, rollout, distance and flow.
+"""Attention of a model, layer by layer: maps, rollout and distance.
 
 Attentions are collected with hooks, for a tensor or any number of batches of images.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
@@ -22,8 +22,6 @@ Images = torch.Tensor | np.ndarray | Mapping | Iterable
 # Maximum bytes of one layer's attentions, which limit the batch size; computing them takes about four times as much.
 LAYER_BYTES = 32 * 2**20
 _MAX_BATCH_SIZE = 32  # if attentions are small
-_UNIT = 2**24  # capacity of an attention of 1; the solver needs integers
-_MAX_WORK = 3e9  # layers x tokens ** 2 x patches of an image: minutes
 
 
 class UnsupportedModel(ValueError):
@@ -350,78 +348,3 @@ def pooling_weights(encoder: Any, like: torch.Tensor, last_hidden_state: Any) ->
         patches = weights[:, config.num_prefix_tokens :]
         patches[:] = 1 / patches.shape[1]
     return weights
-
-
-def attention_flow(
-    model: nn.Module,
-    pixel_values: Images,
-    *,
-    identity: bool = True,
-    batch_size: int | None = None,
-    progress: bool = False,
-) -> np.ndarray:
-    """Compute attention flow (Abnar and Zuidema, arXiv 2005.00928): attention as capacities of a network.
-
-    The tokens at each depth are nodes. The attention between tokens of neighboring depths (mean over heads, plus the
-    identity for the residual connection) is the capacity of an edge. The flow to a patch is the maximum flow between
-    the head's input (see `attention_rollout`) and this patch, computed for each patch separately. If the layers mix
-    well, the first layer is the bottleneck, and the flow to a patch is the attention of all tokens to it there.
-
-    Args:
-        model, pixel_values, identity, batch_size: as in `attention_rollout`.
-        progress: show a progress bar.
-
-    Returns:
-        (images, rows, columns): the flows of an image divided by their sum.
-
-    Raises:
-        ImportError: scipy is not installed.
-        ValueError: layers x tokens ** 2 x patches is more than 3e9; B/16 at 384 pixels has 2.3e9.
-    """
-    found = []
-    for mixing, weights, grid in layer_mixing(model, pixel_values, identity, batch_size, False):
-        patches = grid[0] * grid[1]
-        work = len(mixing) * weights.shape[1] ** 2 * patches
-        if work > _MAX_WORK:
-            sizes = f"{len(mixing)} layers of {weights.shape[1]} tokens"
-            raise ValueError(f"attention flow of {sizes} takes too long; use a smaller image, or attention_rollout")
-        for image in range(len(weights)):
-            layers = [check_finite(model, layer[image].cpu().numpy()) for layer in mixing]
-            bar = tqdm(range(patches), desc="flow", unit="patch", disable=not progress, leave=False)
-            flows = flows_to(weights[image].cpu().numpy(), layers, bar)
-            found.append((flows / flows.sum()).reshape(1, *grid))
-    return np.concatenate(found)
-
-
-def flows_to(weights: np.ndarray, layers: list[np.ndarray], patches: Collection[int]) -> np.ndarray:
-    """Compute the maximum flow to each patch.
-
-    Nodes are a source, the tokens at the depths from the last to the first layer's output, and a sink, which is one
-    patch. For each patch, only the capacities into the sink change: the patch's column of the first layer.
-
-    Args:
-        weights: (tokens,), capacities from the source to the tokens of the last depth.
-        layers: capacities (tokens, tokens) of each layer, first layer first.
-        patches: indices of all patches, which are the last tokens; may be a progress bar over them.
-    """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import maximum_flow
-
-    tokens, depth = len(weights), len(layers)
-    nodes = 1 + np.arange(depth * tokens).reshape(depth, tokens)  # outputs of the layers, last layer first
-    source, sink = 0, depth * tokens + 1
-    starts = [np.full(tokens, source), *(np.repeat(queries, tokens) for queries in nodes[:-1]), nodes[-1]]
-    ends = [nodes[0], *(np.tile(keys, tokens) for keys in nodes[1:]), np.full(tokens, sink)]
-    capacities = [weights, *(layer.ravel() for layer in reversed(layers[1:])), np.zeros(tokens)]
-    edges = np.concatenate(starts), np.concatenate(ends)
-    network = coo_array((_whole(np.concatenate(capacities)), edges), (sink + 1, sink + 1)).tocsr()
-    first_layer = _whole(layers[0])
-    flows = []
-    for patch in patches:
-        network.data[-tokens:] = first_layer[:, patch - len(patches)]
-        flows.append(maximum_flow(network, source, sink).flow_value / _UNIT)
-    return np.array(flows)
-
-
-def _whole(capacities: np.ndarray) -> np.ndarray:
-    return np.rint(capacities * float(_UNIT)).astype(np.int32)

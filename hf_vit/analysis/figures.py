@@ -28,7 +28,7 @@ def plot_attention_rollout(image: np.ndarray, attention: np.ndarray, name: str =
 
     Args:
         image: (height, width, 3) or (height, width) in [0, 1], as the model gets it.
-        attention: (rows, columns) of one image, from `attention_rollout` or `attention_flow`.
+        attention: (rows, columns) of one image, from `attention_rollout`.
         name: title of the attention.
 
     Example:

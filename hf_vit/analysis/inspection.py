@@ -21,7 +21,6 @@ from .attention import (
     UnsupportedModel,
     as_images,
     attention_distance,
-    attention_flow,
     attention_maps,
     attention_rollout,
     check_weights,
@@ -52,7 +51,6 @@ def inspect(
     output: str | os.PathLike,
     *,
     title: str,
-    flow: bool = False,
     overwrite: bool = False,
 ) -> list[str]:
     """Write figures of a model, and report.html with all of them.
@@ -62,7 +60,6 @@ def inspect(
         images: paths of image files; without any, the report shows only the weights.
         output: path of the folder, which is written completely or not at all.
         title: title of the report, such as the name of the model's folder.
-        flow: draw attention flow too, which takes seconds to minutes for an image.
         overwrite: replace an existing folder.
 
     Returns:
@@ -79,7 +76,7 @@ def inspect(
         report = _Report(temporary)
         compute = count_compute(model)
         _draw_weights(report, model)
-        findings = _analyze_images(report, model, processor, images, flow)
+        findings = _analyze_images(report, model, processor, images)
         html = render_page(
             "hf_vit.analysis",
             "report.html.jinja",
@@ -137,7 +134,7 @@ def _draw_weights(report: _Report, model: Any) -> None:
 
 
 def _analyze_images(
-    report: _Report, model: Any, processor: Any, images: Sequence[str | os.PathLike], flow: bool
+    report: _Report, model: Any, processor: Any, images: Sequence[str | os.PathLike]
 ) -> list[dict[str, Any]]:
     """Analyze each image separately; the attention distance is the mean over the readable images.
 
@@ -154,7 +151,7 @@ def _analyze_images(
                 findings.append({"name": Path(path).name, "predictions": _predict(model, pixel_values), "files": files})
                 distances.append(attention_distance(model, pixel_values))
                 name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem)[:40]
-                for kind, figure, caption in _draw_image(model, processor, pixel_values, flow):
+                for kind, figure, caption in _draw_image(model, processor, pixel_values):
                     files.append(report.add(f"{number:02d}-{name}.{kind}.png", figure, caption))
     if distances:
         figure = figures.plot_attention_distance(np.mean(distances, axis=0), len(distances))
@@ -165,9 +162,7 @@ def _analyze_images(
     return findings
 
 
-def _draw_image(
-    model: Any, processor: Any, pixel_values: torch.Tensor, flow: bool
-) -> Iterator[tuple[str, "Figure", str]]:
+def _draw_image(model: Any, processor: Any, pixel_values: torch.Tensor) -> Iterator[tuple[str, "Figure", str]]:
     """Yield (kind, figure, caption) of the figures of one image."""
     visible = visible_image(pixel_values[0], processor)
     (rollout,) = attention_rollout(model, pixel_values)
@@ -177,10 +172,6 @@ def _draw_image(
     query = "the class token" if model.config.num_prefix_tokens else "the mean of all patches"
     figure = figures.plot_attention_maps(visible, last_layer, "Attention of the last layer")
     yield "heads", figure, f"Last layer: attention of {query}, for each head."
-    if flow:
-        (flows,) = attention_flow(model, pixel_values)
-        caption = "Attention flow: the maximum flow through the layers from the head to each patch."
-        yield "flow", figures.plot_attention_rollout(visible, flows, "Attention flow"), caption
 
 
 @torch.inference_mode()

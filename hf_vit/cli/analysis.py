@@ -15,24 +15,19 @@ def inspect(
     image: Annotated[list[Path], "images whose attention is drawn", "FILE"] = (),  # pyright: ignore[reportArgumentType]
     output: Annotated[Path, "folder to write: report.html and its figures", "FOLDER"],
     image_size: ImageSize = None,
-    flow: Annotated[bool, "also draw attention flow, which takes seconds to minutes per image"] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a report on a model: filters, position embeddings and attention."""
     check_output(output, overwrite, folder)
-    if flow and not image:
-        raise ValueError("--flow needs --image")
     silence_progress_bars()
     import matplotlib  # noqa: F401
 
-    if flow:
-        import scipy  # noqa: F401
     from ..analysis.inspection import inspect
     from ..loading import load
 
     model, processor = load(folder, image_size, backend="eager")
     title = Path(folder).name or folder
-    problems = inspect(model, processor, image, output, title=title, flow=flow, overwrite=overwrite)
+    problems = inspect(model, processor, image, output, title=title, overwrite=overwrite)
     print(f"saved {output / 'report.html'}")
     if problems:
         raise ValueError(f"{'; '.join(problems)} (the report is otherwise complete)")

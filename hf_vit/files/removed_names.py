@@ -2,6 +2,7 @@
 
 # Functions and classes by module, function arguments as `function(argument)`, options of commands as `--option`.
 REMOVED_NAMES = {
+    "hf_vit.analysis.attention_flow": "use attention_rollout",
     "hf_vit.conversion.check": "use convert(source, read_weights=False).report()",
     "hf_vit.conversion.convert_to_folder": "use convert(source, read_weights=False).save(folder)",
     "hf_vit.conversion.export_aot_inductor": 'use export(model, path, to="aot-inductor")',
@@ -19,6 +20,7 @@ REMOVED_NAMES = {
     "hf_vit.prediction.search": "use hf_vit.inference.search.search(features, queries)",
     "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
     "convert(weights)": "use convert(source, read_weights=False).save(folder), which streams the weights",
+    "--flow": "inspect draws attention rollout",
     "--images": "docs/hub.md has what transformers' preprocessing costs for each preset",
 }
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 EXTRAS = {  # extra -> packages that it adds
     "training": ("accelerate", "datasets", "evaluate", "pyarrow"),
     "lora": ("peft",),
-    "analysis": ("matplotlib", "scipy"),
+    "analysis": ("matplotlib",),
     "jax-checkpoints": ("msgpack", "tensorstore"),
     "export": ("onnx", "onnxscript"),
     "onnxruntime": ("onnxruntime",),

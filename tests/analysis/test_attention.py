@@ -186,7 +186,7 @@ def test_bad_input_is_refused():
         analysis.attention_distance(torch.nn.Linear(1, 1), images(model))
 
 
-@pytest.mark.parametrize("function", [analysis.attention_distance, analysis.attention_rollout, analysis.attention_flow])
+@pytest.mark.parametrize("function", [analysis.attention_distance, analysis.attention_rollout])
 def test_weights_that_are_nan_are_named(function):
     model = tiny()
     model.vit.layers[1].mlp.fc1.weight.data[:2, 3] = torch.nan

@@ -41,7 +41,7 @@ def report(tmp_path_factory):
     model.config.id2label = {index: f"<b>class</b> & {index}" for index in range(11)}
     images = [make_image(root / "a b.png"), root / "broken.png", make_image(root / "c.png", seed=1)]
     (root / "broken.png").write_text("no image")
-    return inspect(root, model, "--flow", images=images, status=2)
+    return inspect(root, model, images=images, status=2)
 
 
 def test_the_folder_has_the_figures_and_the_report(report):
@@ -50,7 +50,7 @@ def test_the_folder_has_the_figures_and_the_report(report):
         "filters.png",
         "position_similarity.png",
         "attention_distance.png",
-        *(f"{image}.{kind}.png" for image in ("01-a_b", "03-c") for kind in ("rollout", "flow", "heads")),
+        *(f"{image}.{kind}.png" for image in ("01-a_b", "03-c") for kind in ("rollout", "heads")),
     }
     for path in report.glob("*.png"):
         with Image.open(path) as picture:
@@ -64,7 +64,7 @@ def test_the_page_is_complete_and_self_contained(report):
     page = Page(html)
     names = ("src", "href", "srcset", "data", "action")
     links = [value for _, attributes in page.elements for name, value in attributes.items() if name in names]
-    assert page.tags.count("img") == len(links) == 9
+    assert page.tags.count("img") == len(links) == 7
     assert all(link.startswith("data:image/") for link in links)
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     assert "url(" not in html

@@ -24,9 +24,16 @@ def test_arguments_of_convert(argument):
     assert REMOVED_NAMES[f"convert({argument})"] in str(found.value)
 
 
-@pytest.mark.parametrize("command", ["convert model.npz out --images pets", "push folder name --images=pets"])
-def test_options(command, capsys):
+@pytest.mark.parametrize(
+    ("option", "command"),
+    [
+        ("--images", "convert model.npz out --images pets"),
+        ("--images", "push folder name --images=pets"),
+        ("--flow", "inspect folder --output out --flow"),
+    ],
+)
+def test_options(option, command, capsys):
     with pytest.raises(SystemExit) as ended:
         raise SystemExit(main(command.split()))
     assert ended.value.code == 2
-    assert REMOVED_NAMES["--images"] in capsys.readouterr().err
+    assert REMOVED_NAMES[option] in capsys.readouterr().err
