@@ -5,17 +5,25 @@ Names are those of timm 1.0 (timm/models/vision_transformer.py, vision_transform
 the settings of the evaluation.
 """
 
-from collections.abc import Iterator
+import csv
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
 from safetensors.torch import save_file
 from transformers.utils import logging
 
 from ..files.output import new_file, new_folder, write_json
 from ..models.configuration_hf_bit import DEPTHS, HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
-from ..models.image_resizing import BICUBIC, BILINEAR
+from ..models.image_resizing import BICUBIC
 from .checkpoint import Checkpoint
 from .source import (
     MODELS,
@@ -28,7 +36,9 @@ from .source import (
     Naming,
     Request,
     Shapes,
+    StoredArray,
     TorchSource,
+    as_text,
     has_head,
     image_size_of,
     lacking,
@@ -50,21 +60,119 @@ from .tables import (
 )
 
 logger = logging.get_logger(__name__)
-_RESAMPLING = {"bilinear": BILINEAR, "bicubic": BICUBIC}
+# timm's names of filters (timm/data/transforms.py, str_to_interp_mode) -> Pillow's numbers.
+_RESAMPLING = {
+    "nearest": int(Image.Resampling.NEAREST),
+    "bilinear": int(Image.Resampling.BILINEAR),
+    "bicubic": int(Image.Resampling.BICUBIC),
+    "box": int(Image.Resampling.BOX),
+    "hamming": int(Image.Resampling.HAMMING),
+    "lanczos": int(Image.Resampling.LANCZOS),
+}
+_DEFAULT_CROP_PCT = 0.875  # timm/data/constants.py, as the other defaults of an evaluation
 
 
 def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
-    """Return the evaluation settings of a config.json, as arguments of `HfViTImageProcessor`; else timm's defaults."""
-    found = {
-        "crop_pct": pretrained_cfg.get("crop_pct"),
-        "image_mean": pretrained_cfg.get("mean"),
-        "image_std": pretrained_cfg.get("std"),
-        "resample": _RESAMPLING.get(pretrained_cfg.get("interpolation", "")),
+    """Return the evaluation that a config.json of timm states, as arguments of `HfViTImageProcessor`.
+
+    What it does not state has the default of timm's `resolve_data_config` (timm/data/config.py). The steps are those of
+    `transforms_imagenet_eval` (timm/data/transforms_factory.py).
+
+    Raises:
+        ConversionError: it names a filter or a way to crop that the image processor lacks.
+    """
+    interpolation = pretrained_cfg.get("interpolation") or "bicubic"
+    crop_mode = pretrained_cfg.get("crop_mode") or "center"
+    crop_pct = pretrained_cfg.get("crop_pct") or _DEFAULT_CROP_PCT
+    if interpolation not in _RESAMPLING:
+        raise ConversionError(f"its interpolation is {interpolation!r} (expected {', '.join(_RESAMPLING)})")
+    if crop_mode not in ("center", "squash"):
+        raise ConversionError(f"its crop_mode is {crop_mode!r}, which pads images; hf_vit has center and squash")
+    settings = {
+        "preset": "timm",
+        "resample": _RESAMPLING[interpolation],
+        "image_mean": pretrained_cfg.get("mean") or IMAGENET["image_mean"],
+        "image_std": pretrained_cfg.get("std") or IMAGENET["image_std"],
     }
-    stated = {name: value for name, value in found.items() if value is not None}
-    missing = ", ".join(name for name in found if name not in stated)
-    reason = f"no config.json states {missing}; timm's default" if missing else "stated in config.json"
-    return Inferred({"preset": "timm"} | stated, reason, is_assumed=bool(missing))
+    if crop_mode == "center":
+        settings["crop_pct"] = crop_pct
+    else:
+        settings |= _squashed(pretrained_cfg.get("input_size") or (3, 224, 224), crop_pct)
+    missing = [name for name in ("crop_pct", "mean", "std", "interpolation") if not pretrained_cfg.get(name)]
+    reason = "stated in config.json"
+    if missing:
+        reason = f"no config.json states {', '.join(missing)}; timm's default"
+    return Inferred(settings, reason, is_assumed=bool(missing))
+
+
+def _squashed(input_size: Any, crop_pct: float) -> dict[str, Any]:
+    """Return the sizes of timm's crop_mode "squash": both sides are resized, then the center is cropped."""
+    height, width = input_size[1:]
+    resized = {"height": math.floor(height / crop_pct), "width": math.floor(width / crop_pct)}
+    if crop_pct == 1:
+        return {"size": resized, "do_center_crop": False}
+    return {"size": resized, "do_center_crop": True, "crop_size": {"height": height, "width": width}}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the name of an architecture of timm states, and no array of a checkpoint shows.
+
+    Attributes:
+        heads: number of attention heads.
+        activation: timm's name.
+        epsilon: of LayerNorm.
+        image_size: height and width in pixels.
+        pooling: timm's `global_pool`.
+        positions: "patches" if the table of positions has no row for the class token, otherwise "all".
+        lacks: what it has that hf_vit lacks; "" for one that hf_vit computes.
+    """
+
+    heads: int
+    activation: str
+    epsilon: float
+    image_size: int
+    pooling: str
+    positions: str
+    lacks: str
+
+
+@cache
+def architectures() -> dict[str, Architecture]:
+    """Return the architectures of timm 1.0.31's ViTs, hybrids and ResNetV2, by name."""
+    text = (files("hf_vit.conversion") / "timm_architectures.csv").read_text(encoding="utf-8")
+    known = {}
+    for row in csv.DictReader(text.splitlines()):
+        known[row["architecture"]] = Architecture(
+            heads=int(row["heads"] or 0),
+            activation=row["activation"],
+            epsilon=float(row["epsilon"] or 0),
+            image_size=int(row["image_size"] or 0),
+            pooling=row["pooling"],
+            positions=row["positions"],
+            lacks=row["lacks"],
+        )
+    return known
+
+
+def architecture_in(settings: Mapping[str, Any]) -> Architecture | None:
+    """Return the architecture that a config.json names; None if it names none, or one that timm 1.0.31 lacks.
+
+    Raises:
+        ConversionError: hf_vit lacks something that the architecture has.
+    """
+    name = str(settings.get("architecture") or "")
+    if not name:
+        return None
+    found = architectures().get(name)
+    if found is None:
+        logger.warning(
+            f"{name!r} is no ViT or BiT of timm 1.0.31; heads, activation and norms are assumed as in a plain ViT"
+        )
+        return None
+    if found.lacks:
+        raise ConversionError(f"it is {name} of timm, which has {found.lacks}; hf_vit lacks it")
+    return found
 
 
 POSITIONS = "pos_embed"
@@ -107,6 +215,23 @@ _RESNET_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.
 _FACEBOOK = {"preset": "timm", "resample": BICUBIC, "crop_pct": 224 / 256, **IMAGENET}
 # timm's names of activations and poolings -> ours.
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "quick_gelu": "quick_gelu"}
+# Arguments of timm's VisionTransformer that arrays show too -> our field. The two must agree.
+_SHOWN = {
+    "patch_size": "patch_size",
+    "embed_dim": "hidden_size",
+    "depth": "num_hidden_layers",
+    "in_chans": "num_channels",
+    "num_classes": "num_labels",
+    "class_token": "use_cls_token",
+    "qkv_bias": "qkv_bias",
+}
+# Arguments that are read elsewhere, whose arrays the table of rules demands, or that do not change an evaluation.
+_READ = {"act_layer", "num_heads", "global_pool", "img_size", "no_embed_class", "pool_include_prefix"}
+_BY_ARRAYS = {"mlp_ratio", "fc_norm", "init_values", "pos_embed", "qk_norm", "pre_norm", "reg_tokens"}
+_WITHOUT_EFFECT = {
+    *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"),
+    *("weight_init", "fix_init", "strict_img_size", "dynamic_img_size", "pretrained_cfg", "pretrained_cfg_overlay"),
+}
 _POOLINGS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
 # Stem depths -> timm's architecture; every other size is an argument.
 _HYBRIDS = {
@@ -139,8 +264,57 @@ class Timm(TorchSource):
         naming = super().naming(checkpoint, request)
         if naming is None:
             return None
-        arrays = with_class_row(checkpoint, naming.arrays, "cls_token", POSITIONS, request.position_grid)
+        arrays = _fold_layer_scale(checkpoint, naming.arrays)
+        if len(arrays) < len(naming.arrays):
+            naming.dialect["layer_scale"] = "folded into attention.o_proj and mlp.fc2"
+        grid = self._grid(checkpoint, arrays, request)
+        arrays = with_class_row(checkpoint, arrays, "cls_token", POSITIONS, grid)
         return naming._replace(arrays=arrays)
+
+    def _grid(self, checkpoint: Checkpoint, arrays: Mapping[str, StoredArray], request: Request) -> Grid:
+        """Return (rows, columns) of the table of positions, as the caller or config.json states; else None.
+
+        Raises:
+            ConversionError: the table does not have this grid; or nothing states a grid, and the table can have two.
+        """
+        if request.position_grid is not None or POSITIONS not in arrays:
+            return request.position_grid
+        num_rows = checkpoint.shapes[arrays[POSITIONS].name][1]
+        has_cls = "cls_token" in arrays
+        stated = _image_size_in(checkpoint.settings)
+        if stated is None:
+            if has_cls and math.isqrt(num_rows) ** 2 == num_rows:
+                side = math.isqrt(num_rows)
+                raise ConversionError(
+                    f"its {num_rows} positions are {side} x {side} patches without one for the class token, or a class "
+                    f"token and {side - 1} x {side + 1} patches; pass position_grid"
+                )
+            return None
+        stride = self._patch_stride(checkpoint, arrays)
+        rows, columns = (size // pixels for size, pixels in zip(stated, stride, strict=True))
+        num_patches = rows * columns
+        expected = {num_patches, num_patches + has_cls}
+        is_for_patches = _positions_are_for_patches(checkpoint.settings)
+        if is_for_patches is not None:
+            expected = {num_patches if is_for_patches else num_patches + has_cls}
+        if num_rows not in expected:
+            counts = " or ".join(map(str, sorted(expected)))
+            raise ConversionError(
+                f"its config.json states images of {stated[0]} x {stated[1]} pixels, which have {counts} positions; "
+                f"the file has {num_rows}"
+            )
+        return rows, columns
+
+    def _patch_stride(self, checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> tuple[int, int]:
+        """Return the pixels of an image, vertically and horizontally, for each row and column of positions."""
+        rows, columns = checkpoint.shapes[arrays[self.marker].name][2:]
+        stride = 1
+        if any(name in arrays for name in _RESNET_ROOTS):
+            stages = {
+                match[1] for name in arrays if (match := re.match(r"patch_embed\.backbone\.stages\.(\d+)\.", name))
+            }
+            stride = stem_stride([1] * len(stages))
+        return rows * stride, columns * stride
 
     def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
         has_cls = "cls_token" in shapes
@@ -176,17 +350,55 @@ class Timm(TorchSource):
         pixels = [size * stride for size in shapes[self.marker][2:]]
         return {**fields, "image_size": image_size_of(num_patches, pixels, grid, has_cls)}
 
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
+        grid = self._grid(checkpoint, naming.arrays, request)
+        fields = super().infer(shapes, checkpoint, naming, replace(request, position_grid=grid))
+        self._check_stated(checkpoint.settings, fields)
+        if grid is not None and request.position_grid is None and "image_size" in fields:
+            fields["image_size"] = fields["image_size"]._replace(reason="stated in config.json")
+        return fields
+
+    def _check_stated(self, settings: dict[str, Any], fields: Fields) -> None:
+        """Raise ConversionError if config.json and the arrays differ, or if it states what hf_vit lacks."""
+        arguments = settings.get("model_args") or {}
+        stated = {ours: arguments[theirs] for theirs, ours in _SHOWN.items() if arguments.get(theirs) is not None}
+        if settings.get("num_classes") and "num_labels" in fields:
+            stated.setdefault("num_labels", settings["num_classes"])
+        for name, value in stated.items():
+            if name not in fields:
+                continue
+            found = fields[name].value
+            sizes = as_pair(value) if name == "patch_size" else value
+            if sizes != (as_pair(found) if name == "patch_size" else found):
+                raise ConversionError(f"its config.json states {name} {value}, and its arrays have {as_text(found)}")
+        known = {*_SHOWN, *_READ, *_BY_ARRAYS, *_WITHOUT_EFFECT}
+        if unknown := sorted(name for name, value in arguments.items() if name not in known and value is not None):
+            named = ", ".join(f"{name}={arguments[name]!r:.40}" for name in unknown)
+            raise ConversionError(f"its config.json states arguments of timm that hf_vit lacks: {named}")
+
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
-        arguments, pooling = settings.get("model_args") or {}, settings.get("global_pool", "token")
-        if pooling not in _POOLINGS:
-            raise ConversionError(f"it has global_pool={pooling!r} (expected {', '.join(_POOLINGS)})")
+        """Return what config.json states by the name of the architecture and by its arguments, which win."""
+        arguments = settings.get("model_args") or {}
+        architecture = architecture_in(settings)
+        fields: dict[str, Any] = {}
+        if architecture is not None:
+            fields["hidden_act"] = _ACTIVATIONS[architecture.activation]
+            fields["num_attention_heads"] = architecture.heads
+            fields["layer_norm_eps"] = architecture.epsilon
+            fields["pooling"] = _POOLINGS[architecture.pooling]
+        pooling = arguments.get("global_pool", settings.get("global_pool"))
+        if pooling is not None:
+            if pooling not in _POOLINGS:
+                raise ConversionError(f"it has global_pool={pooling!r} (expected {', '.join(_POOLINGS)})")
+            fields["pooling"] = _POOLINGS[pooling]
         activation: Any = arguments.get("act_layer")
-        fields = {
-            "hidden_act": _ACTIVATIONS.get(activation, activation),
-            "num_attention_heads": arguments.get("num_heads"),
-            "pooling": _POOLINGS[pooling] if "global_pool" in settings else None,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
+        if activation is not None:
+            fields["hidden_act"] = _ACTIVATIONS.get(activation, activation)
+        if arguments.get("num_heads") is not None:
+            fields["num_attention_heads"] = arguments["num_heads"]
+        if arguments.get("pool_include_prefix") is not None:
+            fields["pool_patches_only"] = not arguments["pool_include_prefix"]
+        return fields
 
     def table(self, config: HfViTConfig) -> list[Rule]:
         backbone, stem = "patch_embed.backbone.", "embeddings.stem."
@@ -209,7 +421,9 @@ class Timm(TorchSource):
         if checkpoint.container in ("model", "teacher", "student"):
             reason = f"the weights are under {checkpoint.container!r}, as in DeiT, MAE and DINO"
             return Inferred(_FACEBOOK, reason, is_assumed=True)
-        return preprocessing_of(checkpoint.settings.get("pretrained_cfg") or checkpoint.settings)
+        if not checkpoint.settings:
+            return Inferred({"preset": "timm"}, "there is no config.json; timm's entries for the released files", True)
+        return preprocessing_of(evaluation_in(checkpoint.settings))
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
@@ -286,6 +500,57 @@ class Timm(TorchSource):
         return arguments if isinstance(config, HfViTHybridConfig) else arguments | {"patch_size": config.patch_size}
 
 
+def evaluation_in(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the evaluation in a config.json: a flat one, of timm before 2023, holds them itself."""
+    stated = settings.get("pretrained_cfg") or settings
+    return {**stated, **(settings.get("pretrained_cfg_overlay") or {})}
+
+
+def _image_size_in(settings: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return height and width in pixels that a config.json states; None if it states none."""
+    arguments = settings.get("model_args") or {}
+    if arguments.get("img_size") is not None:
+        return as_pair(arguments["img_size"])
+    if input_size := evaluation_in(settings).get("input_size"):
+        return as_pair(input_size[1:])
+    architecture = architectures().get(str(settings.get("architecture")))
+    if architecture is None or not architecture.image_size:
+        return None
+    return as_pair(architecture.image_size)
+
+
+def _positions_are_for_patches(settings: Mapping[str, Any]) -> bool | None:
+    """Return whether the table of positions has no row for the class token, as stated; None if nothing states it."""
+    arguments = settings.get("model_args") or {}
+    if arguments.get("no_embed_class") is not None:
+        return bool(arguments["no_embed_class"])
+    architecture = architectures().get(str(settings.get("architecture")))
+    return None if architecture is None else architecture.positions == "patches"
+
+
+def _fold_layer_scale(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+    """Return the arrays without LayerScale: its factors scale the last layers of attention and MLP, which is exact.
+
+    A block of DeiT III or DINOv2 computes x + gamma * (W h + b) = x + (gamma W) h + gamma b (arXiv 2103.17239).
+    """
+    scaled = dict(arrays)
+    for name in arrays:
+        match = re.fullmatch(r"(blocks\.\d+\.)(?:ls|gamma_)([12])(?:\.gamma)?", name)
+        if match is None:
+            continue
+        gamma = checkpoint.read(scaled.pop(name).name).float()
+        layer = match[1] + {"1": "attn.proj", "2": "mlp.fc2"}[match[2]]
+        for kind in ("weight", "bias"):
+            if (stored := arrays.get(f"{layer}.{kind}")) is not None:
+                scaled[f"{layer}.{kind}"] = stored._replace(adapt=partial(_scale_rows, gamma))
+    return scaled
+
+
+def _scale_rows(factors: torch.Tensor, array: torch.Tensor) -> torch.Tensor:
+    """Multiply each row of a weight (out, in), or each element of a bias (out,), by its factor (out,)."""
+    return array * factors.to(array.device).view(-1, *[1] * (array.ndim - 1))
+
+
 def _pooling(shapes: Shapes) -> Inferred:
     if "attn_pool.latent" in shapes:
         return Inferred("map", "there is an attn_pool")
@@ -343,10 +608,11 @@ class TimmBit(Timm):
         ]
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        if stated := checkpoint.settings.get("pretrained_cfg"):
-            return preprocessing_of(stated)
-        usual = preprocessing_of(self.evaluation).value
-        return Inferred(usual, "no config.json states it; timm's default for BiT", is_assumed=True)
+        if checkpoint.settings:
+            return preprocessing_of(evaluation_in(checkpoint.settings))
+        usual = {"preset": "timm", "resample": _RESAMPLING[self.evaluation["interpolation"]]}
+        usual["crop_pct"] = self.evaluation["crop_pct"]
+        return Inferred(usual, "there is no config.json; timm's default for BiT", is_assumed=True)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
