@@ -264,8 +264,9 @@ class RuleSource(Source):
         return {"head": {"shape": shape, "bias": float(bias[0])}}
 
 
-# Width -> number of heads, for known models whose heads do not have 64 channels (ViT-H; big_vision's So400m, g and G).
-_HEADS = {1280: 16, 1152: 16, 1408: 16, 1664: 16}
+# Width -> number of heads of the published models (timm 1.0.31, torchvision 0.28, DeiT, MAE, DINO), of which no array
+# shows it. Wide models have heads of more than 64 channels.
+_HEADS = {192: 3, 384: 6, 512: 8, 640: 10, 768: 12, 896: 14, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16}
 
 
 class TorchSource(RuleSource):
@@ -298,20 +299,18 @@ class TorchSource(RuleSource):
         return name
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
-        overrides, stated = request.overrides, self.stated(checkpoint.settings)
-        fields = self.sizes(shapes, request.position_grid) | with_reason(stated, "stated in config.json")
+        overrides = request.overrides
+        fields = self.sizes(shapes, request.position_grid)
+        fields |= self.stated(checkpoint.settings, fields)
         if "hidden_size" in fields and "num_attention_heads" not in {**fields, **overrides}:
             width = fields["hidden_size"].value
-            if width not in _HEADS and width % 64:
+            if width not in _HEADS:
                 raise ConversionError(
-                    f"its width is {width} (expected a multiple of 64, from which the number of attention heads is "
-                    "inferred); set num_attention_heads"
+                    f"its width is {width}, which no published model has, and no array shows the number of attention "
+                    "heads; set num_attention_heads"
                 )
-            reason = f"heads of 64 channels: {width} / 64"
-            if width in _HEADS:
-                reason = f"as in published models of width {width}"
-            heads = Inferred(_HEADS.get(width, width // 64), f"no array shows it; {reason}", is_assumed=True)
-            fields = {"num_attention_heads": heads, **fields}
+            reason = f"no array shows it; as in published models of width {width}"
+            fields = {"num_attention_heads": Inferred(_HEADS[width], reason, is_assumed=True), **fields}
         return {name: value for name, value in fields.items() if name not in overrides}
 
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
@@ -333,8 +332,8 @@ class TorchSource(RuleSource):
     def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
         """Infer the fields of the configuration, each with its reason, except the number of heads."""
 
-    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that the config.json of the weights states."""
+    def stated(self, settings: dict[str, Any], found: Fields) -> Fields:
+        """Return the fields that the config.json of the weights states, in addition to those found in the arrays."""
         return {}
 
 

@@ -119,6 +119,7 @@ class Architecture:
     """What the name of an architecture of timm states, and no array of a checkpoint shows.
 
     Attributes:
+        width: number of channels of a token.
         heads: number of attention heads.
         activation: timm's name.
         epsilon: of LayerNorm.
@@ -128,6 +129,7 @@ class Architecture:
         lacks: what it has that hf_vit lacks; "" for one that hf_vit computes.
     """
 
+    width: int
     heads: int
     activation: str
     epsilon: float
@@ -144,6 +146,7 @@ def architectures() -> dict[str, Architecture]:
     known = {}
     for row in csv.DictReader(text.splitlines()):
         known[row["architecture"]] = Architecture(
+            width=int(row["width"] or 0),
             heads=int(row["heads"] or 0),
             activation=row["activation"],
             epsilon=float(row["epsilon"] or 0),
@@ -361,44 +364,46 @@ class Timm(TorchSource):
     def _check_stated(self, settings: dict[str, Any], fields: Fields) -> None:
         """Raise ConversionError if config.json and the arrays differ, or if it states what hf_vit lacks."""
         arguments = settings.get("model_args") or {}
-        stated = {ours: arguments[theirs] for theirs, ours in _SHOWN.items() if arguments.get(theirs) is not None}
-        if settings.get("num_classes") and "num_labels" in fields:
-            stated.setdefault("num_labels", settings["num_classes"])
-        for name, value in stated.items():
+        stated = [(ours, arguments[theirs]) for theirs, ours in _SHOWN.items() if arguments.get(theirs) is not None]
+        if settings.get("num_classes"):
+            stated.append(("num_labels", settings["num_classes"]))
+        for name, value in stated:
             if name not in fields:
                 continue
             found = fields[name].value
-            sizes = as_pair(value) if name == "patch_size" else value
-            if sizes != (as_pair(found) if name == "patch_size" else found):
+            is_equal = as_pair(value) == as_pair(found) if name == "patch_size" else value == found
+            if not is_equal:
                 raise ConversionError(f"its config.json states {name} {value}, and its arrays have {as_text(found)}")
         known = {*_SHOWN, *_READ, *_BY_ARRAYS, *_WITHOUT_EFFECT}
         if unknown := sorted(name for name, value in arguments.items() if name not in known and value is not None):
             named = ", ".join(f"{name}={arguments[name]!r:.40}" for name in unknown)
             raise ConversionError(f"its config.json states arguments of timm that hf_vit lacks: {named}")
 
-    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return what config.json states by the name of the architecture and by its arguments, which win."""
+    def stated(self, settings: dict[str, Any], found: Fields) -> Fields:
+        """Return what config.json states: its arguments win over the name of the architecture."""
         arguments = settings.get("model_args") or {}
-        architecture = architecture_in(settings)
         fields: dict[str, Any] = {}
+        architecture = architecture_in(settings)
         if architecture is not None:
             fields["hidden_act"] = _ACTIVATIONS[architecture.activation]
-            fields["num_attention_heads"] = architecture.heads
             fields["layer_norm_eps"] = architecture.epsilon
             fields["pooling"] = _POOLINGS[architecture.pooling]
-        pooling = arguments.get("global_pool", settings.get("global_pool"))
-        if pooling is not None:
-            if pooling not in _POOLINGS:
-                raise ConversionError(f"it has global_pool={pooling!r} (expected {', '.join(_POOLINGS)})")
-            fields["pooling"] = _POOLINGS[pooling]
+        poolings = {place["global_pool"] for place in (arguments, settings) if place.get("global_pool") is not None}
+        if len(poolings) > 1 or not poolings <= _POOLINGS.keys():
+            raise ConversionError(f"it has global_pool={sorted(poolings)} (expected one of {', '.join(_POOLINGS)})")
+        if poolings:
+            fields["pooling"] = _POOLINGS[poolings.pop()]
         activation: Any = arguments.get("act_layer")
         if activation is not None:
             fields["hidden_act"] = _ACTIVATIONS.get(activation, activation)
-        if arguments.get("num_heads") is not None:
-            fields["num_attention_heads"] = arguments["num_heads"]
         if arguments.get("pool_include_prefix") is not None:
             fields["pool_patches_only"] = not arguments["pool_include_prefix"]
-        return fields
+        stated = with_reason(fields, "stated in config.json")
+        if arguments.get("num_heads") is not None:
+            stated["num_attention_heads"] = Inferred(arguments["num_heads"], "stated in config.json")
+        elif architecture is not None:
+            stated["num_attention_heads"] = _heads_of(settings, architecture, found["hidden_size"].value)
+        return stated
 
     def table(self, config: HfViTConfig) -> list[Rule]:
         backbone, stem = "patch_embed.backbone.", "embeddings.stem."
@@ -500,6 +505,17 @@ class Timm(TorchSource):
         return arguments if isinstance(config, HfViTHybridConfig) else arguments | {"patch_size": config.patch_size}
 
 
+def _heads_of(settings: Mapping[str, Any], architecture: Architecture, width: int) -> Inferred:
+    """Return the number of heads of an architecture; if nothing states its other width, it keeps a head's channels."""
+    name = settings["architecture"]
+    arguments = settings.get("model_args") or {}
+    if width in (architecture.width, arguments.get("embed_dim")):
+        return Inferred(architecture.heads, f"as in {name}")
+    channels = architecture.width // architecture.heads
+    reason = f"no array shows it; heads of {channels} channels, as in {name}"
+    return Inferred(max(width // channels, 1), reason, is_assumed=True)
+
+
 def evaluation_in(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the evaluation in a config.json: a flat one, of timm before 2023, holds them itself."""
     stated = settings.get("pretrained_cfg") or settings
@@ -592,11 +608,12 @@ class TimmBit(Timm):
             **shapes.sizes("head.fc.weight", optional=True, num_labels=0),
         }
 
-    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+    def stated(self, settings: dict[str, Any], found: Fields) -> Fields:
+        architecture_in(settings)  # raises for a ResNet that is no BiT
         if settings.get("global_pool", "avg") != "avg":
             raise ConversionError(f"it has global_pool={settings['global_pool']!r} (expected avg)")
-        size = (settings.get("pretrained_cfg") or settings).get("input_size")
-        return {} if size is None else {"image_size": one_or_pair(*size[1:])}
+        size = evaluation_in(settings).get("input_size")
+        return {} if size is None else with_reason({"image_size": one_or_pair(*size[1:])}, "stated in config.json")
 
     def table(self, config: HfBiTConfig) -> list[Rule]:
         return [

@@ -171,7 +171,7 @@ def test_a_port_with_other_numbers_is_not_written_as_jax(tmp_path):
         ({"blocks.0.mlp.fc1.weight": None}, "blocks.0.mlp.fc1.weight"),
         ({"patch_embed.proj.weight": None}, "changed.safetensors"),
         ({"dist_token": (1, 1, 14)}, "dist_token"),
-        ({"blocks.0.ls1.gamma": (14,), "reg_token": (1, 4, 14)}, "ls1.gamma, reg_token"),
+        ({"blocks.0.gamma.ls1": (14,), "reg_token": (1, 4, 14)}, "gamma.ls1, reg_token"),
         ({"blocks.0.attn.qkv.bias": (41,)}, r"qkv.bias \(41,\)"),
         ({"pos_embed": (1, 44, 14)}, "43.*5 x 9"),
         ({"pos_embed": (46, 14)}, "13.*5 x 9"),

@@ -2,8 +2,9 @@
 
     python tests/goldens_peers/make_timm_architectures.py     (with timm 1.0.31 and torchvision; on the meta device)
 
-A row holds what no array of a checkpoint shows: heads, activation, epsilon, image size, pooling, and whether the table
-of positions has a row for the class token; or what the architecture has that hf_vit lacks.
+A row holds what no array of a checkpoint shows, and the width to which it belongs: heads, activation, epsilon, image
+size, pooling, and whether the table of positions has a row for the class token. Or it holds what the architecture has
+that hf_vit lacks.
 """
 
 import csv
@@ -15,7 +16,7 @@ from timm.models import resnetv2
 from torch import nn
 
 TABLE = Path(__file__).parents[2] / "hf_vit" / "conversion" / "timm_architectures.csv"
-FIELDS = ("architecture", "heads", "activation", "epsilon", "image_size", "pooling", "positions", "lacks")
+FIELDS = ("architecture", "width", "heads", "activation", "epsilon", "image_size", "pooling", "positions", "lacks")
 ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "ReLU": "relu"}
 BLOCKS = {
     "ResPostBlock": "a norm after attention and MLP (residual post-norm)",
@@ -65,6 +66,7 @@ def describe(name: str) -> dict[str, object]:
     height, width = model.patch_embed.img_size
     assert height == width
     return row | {
+        "width": model.embed_dim,
         "heads": block.attn.num_heads,
         "activation": ACTIVATIONS[type(block.mlp.act).__name__],
         "epsilon": block.norm1.eps,
