@@ -169,9 +169,6 @@ def architecture_in(settings: Mapping[str, Any]) -> Architecture | None:
         return None
     found = architectures().get(name)
     if found is None:
-        logger.warning(
-            f"{name!r} is no ViT or BiT of timm 1.0.31; heads, activation and norms are assumed as in a plain ViT"
-        )
         return None
     if found.lacks:
         raise ConversionError(f"it is {name} of timm, which has {found.lacks}; hf_vit lacks it")
@@ -267,6 +264,11 @@ class Timm(TorchSource):
         naming = super().naming(checkpoint, request)
         if naming is None:
             return None
+        name = checkpoint.settings.get("architecture")
+        if architecture_in(checkpoint.settings) is None and name:
+            logger.warning(
+                f"{name} is no ViT of timm 1.0.31; what no array shows (activation, norms) is assumed as in a plain ViT"
+            )
         arrays = _fold_layer_scale(checkpoint, naming.arrays)
         if len(arrays) < len(naming.arrays):
             naming.dialect["layer_scale"] = "folded into attention.o_proj and mlp.fc2"

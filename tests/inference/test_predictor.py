@@ -127,7 +127,10 @@ def test_an_unknown_model_is_an_error_at_the_call(files):
         hf_vit.predict_batches("./no_such", files)
 
 
-@pytest.mark.parametrize("images", [[], (), "an empty folder", np.zeros((0, 20, 36, 3), np.uint8), iter([])], ids=str)
+NO_IMAGES = {"list": [], "tuple": (), "folder": "an empty folder", "array": np.zeros((0, 20, 36, 3), np.uint8)}
+
+
+@pytest.mark.parametrize("images", [*NO_IMAGES.values(), iter([])], ids=[*NO_IMAGES, "iterator"])
 def test_no_images_are_an_error(pair, images, tmp_path):
     for function in (hf_vit.predict, hf_vit.embed):
         with pytest.raises(ValueError, match="images"):
