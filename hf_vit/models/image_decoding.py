@@ -14,8 +14,6 @@ Pillow reads the usual files. The exceptions are here:
 | JPEG 2000, 9 to 16 bits | gray: shift left; color: white becomes 0 | gray: scaled; color with zeros: an error |
 
 A gray image above 8 bits becomes "I;16" with white at 65535, or "F". Color has 8 bits: of 16 bits, the upper 8 remain.
-
-`hf_vit.runtimes.runner` uses this file without the rest of hf_vit.
 """
 
 import io
