@@ -49,7 +49,7 @@ def test_an_incomplete_head_is_refused(folder, head, named):
 @pytest.mark.parametrize("source", ["model.npz", "timm.safetensors", "timm", "transformers"])
 def test_commands_convert_a_checkpoint_once(tmp_path, source):
     """The logits of the converted folder are those of `convert`."""
-    model = tiny(hidden_size=64, num_attention_heads=1, image_size=32, patch_size=8)
+    model = tiny(hidden_size=192, num_attention_heads=3, image_size=32, patch_size=8)
     export(model, tmp_path / "model.npz", "jax")
     export(model, tmp_path / "timm.safetensors", "timm")
     export(model, tmp_path / "timm", "timm")

@@ -235,12 +235,17 @@ def _open(image: Any, name: str) -> Iterator[Image.Image]:
             image = files.enter_context(open_image(files.enter_context(_open_source(image))))
         elif image.format == "EPS":
             raise ValueError("EPS images are not supported, because Pillow starts a program to decode them")
-        elif is_unloaded_file(image, "PNG", "TIFF"):
-            file: Any = image
+        elif is_unloaded_file(image, "TIFF") or (is_unloaded_file(image, "PNG") and _is_read_again(image)):
+            file: Any = image  # its tags, checksums or transparent color, which Pillow's pixels do not show
             files.callback(file.fp.seek, file.fp.tell())
             image = open_image(file.fp)
         check_pixels(image.width, image.height)
         yield image
+
+
+def _is_read_again(image: Any) -> bool:
+    """Return whether a PNG is read from its file again; one that Pillow opened by its path is closed by decoding it."""
+    return isinstance(image.fp, io.BytesIO) or "transparency" in image.info
 
 
 def _open_source(image: Any) -> AbstractContextManager[Any]:

@@ -32,7 +32,7 @@ CASES = {
     "hybrid": (GOLDENS / "hybrid_r349.npz", {}, [SQUARE, PRESET]),
     "BiT": (GOLDENS / "bit_v1.npz", {}, [SQUARE, PRESET]),
     "timm": (PEERS / "timm_plain.safetensors", {**TIMM, **GRID}, ["hidden_act", "layer_norm_eps", PRESET]),
-    "timm folder": (PEERS / "timm_folder", GRID, ["layer_norm_eps"]),
+    "timm folder": (PEERS / "timm_folder", GRID, []),
     "DeiT": (PEERS / "deit.pth", {**TIMM, **GRID}, ["hidden_act", "layer_norm_eps", PRESET]),
     "timm BiT": (PEERS / "timm_bit.safetensors", {}, [SQUARE, PRESET]),
     "torchvision": (PEERS / "torchvision.pth", TIMM, [SQUARE, PRESET]),
@@ -122,13 +122,13 @@ def test_a_conversion_unpacks_and_saves_the_same_from_memory_and_streamed(tmp_pa
         complete.save(tmp_path / "other", save_for="onnx")
 
 
-def test_heads_of_64_channels_are_assumed_unless_they_are_stated(tmp_path):
+def test_the_heads_of_a_published_width_are_assumed_unless_they_are_stated(tmp_path):
     export(
-        tiny(hidden_size=128, num_attention_heads=4, image_size=24, patch_size=4), tmp_path / "in.safetensors", "timm"
+        tiny(hidden_size=192, num_attention_heads=4, image_size=24, patch_size=4), tmp_path / "in.safetensors", "timm"
     )
     value, reason = rows_of(convert(tmp_path / "in.safetensors", read_weights=False).report())["num_attention_heads"]
-    assert value == "2"
-    assert "128 / 64" in reason
+    assert value == "3"
+    assert "192" in reason
     rows = rows_of(
         convert(
             tmp_path / "in.safetensors", num_attention_heads=4, hidden_act="gelu_pytorch_tanh", read_weights=False
