@@ -3,9 +3,9 @@
 Functions that analyze a model return NumPy arrays; the `plot_` functions draw these with matplotlib.
 """
 
-from typing import Any
+from typing import NoReturn
 
-from ..files.removed_names import describe_removed
+from ..files.removed_names import refuse_removed
 from .attention import attention_distance, attention_maps, attention_rollout
 from .compute import (
     Compute,
@@ -56,7 +56,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if (removed := describe_removed(f"{__name__}.{name}")) is not None:
-        raise ImportError(removed)  # not AttributeError, whose text `from ... import` drops
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> NoReturn:
+    refuse_removed(__name__, name)

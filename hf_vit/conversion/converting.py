@@ -160,7 +160,7 @@ def convert(
             describes the model, and `save` streams the weights.
         where: arguments of `snapshot_download`, such as `revision`, for a name on the Hub.
         overrides: configuration fields that no array shows, such as `pooling="none"`; for timm's and torchvision's
-            files `num_attention_heads` (if heads do not have 64 channels) and `hidden_act`.
+            files `num_attention_heads` (for a width that no published model has) and `hidden_act`.
 
     Raises:
         ValueError: the checkpoint cannot be converted; the message says why.

@@ -315,9 +315,7 @@ class Timm(TorchSource):
         rows, columns = checkpoint.shapes[arrays[self.marker].name][2:]
         stride = 1
         if any(name in arrays for name in _RESNET_ROOTS):
-            stages = {
-                match[1] for name in arrays if (match := re.match(r"patch_embed\.backbone\.stages\.(\d+)\.", name))
-            }
+            stages = {name.split(".")[3] for name in arrays if name.startswith("patch_embed.backbone.stages.")}
             stride = stem_stride([1] * len(stages))
         return rows * stride, columns * stride
 
@@ -360,8 +358,20 @@ class Timm(TorchSource):
         fields = super().infer(shapes, checkpoint, naming, replace(request, position_grid=grid))
         self._check_stated(checkpoint.settings, fields)
         if grid is not None and request.position_grid is None and "image_size" in fields:
-            fields["image_size"] = fields["image_size"]._replace(reason="stated in config.json")
+            fields["image_size"] = self._stated_image_size(checkpoint.settings, fields["image_size"].value)
         return fields
+
+    def _stated_image_size(self, settings: dict[str, Any], used: Any) -> Inferred:
+        """Return the image size of the patches, with a warning if config.json states a size that they do not fill.
+
+        timm's patch embedding drops the pixels to the right and below (384 at patches of 14: 378 are used).
+        """
+        stated = _image_size_in(settings)
+        if stated == as_pair(used):
+            return Inferred(used, "stated in config.json")
+        reason = f"config.json states {as_text(stated)}, of which the patches use {as_text(as_pair(used))}"
+        logger.warning(f"{reason}; images are resized to the latter, where timm drops the rest")
+        return Inferred(used, reason, is_assumed=True)
 
     def _check_stated(self, settings: dict[str, Any], fields: Fields) -> None:
         """Raise ConversionError if config.json and the arrays differ, or if it states what hf_vit lacks."""
@@ -377,7 +387,8 @@ class Timm(TorchSource):
             if not is_equal:
                 raise ConversionError(f"its config.json states {name} {value}, and its arrays have {as_text(found)}")
         known = {*_SHOWN, *_READ, *_BY_ARRAYS, *_WITHOUT_EFFECT}
-        if unknown := sorted(name for name, value in arguments.items() if name not in known and value is not None):
+        unknown = sorted(name for name, value in arguments.items() if name not in known and value is not None)
+        if unknown:
             named = ", ".join(f"{name}={arguments[name]!r:.40}" for name in unknown)
             raise ConversionError(f"its config.json states arguments of timm that hf_vit lacks: {named}")
 
@@ -559,7 +570,8 @@ def _fold_layer_scale(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray])
         gamma = checkpoint.read(scaled.pop(name).name).float()
         layer = match[1] + {"1": "attn.proj", "2": "mlp.fc2"}[match[2]]
         for kind in ("weight", "bias"):
-            if (stored := arrays.get(f"{layer}.{kind}")) is not None:
+            stored = arrays.get(f"{layer}.{kind}")
+            if stored is not None:
                 scaled[f"{layer}.{kind}"] = stored._replace(adapt=partial(_scale_rows, gamma))
     return scaled
 

@@ -122,7 +122,8 @@ def describe_unknown(argument: str, known: Iterable[str]) -> str:
     """Describe an argument of a command that is not one of the `known` options, or is one too many."""
     if not argument.startswith("-"):
         return f"there is one argument too many: {argument}"
-    if removed := describe_removed(argument.split("=")[0].replace("_", "-")):
+    removed = describe_removed(with_dashes(argument).split("=")[0])
+    if removed is not None:
         return removed
     is_file = os.path.lexists(argument)
     hint = f"; write ./{argument} for the file" if is_file else did_you_mean(argument.split("=")[0], known)

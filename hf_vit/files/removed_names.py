@@ -1,5 +1,7 @@
 """Public names that were removed or renamed: the one table. Each gives one error that names its replacement."""
 
+from typing import NoReturn
+
 # Functions and classes by module, function arguments as `function(argument)`, options of commands as `--option`.
 REMOVED_NAMES = {
     "hf_vit.analysis.attention_flow": "use attention_rollout",
@@ -23,6 +25,19 @@ REMOVED_NAMES = {
     "--flow": "inspect draws attention rollout",
     "--images": "docs/hub.md has what transformers' preprocessing costs for each preset",
 }
+
+
+def refuse_removed(module: str, name: str) -> NoReturn:
+    """Raise the error of a name that a module lacks: the `__getattr__` of modules with removed names.
+
+    Raises:
+        ImportError: it was removed. Not AttributeError, whose text `from ... import` drops.
+        AttributeError: it never existed.
+    """
+    removed = describe_removed(f"{module}.{name}")
+    if removed is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    raise ImportError(removed)
 
 
 def describe_removed(name: str) -> str | None:

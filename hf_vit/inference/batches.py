@@ -71,7 +71,7 @@ def compute_batches(
         forward: function of the processor's outputs on `device`, such as a model in evaluation mode.
         processor: an image processor.
         images: any inputs of the processor. An iterator is read ahead by at most two batches for each worker.
-        batch_size: maximum number of images of a forward.
+        batch_size: maximum number of images in a forward pass.
         workers: number of processes that read and preprocess ahead; 0: this process reads. None: 0 for up to 64
             images, else 4, but no more than there are processors.
         skip_unreadable: skip images that cannot be read. A batch with such images is divided.

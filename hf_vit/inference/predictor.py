@@ -37,7 +37,7 @@ class Predictor:
         model: a folder of `save_pretrained`, a name on the Hub, or (model, processor) as returned by `hf_vit.load`.
         task: "classify" or "embed".
         backend: as in `hf_vit.load`, for a folder or a name.
-        batch_size: maximum number of images of a forward.
+        batch_size: maximum number of images in a forward pass.
         workers: number of processes that read and preprocess ahead; 0: none; None: none for up to 64 images, else 4,
             but no more than there are processors.
         top_k, threshold, coverage, reject: as in `predict`, for "classify".
@@ -214,7 +214,7 @@ def predict(
         images: a folder (the image files in it and in its subfolders, sorted), one image or several: a list, a column
             of `datasets` or a generator. An image is a path, a URL, bytes, an open file, a PIL image, or an array or
             tensor of 2 or 3 dimensions.
-        batch_size: maximum number of images of a forward.
+        batch_size: maximum number of images in a forward pass.
         backend: as in `hf_vit.load`, for a folder or a name.
         threshold: instead of `top_k`, predict all classes with at least this score; "auto": with at least their own
             thresholds, which training chose for images with several labels.

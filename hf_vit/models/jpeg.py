@@ -19,7 +19,7 @@ except ImportError:
 
 logger = logging.getLogger(__name__)
 
-# A progressive file of a few kilobytes can ask for thousands of scans over all pixels. Encoders write at most about 20.
+# A progressive file of a few kilobytes can ask for thousands of scans over all pixels.
 MAX_SCANS = 100
 _MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")  # neither a stuffed 0 nor a restart marker
 _SCAN, _END = 0xDA, 0xD9

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ..files.messages import describe_unknown, with_dashes
 from ..files.reading import parse_yaml
+from ..files.removed_names import describe_removed
 from .recipes import alternatives, build_settings
 
 _Settings = TypeVar("_Settings")
@@ -51,6 +52,10 @@ class OptionParser(argparse.ArgumentParser):
         given = list(sys.argv[1:] if args is None else args)
         known = [option for action in self._actions for option in action.option_strings]
         names = given.index("--") if "--" in given else len(given)  # no options from there on
+        for text in given[:names]:
+            removed = describe_removed(with_dashes(text).split("=")[0])
+            if removed is not None:  # before argparse asks for missing arguments
+                self.error(removed)
         given = [*(_translate_option(text, known) for text in given[:names]), *given[names:]]
         values, unknown = self.parse_known_intermixed_args(given, namespace)
         if unknown:

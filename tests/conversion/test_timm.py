@@ -64,6 +64,14 @@ def test_pixels_are_timms(tmp_path, case, layout):
 PLAIN = "a class token and 3 x 5 patches, not 4 x 4"
 
 
+def test_pixels_that_the_patches_do_not_use_are_named(tmp_path):
+    """timm's PatchEmbed drops them: 14 x 22 pixels are 3 x 5 patches of 4."""
+    config = config_of(PLAIN) | {"model_args": {"embed_dim": 18, "img_size": [14, 22]}}
+    model, _ = convert(write_folder(tmp_path / "timm", weights_of(PLAIN), config))
+    assert model.config.image_size == (12, 20)
+    assert any("14 x 22" in sentence for sentence in model.conversion_record["assumed"])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -30,6 +30,7 @@ def test_arguments_of_convert(argument):
         ("--images", "convert model.npz out --images pets"),
         ("--images", "push folder name --images=pets"),
         ("--flow", "inspect folder --output out --flow"),
+        ("--flow", "inspect folder --flow"),  # without an argument that is required
     ],
 )
 def test_options(option, command, capsys):

@@ -3,6 +3,7 @@
 The expected levels come from the array that was written, by the definitions of the formats (PNG, TIFF 6.0).
 """
 
+import base64
 import io
 import struct
 import zlib
@@ -276,6 +277,42 @@ def test_a_closed_pil_image():
         pass
     with pytest.raises(ImageReadingError, match="closed"):
         read_image(image)
+
+
+# JPEG 2000 in color of 5 x 7 pixels, written by OpenJPEG 2.5.0 (opj_compress -n 1 -F 7,5,3,DEPTH,u): a ramp from 1/8 to
+# 7/8 of white, and white.
+JPEG_2000 = {
+    "ramp12": (
+        "/0//UQAvAAAAAAAHAAAABQAAAAAAAAAAAAAABwAAAAUAAAAAAAAAAAADCwEBCwEBCwEB/1IADAAAAAEBAAQEAAH/XAAEQGD/ZAAlAAFD"
+        "cmVhdGVkIGJ5IE9wZW5KUEVHIHZlcnNpb24gMi41LjD/kAAKAAAAAABpAAH/k8/kyBKKU/hHetdycrIVk+3f0ODiXzcUA545imYAKP4V"
+        "ve1fApKI+fONqoYDwpQgqTi99/ufwD5x4BQAXCnDh4uSZAEBBaJXVcA+ceARUFQpuWqVTGxwozwsPVP/2Q=="
+    ),
+    "ramp16": (
+        "/0//UQAvAAAAAAAHAAAABQAAAAAAAAAAAAAABwAAAAUAAAAAAAAAAAADDwEBDwEBDwEB/1IADAAAAAEBAAQEAAH/XAAEQID/ZAAlAAFD"
+        "cmVhdGVkIGJ5IE9wZW5KUEVHIHZlcnNpb24gMi41LjD/kAAKAAAAAACQAAH/k8/8MRASilP4R3rXcnKyFZPt39Dg4l83FAOeOYpmACj+"
+        "FdjlCIXh+H+TjqnYejI25EG9Zzlp5ViMf0+eSX35YaYpUW34JUZQNMA/MZAUAFwpuToAwj7lNEhJmIgGEhJF31pSEf9/wD8xkBFQVCm5"
+        "OgDCPuU0SEmYiAYSElCgAXqpzn//2Q=="
+    ),
+    "white12": (
+        "/0//UQAvAAAAAAAHAAAABQAAAAAAAAAAAAAABwAAAAUAAAAAAAAAAAADCwEBCwEBCwEB/1IADAAAAAEBAAQEAAH/XAAEQGD/ZAAlAAFD"
+        "cmVhdGVkIGJ5IE9wZW5KUEVHIHZlcnNpb24gMi41LjD/kAAKAAAAAAAYAAH/k8/kFBQAXCovgID/2Q=="
+    ),
+    "white16": (
+        "/0//UQAvAAAAAAAHAAAABQAAAAAAAAAAAAAABwAAAAUAAAAAAAAAAAADDwEBDwEBDwEB/1IADAAAAAEBAAQEAAH/XAAEQID/ZAAlAAFD"
+        "cmVhdGVkIGJ5IE9wZW5KUEVHIHZlcnNpb24gMi41LjD/kAAKAAAAAAAZAAH/k8/8MBQUAFwqL4CA/9k="
+    ),
+}
+
+
+@pytest.mark.parametrize("depth", [12, 16])
+def test_deep_jpeg_2000_in_color(depth):
+    """Pillow gives the upper 8 bits, rounded, of which 256 becomes 0; so a file with zeros is refused."""
+    white = 2**depth - 1
+    ramp = np.linspace(white // 8, white * 7 // 8, 5 * 7 * 3).astype(int).reshape(5, 7, 3)
+    levels = read_image(base64.b64decode(JPEG_2000[f"ramp{depth}"])).permute(1, 2, 0).numpy()
+    np.testing.assert_allclose(levels, levels_of(ramp, depth), rtol=0, atol=1.5)
+    with pytest.raises(ImageReadingError, match=f"{depth} bits"):
+        read_image(base64.b64decode(JPEG_2000[f"white{depth}"]))
 
 
 def test_suffixes_are_those_of_pillow():
