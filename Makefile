@@ -13,7 +13,7 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/python -m hf_vit.demo --output demo_output
 
-# Everything that proves a number, a file on disk, or what is left after a kill: about five minutes on two cores.
+# Everything that proves a number, a file on disk, or what is left after a kill: 5 to 15 minutes on two cores.
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 --durations 10 -m "not slow and not browser"
 

@@ -144,7 +144,7 @@ def _fenced(language: str, text: str) -> str:
 
 
 def _reference_page(module: str) -> str:
-    return f"reference/{module.removeprefix('hf_vit.')}.md"
+    return f"reference/{module.split('.')[-1]}.md"
 
 
 def public_names(module: str) -> list[str]:

@@ -68,7 +68,7 @@ def write_task(folder: Path) -> None:
 
 def save_mae(path: Path) -> None:
     """As its authors keep the weights, whose names are those of timm."""
-    model = tiny(hidden_size=64, num_attention_heads=1, image_size=32, patch_size=16, hidden_act="gelu")
+    model = tiny(hidden_size=192, num_attention_heads=3, image_size=32, patch_size=16, hidden_act="gelu")
     export(model.vit, path.with_suffix(".safetensors"), "timm")
     torch.save({"model": load_file(path.with_suffix(".safetensors"))}, path)
 

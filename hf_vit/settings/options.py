@@ -53,8 +53,9 @@ class OptionParser(argparse.ArgumentParser):
         known = [option for action in self._actions for option in action.option_strings]
         names = given.index("--") if "--" in given else len(given)  # no options from there on
         for text in given[:names]:
-            removed = describe_removed(with_dashes(text).split("=")[0])
-            if removed is not None:  # before argparse asks for missing arguments
+            option = with_dashes(text).split("=")[0]
+            removed = describe_removed(option)
+            if removed is not None and option not in known:  # before argparse asks for missing arguments
                 self.error(removed)
         given = [*(_translate_option(text, known) for text in given[:names]), *given[names:]]
         values, unknown = self.parse_known_intermixed_args(given, namespace)

@@ -240,7 +240,7 @@ def test_every_cell_of_a_notebook_runs(notebook, hub, client, doc_fixtures, tmp_
     shutil.copytree(doc_fixtures / "folder", folder)
     write_data_set(folder / "flowers")
     cells = [as_python(cell) for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
-    if any(re.search(r"""(?:npz", "|npz" )ti16\b""", cell) for cell in cells):  # it makes this folder
+    if any(re.search(r"""npz.*(?:save\("| )ti16\b""", cell) for cell in cells):  # it makes this folder
         shutil.rmtree(folder / "ti16")
     client(RUN_CELLS.format(shorter=SHORTER_FUNCTIONS, folder=str(folder), cells=cells), token="hf_me")
 
