@@ -51,7 +51,7 @@ def _read_annotation(annotation: Any) -> dict[str, Any]:
         about["action"] = "store_true"
     elif typing.get_origin(kind) is Literal:
         about["choices"] = typing.get_args(kind)
-        about["type"] = type(about["choices"][0])
+        about.setdefault("type", type(about["choices"][0]))
     elif typing.get_origin(kind) is list:
         about.setdefault("type", *typing.get_args(kind))
         if "action" not in about:

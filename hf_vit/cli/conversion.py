@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..files.messages import silence_progress_bars
+from ..files.removed_names import describe_removed
 from .arguments import Count, Model, Overwrite, SaveFor, Size, check_output, parse_size
 
 
@@ -127,7 +128,15 @@ def convert(
     print(f"saved in {output}")
 
 
-Format = Literal["jax", "transformers", "timm", "onnx", "openvino", "torch-export", "aot-inductor", "web"]
+Format = Literal["jax", "transformers", "timm", "onnx", "openvino", "torch-export", "web"]
+
+
+def _format(text: str) -> str:
+    """Return the name of a format; argparse's own error for an unknown one does not name what replaces it."""
+    removed = describe_removed(f"format {text}")
+    if removed is not None:
+        raise argparse.ArgumentTypeError(removed)
+    return text
 
 
 def export(
@@ -138,7 +147,7 @@ def export(
         "(program, labels, preprocessing, predict.py); onnx: a .onnx file, or a deployment folder; others: a file",
     ],
     *,
-    to: Annotated[Format, "format to write"],
+    to: Annotated[Format, "format to write", {"type": _format}],
     dialect: Annotated[
         Literal["vit_jax", "flax", "big_vision", "big_transfer"] | None,
         "for jax: array names in the .npz (default: those of the converted file)",
@@ -150,9 +159,9 @@ def export(
     ] = None,
     size: Annotated[
         Any,
-        "for onnx, openvino, torch-export and aot-inductor: image size of the program in pixels; dynamic: any "
-        "multiple of the patch size; any (onnx only): the program takes uint8 images of any size and resizes them "
-        "itself (default: the model's own)",
+        "for onnx, openvino and torch-export: image size of the program in pixels; dynamic: any multiple of the patch "
+        "size; any (onnx only): the program takes uint8 images of any size and resizes them itself (default: the "
+        "model's own)",
         {
             "type": lambda text: text if text in ("dynamic", "any") else parse_size(text),
             "metavar": "N|HxW|dynamic|any",
@@ -166,7 +175,7 @@ def export(
     overwrite: Overwrite = False,
 ) -> None:
     """Write a model in another format."""
-    if size == "any" and to in ("torch-export", "aot-inductor"):
+    if size == "any" and to == "torch-export":
         raise ValueError(f"--size any needs --to onnx, not {to}")
     check_output(output, overwrite, folder)
     silence_progress_bars()

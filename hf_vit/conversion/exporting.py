@@ -14,6 +14,7 @@ from ..catalog import address_of
 from ..files.download import sha256_at
 from ..files.npz import write_npz
 from ..files.output import refuse_existing
+from ..files.removed_names import check_removed
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
@@ -23,7 +24,7 @@ from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .deployment import RUNTIMES, export_deployment
 from .jax.checkpoints import JaxSource
 from .jax.tables import POSITIONS
-from .programs import export_aot_inductor, export_onnx, export_torch, write_onnx
+from .programs import export_onnx, export_torch, write_onnx
 from .recognition import SOURCES, recognize
 from .source import Naming, Request, Source, record_of
 from .tables import ConversionError, name_checkpoint
@@ -34,7 +35,6 @@ logger = logging.get_logger(__name__)
 _PROGRAMS: dict[str, Callable[..., None]] = {
     "onnx": export_onnx,
     "torch-export": export_torch,
-    "aot-inductor": export_aot_inductor,
 }
 _WRITERS = [source for source in SOURCES if source.format]
 # The options of each format
@@ -104,6 +104,7 @@ def export(
         FileExistsError: `path` exists and may not be overwritten.
         ImportError: the extra is not installed.
     """
+    check_removed("format", to)
     check_choice("format", to, FORMATS)
     if dialect is not None and original is not None:
         raise ConversionError("cannot export with dialect and original, whose names are kept; omit one of them")

@@ -1,4 +1,4 @@
-"""Export to programs that run without this package: ONNX, OpenVINO, torch.export and AOTInductor.
+"""Export to programs that run without this package: ONNX, OpenVINO and torch.export.
 
 Every program has an input `pixel_values` (batch, num_channels, height, width) with any batch size. By default it has
 one output: `logits` (a classifier), `image_embeds` (an encoder with a projection) or `pooler_output` (another encoder).
@@ -152,27 +152,12 @@ def export_torch(
 
     Arguments and errors as in `export_onnx`.
     """
-    _write_program(model, path, size, overwrite, torch.export.save)
-
-
-def export_aot_inductor(
-    model: HfVisionPreTrainedModel, path: str | os.PathLike, size: Size | str | None = None, overwrite: bool = False
-) -> None:
-    """Compile a model for this machine into a .pt2 file; `torch._inductor.aoti_load_package(path)` runs it.
-
-    Arguments and errors as in `export_onnx`. Needs a C++ compiler.
-    """
-    compile_program = torch._inductor.aoti_compile_and_package
-    _write_program(model, path, size, overwrite, lambda program, file: compile_program(program, package_path=str(file)))
-
-
-def _write_program(model: Any, path: str | os.PathLike, size: Any, overwrite: bool, save: Callable[..., Any]) -> None:
     if Path(path).suffix != ".pt2":
         raise ConversionError(f"cannot write {path}: PyTorch's programs end in .pt2; rename it")
     refuse_existing(path, overwrite)
     program = trace(model, size)
     with new_file(path, overwrite) as file, quiet():
-        save(program, file)
+        torch.export.save(program, file)
 
 
 def trace(

@@ -2,12 +2,15 @@
 
 from typing import NoReturn
 
-# Functions and classes by module, function arguments as `function(argument)`, options of commands as `--option`.
+_NO_AOT_INDUCTOR = "use torch-export, and compile its program with torch._inductor.aoti_compile_and_package"
+
+# Functions and classes by module, function arguments as `function(argument)`, options of commands as `--option`; other
+# names after what they are: `format X`.
 REMOVED_NAMES = {
     "hf_vit.analysis.attention_flow": "use attention_rollout",
     "hf_vit.conversion.check": "use convert(source, read_weights=False).report()",
     "hf_vit.conversion.convert_to_folder": "use convert(source, read_weights=False).save(folder)",
-    "hf_vit.conversion.export_aot_inductor": 'use export(model, path, to="aot-inductor")',
+    "hf_vit.conversion.export_aot_inductor": _NO_AOT_INDUCTOR,
     "hf_vit.conversion.export_jax": 'use export(model, path, to="jax")',
     "hf_vit.conversion.export_onnx": 'use export(model, path, to="onnx"), with a path that ends in .onnx',
     "hf_vit.conversion.export_timm": 'use export(model, path, to="timm")',
@@ -22,6 +25,7 @@ REMOVED_NAMES = {
     "hf_vit.prediction.search": "use hf_vit.inference.search.search(features, queries)",
     "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
     "convert(weights)": "use convert(source, read_weights=False).save(folder), which streams the weights",
+    "format aot-inductor": _NO_AOT_INDUCTOR,
     "--flow": "inspect draws attention rollout",
     "--images": "docs/hub.md has what transformers' preprocessing costs for each preset",
 }
@@ -38,6 +42,13 @@ def refuse_removed(module: str, name: str) -> NoReturn:
     if removed is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     raise ImportError(removed)
+
+
+def check_removed(kind: str, name: str) -> None:
+    """Raise ValueError if a name of this kind, such as "format", was removed."""
+    removed = describe_removed(f"{kind} {name}")
+    if removed is not None:
+        raise ValueError(removed)
 
 
 def describe_removed(name: str) -> str | None:

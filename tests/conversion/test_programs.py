@@ -1,7 +1,6 @@
-"""Models as programs: ONNX, torch.export and AOTInductor, executed by their own runtimes."""
+"""Models as programs: ONNX and torch.export, executed by their own runtimes."""
 
 import shutil
-import warnings
 from functools import partial
 
 import pytest
@@ -94,18 +93,6 @@ def test_torch_export(classifier, tmp_path):
     assert classifier.config.image_size == (20, 36)  # a copy was resized
     export(classifier, tmp_path / "any.pt2", "torch-export", size="dynamic")
     assert_same(torch_runner(tmp_path / "any.pt2"), classifier, (1, 3, 20, 36), (2, 3, 44, 8))
-
-
-@pytest.mark.slow
-def test_aot_inductor(tmp_path):
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        pytest.skip("AOTInductor needs a C++ compiler")
-    classifier = sixteen(num_hidden_layers=1)
-    export(classifier, tmp_path / "compiled.pt2", "aot-inductor")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch says of its own loader
-        module = torch._inductor.aoti_load_package(str(tmp_path / "compiled.pt2"))
-    assert_same(module, classifier, (1, 3, 20, 36), (5, 3, 20, 36))
 
 
 @pytest.mark.parametrize("to", ["onnx", "torch-export"])

@@ -1,40 +1,65 @@
-"""Every removed name gives one error with its row of the table."""
+"""Every row of the table of removed names is tried at each of its doors, where it gives one error."""
 
 import importlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from hf_vit import conversion
 from hf_vit.cli import main
-from hf_vit.conversion import convert
 from hf_vit.files.removed_names import REMOVED_NAMES
 
+Door = Callable[[], Any]
 
-@pytest.mark.parametrize("name", [name for name in REMOVED_NAMES if name.startswith("hf_vit.")])
-def test_functions(name):
+
+def function_doors(name: str) -> Iterator[Door]:
+    """`hf_vit.module.name`: an attribute of a module."""
     module, _, function = name.rpartition(".")
-    with pytest.raises(ImportError, match="was removed") as found:
-        getattr(importlib.import_module(module), function)
-    assert REMOVED_NAMES[name] in str(found.value)
+    yield lambda: getattr(importlib.import_module(module), function)
 
 
-@pytest.mark.parametrize("argument", ["images", "weights"])
-def test_arguments_of_convert(argument):
-    with pytest.raises(ValueError, match=argument) as found:
-        convert("model.npz", **{argument: "x"})
-    assert REMOVED_NAMES[f"convert({argument})"] in str(found.value)
+def argument_doors(function: str, argument: str) -> Iterator[Door]:
+    """`function(argument)`."""
+    yield lambda: getattr(conversion, function)("model", **{argument: "x"})
 
 
-@pytest.mark.parametrize(
-    ("option", "command"),
-    [
-        ("--images", "convert model.npz out --images pets"),
-        ("--images", "push folder name --images=pets"),
-        ("--flow", "inspect folder --output out --flow"),
-        ("--flow", "inspect folder --flow"),  # without an argument that is required
-    ],
-)
-def test_options(option, command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        raise SystemExit(main(command.split()))
-    assert ended.value.code == 2
-    assert REMOVED_NAMES[option] in capsys.readouterr().err
+def option_doors(option: str) -> Iterator[Door]:
+    """`--option`: every command without an option of this name, also before it asks for missing arguments."""
+    for command in ("convert", "inspect", "push", "finetune"):
+        yield lambda command=command: main([command, option, "x"])
+        yield lambda command=command: main([command, "model", "output", f"{option}=x"])
+
+
+def format_doors(name: str) -> Iterator[Door]:
+    yield lambda: conversion.export(None, "output", name)  # pyright: ignore[reportArgumentType]
+    yield lambda: main(["export", "model", "output", "--to", name])
+
+
+DOORS_OF_KIND = {"format": format_doors}
+
+
+def doors_of(name: str) -> Iterator[Door]:
+    if name.startswith("hf_vit."):
+        return function_doors(name)
+    if name.startswith("--"):
+        return option_doors(name)
+    if argument := re.fullmatch(r"(\w+)\((\w+)\)", name):
+        return argument_doors(*argument.groups())
+    kind, _, rest = name.rpartition(" ")
+    return DOORS_OF_KIND[kind](rest)
+
+
+@pytest.mark.parametrize("name", REMOVED_NAMES)
+def test_each_row_at_each_of_its_doors(name, capsys):
+    for door in doors_of(name):
+        try:
+            status = door()
+        except (ImportError, ValueError) as error:
+            message = str(error)
+        else:
+            assert status == 2
+            message = capsys.readouterr().err
+        assert f"{name} was removed: {REMOVED_NAMES[name]}" in message
+        assert len(message.splitlines()) == 1

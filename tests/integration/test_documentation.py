@@ -34,7 +34,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = ["README.md", "CONTRIBUTING.md", "skills/hf-vit/SKILL.md"]
 PAGES += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-NOT_RUN = re.compile("aot-inductor|predict .* https:")  # compiles for minutes, see test_programs.py; needs a network
+NOT_RUN = re.compile("predict .* https:")  # needs a network
 # Of the images of the fixtures, which resemble each other, all would be left out.
 REMOVED = "--exclude audit/issues.csv"
 SHORTER = {  # word of a command line -> options that make its run short
