@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import os
+import shutil
 import warnings
 from collections.abc import Mapping
 from itertools import cycle, islice
@@ -17,7 +18,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
 from .files.download import sha256_at
-from .files.output import new_folder
+from .files.output import new_folder, own_file
 from .files.reading import read_json_object
 from .files.versions import require, versions_of
 from .models.configuration_hf_bit import HfBiTConfig
@@ -26,6 +27,10 @@ from .models.image_processing_hf_vit import PRESETS, HfViTImageProcessor, output
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
 from .models.utils import HUB_NAME, LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
 from .registration import CONFIGURATIONS, MODEL_CLASSES
+
+# Of a training run or a calibration, for the card of a model.
+REPORTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
+REPORTS += ("calibration.json",)
 
 logger = logging.get_logger(__name__)
 
@@ -351,3 +356,27 @@ def save_folder(
     with new_folder(output, overwrite) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
+
+
+def copy_reports(name: str | os.PathLike, output: str | os.PathLike, *more: str) -> None:
+    """Copy the reports of a folder or a name on the Hub to a folder made from it, for its card.
+
+    Args:
+        more: names of further files.
+    """
+    for report in (*REPORTS, *more):
+        if file := find_file(name, report, {}, needs_hub=False):
+            with own_file(Path(output, report)) as draft:
+                shutil.copyfile(file, draft)
+
+
+def best_checkpoint_dir(folder: str | os.PathLike) -> Path | None:
+    """Return the folder best/ of a training run, if its model was better than that of the last step; None otherwise."""
+    best = Path(folder, "best")
+    file = Path(folder, "metrics.json")
+    metrics = read_json_object(file) if file.is_file() and (best / "config.json").is_file() else {}
+    name = str(metrics.get("best_metric"))
+    reached, last = metrics.get("best"), metrics.get(name)
+    if not isinstance(reached, float) or not isinstance(last, float):
+        return None
+    return best if (reached < last if name == "loss" else reached > last) else None

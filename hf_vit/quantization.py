@@ -38,9 +38,8 @@ from .conversion.programs import make_openvino
 from .files.download import sha256_of
 from .files.image_files import images_below
 from .files.output import new_folder, refuse_existing, write_json
-from .files.runs import copy_reports
 from .files.versions import require
-from .loading import load, local_model
+from .loading import copy_reports, load, local_model
 from .models.modeling_hf_vit import HfViTForImageClassification
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
 from .models.utils import as_pair

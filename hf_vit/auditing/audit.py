@@ -30,7 +30,7 @@ from ..data.sources import names_of_splits
 from ..data.splits import Split, assign_folds, open_named
 from ..devices import start_accelerator
 from ..evaluation.features import Extractor, LogisticRegression
-from ..files.output import new_file, refuse_existing, write_text
+from ..files.output import own_file, refuse_existing, write_text
 from ..files.pages import data_uri, page_color, render_page
 from ..files.reading import read_text
 from ..models.image_reading import ImageReadingError, is_npy, read_for_display, read_image, read_size
@@ -393,7 +393,7 @@ def write_pages(output: Path, issues: Sequence[Issue], images: Mapping[str, Audi
         shown, picture = found[:_SHOWN], ""
         if kind != "unreadable":
             path = output / f"{kind}.png"
-            with new_file(path, overwrite=True) as file:
+            with own_file(path) as file:
                 draw_sheet(shown, images).save(file, "PNG")
             picture = data_uri("png", path.read_bytes())
         sections.append({"title": title, "about": about, "picture": picture, "issues": found, "shown": shown})

@@ -29,6 +29,7 @@ from transformers.utils.generic import ModelOutput
 
 from ..conversion import programs
 from ..conversion.programs import PROGRAM_MODELS, make_onnx, make_openvino
+from ..files.manifest import write_manifest
 from ..files.output import new_folder
 from ..files.versions import require
 from ..models.packed_linear import forbid_changes
@@ -75,8 +76,9 @@ def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[P
         loaded = load(made)
         if entry is not None:
             with suppress(OSError):  # the cache is not writable, or another process was faster
-                with new_folder(entry, marker=MANIFEST) as folder:
+                with new_folder(entry) as folder:
                     shutil.copytree(made, folder, dirs_exist_ok=True)
+                    write_manifest(folder)
                 _drop_oldest(limit)
         return loaded
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal
 
-from ..files.output import refuse_existing
+from ..files.output import refuse_existing, refuse_inputs
 
 
 def add_arguments(parser: Any, command: Callable[..., Any]) -> None:
@@ -114,8 +114,5 @@ def check_figure(option: str, path: Path, overwrite: bool) -> None:
 
 def check_output(output: Path, overwrite: bool, *sources: str) -> None:
     """Raise an error if an output may not be written, or would replace a folder that it is made from."""
-    for source in sources:
-        folder = Path(source).resolve()
-        if Path(source).is_dir() and output.resolve() in (folder, *folder.parents):
-            raise ValueError(f"cannot write {output}: it is {source} or contains it; choose another folder")
+    refuse_inputs(output, *sources)
     refuse_existing(output, overwrite)

@@ -192,8 +192,7 @@ def load_on(
     silence_progress_bars()
     import torch
 
-    from ..files.runs import best_checkpoint_dir
-    from ..loading import load
+    from ..loading import best_checkpoint_dir, load
 
     if (best := best_checkpoint_dir(folder)) is not None:
         print(f"{folder} has the weights of the last step; the best weights are in {best}", file=sys.stderr)

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from ..catalog import address_of, built_in_class_names, layers_missing_in
 from ..files.download import Fetched, public_name, sha256_at
+from ..files.manifest import write_manifest
 from ..files.output import new_folder, write_text
 from ..files.reading import read_json, read_json_object, read_text
 from ..files.readme import render_readme
@@ -20,7 +21,7 @@ from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
-from ..models.utils import MANIFEST, check_choice
+from ..models.utils import check_choice
 from .checkpoint import Checkpoint, checkpoint_in, fetch_any, open_checkpoint, read_shards
 from .exporting import export
 from .jax.tables import fingerprint_of, original_arrays
@@ -104,7 +105,7 @@ class Conversion:
             saved = self if has_weights else self._reread()
             export(saved.model, folder, "transformers", processor=saved.processor, overwrite=overwrite)
             return saved
-        with new_folder(folder, overwrite, marker=MANIFEST) as draft:
+        with new_folder(folder, overwrite) as draft:
             saved = self if has_weights else self._reread(weights=draft / "model.safetensors")
             if saved.model.device.type == "meta":
                 saved.model.save_without_weights(draft)
@@ -113,6 +114,7 @@ class Conversion:
             saved.processor.save_pretrained(draft)
             card = render_readme(saved.model.config.model_type, type(saved.model).__name__)
             write_text(draft / "README.md", card)
+            write_manifest(draft)
         return saved
 
 

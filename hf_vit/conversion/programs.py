@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from ..files.output import new_file, refuse_existing
+from ..files.output import list_in_marker, new_file, refuse_existing
 from ..files.versions import require
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair, thresholds_of
@@ -85,6 +85,8 @@ def write_onnx(path: str | os.PathLike, overwrite: bool, make_program: Callable[
         if data.exists():  # its name is in `file`, so it cannot have another
             refuse_existing(Path(path).with_name(data.name), overwrite)
             os.replace(data, Path(path).with_name(data.name))
+            list_in_marker(f"{path}.data")
+    list_in_marker(path)  # of a model folder, so that a push takes it
 
 
 def make_onnx(

@@ -180,7 +180,7 @@ def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> dict[st
     schema = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}).arrow_schema
     digest = hashlib.sha256()
     shutil.rmtree(index, ignore_errors=True)
-    with new_folder(index, marker=None) as draft:
+    with new_folder(index) as draft:
         for split, classes in splits.items():
             with pa.OSFile(str(draft / f"{split}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
                 for name, listing in classes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import datasets
 
 from ..files.messages import did_you_mean, join_names, shorten
-from ..files.output import new_file
+from ..files.output import own_file
 from ..files.predictions import Table
 from ..files.reading import read_csv
 from ..settings.fields import DataSettings
@@ -43,7 +43,7 @@ class Issue(NamedTuple):
 
 def write_issues(issues: Iterable[Issue], path: Path) -> None:
     """Write issues as CSV."""
-    with new_file(path, overwrite=True) as file, open(file, "w", newline="", encoding="utf-8") as stream:
+    with own_file(path) as file, open(file, "w", newline="", encoding="utf-8") as stream:
         table = Table(stream, Issue._fields)
         table.extend(issue._replace(score=f"{issue.score:.4f}") for issue in issues)
 

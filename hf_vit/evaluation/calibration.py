@@ -16,9 +16,8 @@ import torch
 
 from ..data.labels import match_to_model
 from ..devices import start_accelerator
-from ..files.output import refuse_existing, write_json, write_marker
-from ..files.runs import copy_reports
-from ..loading import local_model, save_folder
+from ..files.output import refuse_existing, write_json
+from ..loading import copy_reports, local_model, save_folder
 from ..models.configuration_hf_vit import score_function
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..settings.fields import EvaluateSettings
@@ -96,7 +95,6 @@ def calibrate(
         save_folder(output_dir, plain, processor, resolved.overwrite)
         copy_reports(local_model(model), output_dir)
         write_json(Path(output_dir) / "calibration.json", results)
-        write_marker(Path(output_dir))  # again with these files, or overwrite would refuse the folder
     accelerator.wait_for_everyone()
     return results
 

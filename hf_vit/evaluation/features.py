@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import match_to_split, require_labels
 from ..data.splits import Split, open_named
-from ..files.output import new_file, write_text
+from ..files.output import own_file, write_text
 from ..loading import local_model
 from ..settings.fields import EvaluateSettings
 from .models import load_evaluated
@@ -102,7 +102,7 @@ class Extractor:
             piece = self.compute(split, missing[start : start + _PIECE])
             pieces.append(piece)
             if folder is not None and self.accelerator.is_main_process:
-                with new_file(folder / f"{piece['index'].min():09}-{len(list(folder.glob('*')))}.safetensors") as file:
+                with own_file(folder / f"{piece['index'].min():09}-{len(list(folder.glob('*')))}.safetensors") as file:
                     save_file(piece, file)
         table = {column: torch.cat([piece[column] for piece in pieces]) for column in pieces[0]}
         is_wanted = torch.isin(table["index"], torch.from_numpy(wanted)) & ~table["features"][:, 0].isnan()

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..data.labels import distinguish
 from ..data.splits import Split
-from ..files.output import new_file, write_text
+from ..files.output import own_file, write_text
 from ..files.pages import data_uri, render_page
 from ..files.predictions import Table
 from ..models.image_reading import ImageReadingError, read_for_display
@@ -267,7 +267,7 @@ def write_matrix(confusion: "Confusion", names: Sequence[str], path: Path) -> No
     axes.set_yticks(range(len(shown)), shown, parse_math=False)
     axes.set_xlabel("prediction")
     axes.set_ylabel("label")
-    with new_file(path, overwrite=True) as file:
+    with own_file(path) as file:
         figure.savefig(file, dpi=120, bbox_inches="tight")
 
 

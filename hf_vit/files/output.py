@@ -4,17 +4,18 @@ They are written in a hidden temporary folder next to their destination, then re
 temporary folder. The next process that writes to the same destination deletes those of killed processes, never that of
 a living one.
 
-A marker lists what was written into a folder; nothing else in it is replaced or deleted. The marker is `.hf_vit`, or in
-a folder of a model its `manifest.json`, both as in `models.utils.manifest_text`.
+A folder is replaced by two renames: the old one to `.NAME.old`, the new one to `NAME`. If the process is killed between
+them, `restore_interrupted` puts the old one back; whatever writes or loads `NAME` calls it first.
+
+A marker, the file `.hf_vit` of a folder, lists what we wrote there, a name a line. A folder with any other file is
+neither replaced nor emptied.
 """
 
-import ctypes
 import errno
 import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -23,28 +24,15 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from ..models.utils import MANIFEST, manifest_entry, manifest_text, read_manifest, read_text
+from ..models.utils import MANIFEST, read_manifest, read_text
+from .manifest import write_manifest
 from .messages import join_names
 from .readme import is_own_readme
 
-_LOCK, _REPLACED = ".lock", "replaced"  # in a temporary folder: the file that its process locks, the old folder
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 MARK = ".hf_vit"
-LOCK = ".lock"  # an empty file that a training run locks
-_HASHED = 2**20  # bytes; larger files are hashed only if they are newer than the marker
+LOCK = ".lock"  # an empty file that a process locks: in its temporary folder, and in the folder of a training run
+_HEADER = "# hf_vit wrote these files. --overwrite deletes them, and refuses a folder that has others."
 _MAX_FOREIGN = 1_000  # files of others in a folder that are counted
-# Of a training run, for its card.
-REPORTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
-REPORTS += ("calibration.json",)
-# The only files of a folder that are pushed to the Hub, besides code that its `auto_map` names.
-PUSHED = (
-    *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
-    *("config.json", "preprocessor_config.json", "conversion.json"),
-    *("program.xml", "program.bin", "quantization.json"),
-    *("modules.json", "sentence_bert_config.json", "1_Pooling/config.json"),  # of sentence-transformers
-    *REPORTS,
-    *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "*.onnx", "*.onnx.data"),
-)
 
 
 def refuse_existing(path: str | os.PathLike, overwrite: bool, by_folder: bool = False) -> None:
@@ -53,12 +41,28 @@ def refuse_existing(path: str | os.PathLike, overwrite: bool, by_folder: bool = 
     Args:
         by_folder: a folder replaces it, so that it may not be a file.
     """
+    restore_interrupted(path)
     if not os.path.lexists(path):
         return
     if not overwrite:
         raise FileExistsError(f"{path} exists; give --overwrite (overwrite=True) to replace it")
     if by_folder or os.path.isdir(path):
         check_overwritable(path)
+
+
+def refuse_inputs(output: str | os.PathLike, *inputs: str | os.PathLike | None) -> None:
+    """Raise ValueError if an output is a file or folder that a command reads, or contains one.
+
+    Args:
+        inputs: paths, or other names such as those on the Hub; None is ignored.
+    """
+    written = Path(output).resolve()
+    for name in inputs:
+        if name is None or not os.path.exists(name):
+            continue
+        read = Path(name).resolve()
+        if written in (read, *read.parents):
+            raise ValueError(f"cannot write {output}: it is {name} or contains it; choose another one")
 
 
 @contextmanager
@@ -89,13 +93,23 @@ def new_file(path: str | os.PathLike, overwrite: bool = False, flush: bool = Fal
 
 
 @contextmanager
-def new_folder(path: str | os.PathLike, overwrite: bool = False, marker: str | None = MARK) -> Iterator[Path]:
+def own_file(path: str | os.PathLike) -> Iterator[Path]:
+    """Write a file of ours into a folder, as `new_file` does; the marker of the folder, if it has one, lists it.
+
+    A file that the user names is the user's own: for it, use `new_file`.
+    """
+    list_in_marker(path)
+    with new_file(path, overwrite=True) as file:
+        yield file
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary folder; it replaces `path` when the block ends without error, otherwise it is deleted.
 
     Args:
         path: destination.
         overwrite: replace an existing folder of this package.
-        marker: name of the file that lists what was written, without which the folder is never replaced; None: no file.
 
     Raises:
         FileExistsError: `path` exists and may not be overwritten, or holds files that this package did not write.
@@ -106,13 +120,14 @@ def new_folder(path: str | os.PathLike, overwrite: bool = False, marker: str | N
         refuse_existing(path, overwrite, by_folder=True)
         folder = temporary / path.name
         folder.mkdir()
+        add_to_marker(folder)
         yield folder
-        if marker is not None:
-            write_marker(folder, marker)
+        names = (name for name in _names(folder) if name != MARK and not (folder / name).is_symlink())
+        add_to_marker(folder, *(name for name in names if not is_own_readme(folder / name)))
         for entry in (*folder.rglob("*"), folder):
             _finish(entry, temporary)
         refuse_existing(path, overwrite, by_folder=True)  # again: the old folder may have got new files meanwhile
-        _replace_folder(path, folder, temporary / _REPLACED)
+        _replace_folder(path, folder, temporary)
 
 
 @contextmanager
@@ -130,9 +145,13 @@ def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
     with _temporary_folder(folder) as temporary:
         draft = temporary / folder.name
         draft.mkdir()
+        add_to_marker(draft)
         yield draft
+        (draft / MARK).unlink()
+        write_manifest(draft)
         folder.mkdir(exist_ok=True)
-        write_marker(draft, MANIFEST)
+        for name in _names(draft):
+            list_in_marker(folder / name)
         for file in draft.iterdir():
             _finish(file, temporary)
         last = ("config.json", MANIFEST)
@@ -144,7 +163,7 @@ def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
 
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Write or replace a text file, as UTF-8 with the line ends of `text` on every system and in every locale."""
-    with new_file(path, overwrite=True) as file:
+    with own_file(path) as file:
         file.write_bytes(text.encode())
 
 
@@ -158,6 +177,38 @@ def json_text(content: Any, *, sort_keys: bool = False) -> str:
     return json.dumps(content, indent=2, sort_keys=sort_keys) + "\n"
 
 
+def restore_interrupted(path: str | os.PathLike) -> None:
+    """Put a folder back that a killed process had moved aside, if `path` does not exist; otherwise do nothing."""
+    if os.path.lexists(path):
+        return
+    old = _moved_aside(path)
+    if any(os.path.isfile(old / name) for name in (MARK, MANIFEST)):
+        os.replace(old, path)
+
+
+def _moved_aside(path: str | os.PathLike) -> Path:
+    """Return the path to which a folder is moved before another replaces it."""
+    folder = Path(os.path.abspath(path))
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _replace_folder(path: Path, folder: Path, temporary: Path) -> None:
+    """Replace `path` by `folder`; an error or interrupt leaves either the old folder or the new one."""
+    old = _moved_aside(path)
+    if os.path.lexists(old):  # left by a process that was killed after the second rename
+        check_overwritable(old)
+        os.replace(old, temporary / "earlier")
+    try:
+        if path.exists():
+            os.replace(path, old)
+        os.replace(folder, path)
+    except BaseException:
+        restore_interrupted(path)
+        raise
+    with suppress(FileNotFoundError):  # there was no folder, or another process is writing to the same path
+        os.replace(old, temporary / "replaced")
+
+
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `path`, on the same disk; it is deleted afterward, also after Ctrl+C."""
@@ -166,7 +217,7 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(path)
     temporary = path.with_name(f".{token_hex(4)}.incomplete.{path.name}")
-    lock = FileLock(temporary / _LOCK)
+    lock = FileLock(temporary / LOCK)
     try:
         while not lock.is_locked:
             temporary.mkdir(exist_ok=True)
@@ -185,14 +236,13 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
 
 
 def _clear_leftovers(path: Path) -> None:
-    """Delete temporary folders of dead processes that wrote to `path`, except the only copy of an old folder."""
+    """Delete temporary folders of dead processes that wrote to `path`."""
     from filelock import FileLock
 
     pattern = re.compile(r"\.[0-9a-f]{8}\.incomplete\." + re.escape(path.name))
     for leftover in filter(lambda entry: pattern.fullmatch(entry.name), path.parent.iterdir()):
-        is_only_copy = (leftover / _REPLACED).is_dir() and not os.path.lexists(path)
-        if not leftover.is_symlink() and not is_only_copy:
-            with suppress(OSError), FileLock(leftover / _LOCK, timeout=0):  # TimeoutError: its process is alive
+        if not leftover.is_symlink():
+            with suppress(OSError), FileLock(leftover / LOCK, timeout=0):  # TimeoutError: its process is alive
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -200,32 +250,6 @@ def _finish(entry: Path, temporary: Path) -> None:
     """Give a file the permissions of the umask, as `temporary` has them; safetensors lets only the owner read."""
     if entry.is_file():
         entry.chmod(temporary.stat().st_mode & 0o666)
-
-
-def _replace_folder(path: Path, folder: Path, replaced: Path) -> None:
-    """Exchange `folder` with `path`, at once where the system can.
-
-    Elsewhere, `path` is moved to `replaced`, then `folder` to `path`; an error or interrupt undoes the first move.
-    """
-    if exchange_folders(folder, path):
-        return
-    try:
-        if path.exists():
-            path.rename(replaced)
-        folder.rename(path)
-    except BaseException:
-        if replaced.exists() and not path.exists():
-            replaced.rename(path)
-        raise
-
-
-def exchange_folders(folder: Path, other: Path) -> bool:
-    """Exchange two folders in one step, so that no reader ever finds neither; False where that is not possible."""
-    if not sys.platform.startswith("linux"):
-        return False
-    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28, musl 1.2.4
-    paths = (_AT_FDCWD, os.fsencode(folder), _AT_FDCWD, os.fsencode(other))
-    return renameat2 is not None and renameat2(*paths, _RENAME_EXCHANGE) == 0
 
 
 def flush_to_disk(path: Path) -> None:
@@ -239,44 +263,81 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a name, or a path with slashes, matches one of the patterns."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def add_to_marker(folder: Path, *names: str) -> None:
+    """List files in the marker of a folder, which is created if it is missing.
+
+    Args:
+        names: paths relative to `folder`, with slashes; `*` and `?` stand for any characters, for files that appear
+            later.
+    """
+    marker = folder / MARK
+    known = _names_in(marker)
+    lines = sorted(set(names) - known)
+    is_text = marker.is_file() and not marker.read_bytes().startswith(b"{")
+    if not is_text:
+        lines = [_HEADER, *sorted(known), *lines]
+    with open(marker, "ab" if is_text else "wb") as file:
+        file.write(b"".join(os.fsencode(line) + b"\n" for line in lines))
 
 
-def write_marker(folder: Path, marker: str = MARK) -> None:
-    """Write the marker of a folder: its files, with size and hash. A manifest omits README.md, which people edit."""
-    unlisted = (LOCK, MARK, MANIFEST, *(["README.md"] if marker == MANIFEST else []))
-    names = [name for name in _names(folder) if name not in unlisted and not (folder / name).is_symlink()]
-    (folder / marker).write_text(manifest_text({name: manifest_entry(folder / name) for name in names}), "utf-8")
+def list_in_marker(path: str | os.PathLike) -> None:
+    """List a file of ours in the marker of the nearest folder above it that has one.
+
+    A README.md is ours by its content, see `is_own_readme`.
+    """
+    path = Path(os.path.abspath(path))
+    for folder in path.parents:
+        if (folder / MARK).is_file():
+            if path.name != "README.md":
+                add_to_marker(folder, path.relative_to(folder).as_posix())
+            return
 
 
-def check_overwritable(folder: str | os.PathLike, known: tuple[str, ...] = (), linked: str = "") -> None:
+def listed_files(folder: Path) -> set[str]:
+    """Return the names in the marker and in the manifest of a folder, both included; empty if it has neither."""
+    return _names_in(folder / MARK) | _names_in(folder / MANIFEST)
+
+
+def _names_in(marker: Path) -> set[str]:
+    """Return the names in a marker or manifest, and its own; earlier versions wrote markers like manifests."""
+    if marker.is_symlink() or not marker.is_file():
+        return set()
+    if marker.name == MARK and not marker.read_bytes().startswith(b"{"):
+        lines = os.fsdecode(marker.read_bytes()).split("\n")
+        return {MARK, *(line for line in lines if line and not line.startswith("#"))}
+    try:
+        listed = read_manifest(read_text(marker))
+    except ValueError:
+        listed = None
+    return set() if listed is None else {marker.name, *listed}
+
+
+def check_overwritable(folder: str | os.PathLike, linked: str = "") -> None:
     """Refuse a folder that holds anything that this package did not write; an empty folder is accepted.
 
     Args:
-        known: patterns of further names, which a program writes over time into a folder that it has marked.
         linked: name of a folder in it that may be a symbolic link to one elsewhere.
 
     Raises:
-        FileExistsError: it is not a folder, or holds a foreign or changed file; nothing was changed.
+        FileExistsError: it is not a folder, or holds a foreign file; nothing was changed.
     """
     folder = Path(folder)
     if folder.is_symlink() or not folder.is_dir():
         raise FileExistsError(f"cannot replace {folder}: it is a file or a symbolic link; nothing was changed")
-    ours = _unchanged(folder / MARK) | _unchanged(folder / MANIFEST) | {LOCK}
-    known = known if MARK in ours else ()
+    ours = listed_files(folder) | {LOCK}
+    patterns = [name for name in ours if "*" in name or "?" in name]
 
     def is_foreign(name: str) -> bool:
-        return not (name in ours or matches(name, known) or is_own_readme(folder / name))
+        is_listed = name in ours or any(fnmatchcase(name, pattern) for pattern in patterns)
+        return not is_listed and not is_own_readme(folder / name)
 
     names = (name for name in _names(folder) if name != linked)
     if (folder / linked).is_symlink() and (folder / linked).is_dir():
         names = chain(names, (f"{linked}/{name}" for name in _names(folder / linked)))
     if foreign := sorted(islice(filter(is_foreign, names), _MAX_FOREIGN)):  # a home folder has millions
         raise FileExistsError(
-            f"cannot replace {folder}: it has files that hf_vit did not write, or that were changed since: "
-            f"{join_names(foreign)}. Nothing was changed; move them away, delete the folder, or choose another one"
+            f"cannot replace {folder}: it has files that hf_vit did not write: {join_names(foreign)}. Nothing was "
+            "changed; move them away, delete the folder, or choose another one"
         )
 
 
@@ -295,21 +356,3 @@ def _names(folder: Path) -> Iterator[str]:
     for parent, folders, files in os.walk(folder):
         for name in (*files, *(name for name in folders if os.path.islink(os.path.join(parent, name)))):
             yield Path(parent, name).relative_to(folder).as_posix()
-
-
-def _unchanged(marker: Path) -> set[str]:
-    """Return the name of a marker, and of the files that it lists and that are still as they were written."""
-    try:
-        listed = None if marker.is_symlink() or not marker.is_file() else read_manifest(read_text(marker))
-    except ValueError:
-        listed = None
-    if listed is None:
-        return set()
-    found, written = {marker.name}, marker.stat().st_mtime_ns
-    for name, entry in listed.items():
-        file = marker.parent / name
-        if file.is_symlink() or not file.is_file() or (status := file.stat()).st_size != entry["size"]:
-            continue
-        if (status.st_size > _HASHED and status.st_mtime_ns <= written) or manifest_entry(file) == entry:
-            found.add(name)
-    return found

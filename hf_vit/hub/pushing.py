@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +21,10 @@ from ..conversion.converting import FOLDER_FORMATS
 from ..conversion.exporting import export
 from ..conversion.source import record_of
 from ..files.messages import join_names
-from ..files.output import MARK, PUSHED, matches
+from ..files.output import MARK, listed_files
 from ..files.reading import parse_json
-from ..files.runs import copy_reports
 from ..files.versions import versions_of
-from ..loading import load, save_folder
+from ..loading import REPORTS, copy_reports, load, save_folder
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
 from ..models.utils import (
     MANIFEST,
@@ -41,6 +41,16 @@ from .remote_code import code_files, code_of
 
 _logger = logging.getLogger(__name__)
 
+# Files of a model, which are pushed from any folder.
+_PUSHED = (
+    *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
+    *("config.json", "preprocessor_config.json", "conversion.json"),
+    *("program.xml", "program.bin", "quantization.json"),
+    *("modules.json", "sentence_bert_config.json"),  # of sentence-transformers
+    *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt"),
+)
+# Files that are pushed only if hf_vit wrote them: the user may have files with these names, too.
+_PUSHED_IF_OURS = (*REPORTS, "*.onnx", "*.onnx.data")
 _RESULTS, _OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
 _NOT_REPORTED = (MARK, MANIFEST, ".eval_results", "1_Pooling", ".gitattributes")  # not pushed, without a message
 _NOT_LISTED = ("README.md", ".eval_results/*")  # not in the manifest, because they are edited on the Hub
@@ -261,7 +271,13 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
     """
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     code = code_of(folder)
-    chosen = [entry for entry in entries if matches(entry.name, PUSHED) or entry in code]
+    ours = listed_files(folder)
+
+    def is_pushed(entry: Path) -> bool:
+        is_ours = entry.name in ours and _matches(entry.name, _PUSHED_IF_OURS)
+        return is_ours or entry in code or _matches(entry.name, _PUSHED)
+
+    chosen = [entry for entry in entries if is_pushed(entry)]
     chosen += [*sorted(folder.glob(_RESULTS)), *folder.glob("1_Pooling/config.json")]
     for entry in (*chosen, folder / ".eval_results"):
         if entry.is_symlink():
@@ -279,6 +295,10 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
             files[name] = public.encode()
     skipped = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
     return files, skipped
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class _Remote(NamedTuple):
@@ -339,7 +359,7 @@ def _manifest(local: _Files, remote: _Remote, outdated: list[str]) -> str | None
     if found is None:
         return None
     kept = {name: entry for name, entry in found.items() if name in remote.names and name not in outdated}
-    pushed = {name: manifest_entry(file) for name, file in local.items() if not matches(name, _NOT_LISTED)}
+    pushed = {name: manifest_entry(file) for name, file in local.items() if not _matches(name, _NOT_LISTED)}
     return manifest_text({**kept, **pushed})
 
 

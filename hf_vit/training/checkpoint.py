@@ -35,10 +35,18 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future as WriteFuture
 
 from ..data.fingerprint import describe_fingerprint
+from ..data.splits import SKIPPED_IMAGES
 from ..devices import cpu_group, is_xla, make_states, on_cpu
 from ..files.download import sha256_of
-from ..files.output import LOCK, MARK, PUSHED, check_overwritable, flush_to_disk, write_marker
-from ..models.utils import MANIFEST
+from ..files.output import (
+    LOCK,
+    MARK,
+    add_to_marker,
+    check_overwritable,
+    flush_to_disk,
+    refuse_inputs,
+    restore_interrupted,
+)
 from ..settings.fields import TrainingSettings
 from .objectives import MaskedPatches
 from .optimization import build_schedule
@@ -50,18 +58,13 @@ FORMAT = 2  # version of the format; version 1 had one file of whole tensors for
 _FILE_BYTES = 2**30  # target size of a file; writing needs as much additional memory
 
 _STEP_FILES = ("*.safetensors", "state.json", "checksums.json")
-_MODEL_FILES = tuple(name for name in PUSHED if not name.startswith(("README", "LICENSE", "*")))
-_RUN_FILES = (  # files that runs and evaluations write into an output folder; --overwrite deletes nothing else
-    *_MODEL_FILES,
-    *(f"best/{name}" for name in (*_MODEL_FILES, MANIFEST)),
-    *(f"checkpoints/{folder}/{name}" for folder in ("step_????????", "damaged/step_????????*") for name in _STEP_FILES),
-    *(".????????.incomplete.*", "checkpoints/.????????.incomplete.*"),  # left by a killed run
+_STEP_FOLDERS = ("checkpoints/step_????????", "checkpoints/damaged/step_????????*")
+# What a run writes into its folder without `own_file`, for the marker of the folder.
+_RUN_FILES = (
+    *(f"{folder}/{name}" for folder in _STEP_FOLDERS for name in _STEP_FILES),
+    *(".????????.incomplete.*", "*/.????????.incomplete.*"),  # left by a killed run
     *("training/*events.out.tfevents.*", "training/*hparams.yml"),  # TensorBoard files, written by accelerate
-    *("train_batch.png", "profile/trace.json", "skipped_images.txt"),
-    *("report.html", "predictions.csv", "attention_distance.png", "position_similarity.png", "filters.png"),
-    *(f"[0-9][0-9]*-*.{kind}.png" for kind in ("rollout", "flow", "heads")),
-    *(f"{protocol}.json" for protocol in ("real", "objectnet", "few_shot", "linear_probe", "knn")),
-    *("features/*/*.safetensors", "features/*/about.json"),
+    *("profile/trace.json", SKIPPED_IMAGES),
 )
 
 Tensors = dict[str, torch.Tensor]
@@ -436,11 +439,17 @@ def locked_output(output: Path, settings: TrainingSettings, accelerator: Acceler
     """Create the output folder of a run, mark a new one as ours, and lock it against other runs.
 
     Raises:
-        ValueError: another run uses the folder; or it is not empty, and neither `resume` nor `overwrite` is set.
+        ValueError: another run uses the folder; it has something that the run reads; or it is not empty, and neither
+            `resume` nor `overwrite` is set.
         FileExistsError: `overwrite` is set, but the folder has files that no run has written.
     """
     with ExitStack() as stack:
         if accelerator.is_main_process:
+            restore_interrupted(output)
+            read = ["model", "teacher"]  # the new model would replace them
+            if not settings.resume:
+                read += ["dataset", "exclude", "relabel"]
+            refuse_inputs(output, *(getattr(settings, name, None) for name in read))
             output.mkdir(parents=True, exist_ok=True)
             try:
                 stack.enter_context(FileLock(output / LOCK, timeout=0))
@@ -453,8 +462,10 @@ def locked_output(output: Path, settings: TrainingSettings, accelerator: Acceler
             found = [entry for entry in output.iterdir() if entry.name not in (LOCK, MARK)]
             if found and not settings.resume:
                 _delete_earlier_run(output, found, settings.overwrite)
-            if not (found and settings.resume):
-                write_marker(output)
+                found = []
+            is_link = [entry.name for entry in found] == ["checkpoints"] and found[0].is_symlink()
+            if not found or is_link or (output / MARK).is_file():
+                add_to_marker(output, *_RUN_FILES)
         accelerator.wait_for_everyone()
         yield
 
@@ -466,8 +477,9 @@ def _delete_earlier_run(output: Path, found: list[Path], overwrite: bool) -> Non
             f"{output} is not empty: continue its run with --resume, delete its run with --overwrite, or choose "
             "another --output-dir"
         )
-    check_overwritable(output.resolve(), _RUN_FILES, linked="checkpoints")
+    check_overwritable(output.resolve(), linked="checkpoints")
     checkpoints = output / "checkpoints"
     for entry in found:
         for unneeded in entry.iterdir() if entry == checkpoints and entry.is_symlink() else [entry]:
             shutil.rmtree(unneeded) if unneeded.is_dir() else unneeded.unlink()
+    (output / MARK).unlink(missing_ok=True)

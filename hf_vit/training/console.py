@@ -16,7 +16,7 @@ from ..data.labels import distinguish, names_of
 from ..data.loaders import count_processors, count_workers
 from ..devices import describe_device, memory_in_use, peak_of
 from ..files.messages import join_names
-from ..files.runs import best_checkpoint_dir
+from ..loading import best_checkpoint_dir
 from ..models.configuration_hf_vit import as_pair
 from .reports import describe_best, held_out_of
 

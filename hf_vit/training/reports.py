@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageOps
 from ..data.labels import distinguish, names_of
 from ..devices import describe_device
 from ..evaluation.result_page import HeldOut, title_of, write_card_results, write_results
-from ..files.output import new_file, write_json
+from ..files.output import own_file, write_json
 from ..files.pages import page_color
 from ..files.versions import versions_of
 from ..models.configuration_hf_vit import as_pair, thresholds_of
@@ -115,7 +115,7 @@ def write_curve(history: list[dict], path: Path) -> None:
         axes.grid(color=page_color("line"))
         if len(axes.lines) > 1:
             axes.legend()
-    with new_file(path, overwrite=True) as file:
+    with own_file(path) as file:
         figure.savefig(file, dpi=120)
 
 
@@ -179,5 +179,5 @@ def write_batch(images: Sequence[np.ndarray], captions: Sequence[str], path: Pat
         image = Image.fromarray(pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0])
         sheet.paste(ImageOps.contain(image, (_TILE, _TILE), Image.Resampling.BOX), (left, top))
         draw.text((left, top + _TILE + 2), caption[:_LONGEST], "black")
-    with new_file(path, overwrite=True) as file:
+    with own_file(path) as file:
         sheet.save(file, "PNG")

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.splits import Split
 from ..evaluation.vtab_data import Task, TaskData, join, open_task, read_table
-from ..files.output import new_file, write_json, write_text
+from ..files.output import own_file, write_json, write_text
 from ..loading import load_processor, local_model
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
@@ -243,5 +243,5 @@ def write_figure(tasks: list[Task], summary: dict[str, Any], path: Path):
     axes.set_ylabel("accuracy (%)")
     axes.set_title(f"VTAB-1k: {100 * summary['mean']:.1f}% over {summary['tasks_done']} tasks")
     axes.legend(loc="lower left", fontsize=8)
-    with new_file(path, overwrite=True) as file:
+    with own_file(path) as file:
         figure.savefig(file, dpi=120)

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from hf_vit.files.output import write_marker
+from hf_vit.files.output import add_to_marker, write_text
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import checkpoint
-from hf_vit.training.checkpoint import Checkpoints, locked_output, restore, run_tensors
+from hf_vit.training.checkpoint import _RUN_FILES, Checkpoints, locked_output, restore, run_tensors
 from hf_vit.training.optimization import Bfloat16MomentumAdamW, Bfloat16MomentumSGD
 
 
@@ -223,7 +223,11 @@ def test_an_output_folder_or_its_checkpoints_may_be_links(tmp_path, linked):
     (output / "recipe.yaml").touch()
     with pytest.raises(FileExistsError, match=r"recipe\.yaml"), locked_output(output, settings, accelerator):
         pass  # it could be the user's own
-    write_marker(output)  # as a run does when it begins
+    (output / "recipe.yaml").unlink()
+    with locked_output(output, FinetuneSettings(resume=True), accelerator):
+        if linked == "out":  # a folder with files that no run has marked
+            add_to_marker(output, *_RUN_FILES)
+        write_text(output / "recipe.yaml", "")
     (output / "checkpoints" / "diary.txt").touch()
     with pytest.raises(FileExistsError, match="diary"), locked_output(output, settings, accelerator):
         pass
@@ -236,15 +240,34 @@ def test_an_output_folder_or_its_checkpoints_may_be_links(tmp_path, linked):
         assert [path.name for path in (tmp_path / "disk").iterdir()] in ([".lock", ".hf_vit"], [".hf_vit", ".lock"], [])
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_resume_marks_only_a_new_folder(tmp_path, is_new):
+@pytest.mark.parametrize("begin", ["new", "link", "foreign"])
+def test_resume_marks_only_a_new_folder(tmp_path, begin):
     """Jobs on a cluster always resume; what they began may be overwritten, and the user's own files not."""
     output, accelerator = tmp_path / "out", Accelerator(cpu=True)
-    if not is_new:
+    if begin != "new":
         output.mkdir()
+    if begin == "link":
+        (tmp_path / "disk").mkdir()
+        (output / "checkpoints").symlink_to(tmp_path / "disk")
+    if begin == "foreign":
         (output / "recipe.yaml").touch()
     with locked_output(output, FinetuneSettings(resume=True), accelerator):
-        (output / "recipe.yaml").touch()
-    expected = nullcontext() if is_new else pytest.raises(FileExistsError, match=r"recipe\.yaml")
+        write_text(output / "recipe.yaml", "")
+        save(Checkpoints(output / "checkpoints", keep=1), 3)
+    expected = pytest.raises(FileExistsError, match=r"recipe\.yaml") if begin == "foreign" else nullcontext()
     with expected, locked_output(output, FinetuneSettings(overwrite=True), accelerator):
         assert not (output / "recipe.yaml").exists()
+
+
+@pytest.mark.parametrize("read", ["model", "teacher", "dataset", "exclude", "relabel"])
+@pytest.mark.parametrize("place", ["out", "out/best", "elsewhere"])
+def test_a_run_does_not_delete_what_it_reads(tmp_path, read, place):
+    output, accelerator = tmp_path / "out", Accelerator(cpu=True)
+    (tmp_path / place).mkdir(parents=True)
+    add_to_marker(tmp_path / place, "config.json")
+    (tmp_path / place / "config.json").touch()
+    settings = FinetuneSettings(overwrite=True, **{read: str(tmp_path / place)})
+    expected = nullcontext() if place == "elsewhere" else pytest.raises(ValueError, match="cannot write")
+    with expected, locked_output(output, settings, accelerator):
+        pass
+    assert (tmp_path / place / "config.json").exists()
