@@ -143,7 +143,7 @@ def push(
             folder = copy
         local, skipped = _files_of(Path(folder))
         if skipped:
-            _logger.warning(f"Not pushed (not part of a model): {join_names(skipped)}.")
+            _logger.warning(f"Not pushed (not part of the model, or not listed in {MARK}): {join_names(skipped)}.")
         if code:
             local |= {name: text.encode() for name, text in code_files(Path(folder)).items()}
         if "/" not in repo_id:

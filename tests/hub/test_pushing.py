@@ -14,6 +14,7 @@ import yaml
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.conversion import convert, export
+from hf_vit.files.output import add_to_marker
 from hf_vit.files.readme import BEGIN
 from hf_vit.hub.cards import split_readme
 from hf_vit.hub.pushing import save_as
@@ -180,6 +181,7 @@ def test_two_pushes_at_the_same_time(hub, client, tmp_path):
     for number in range(2):
         save_tiny(tmp_path / f"from{number}", seed=number)
         (tmp_path / f"from{number}" / f"model{number}.onnx").write_text("mine")
+        add_to_marker(tmp_path / f"from{number}", f"model{number}.onnx")
         pushers.append(client.begin(push(tmp_path / f"from{number}", "acme/vit", *MIT)))
     for pusher in pushers:
         output, error = pusher.wait()
@@ -194,6 +196,7 @@ def test_evaluation_results_reach_the_hub(hub, client, folder):
     run = {"base_model": base, "dataset": beans, "eval_split": "test", "date": "2026-11-21"}
     run |= {"metrics": {"accuracy": 0.875, "seconds": 12.5}, "command": f"finetune --dataset {beans}"}
     (folder / "card_data.json").write_text(json.dumps(run))
+    add_to_marker(folder, "card_data.json")
     client(push(folder, "alice/vit", "--license", "apache-2.0"))
     assert ".eval_results/hf_vit.yaml" not in commits_of(hub, "alice/vit")[0]["files"]  # the data set has no eval.yaml
     code = f"""
@@ -266,23 +269,36 @@ def test_only_what_belongs_to_a_model_is_pushed_and_the_rest_is_named(hub, clien
     for name in (*SECRETS, ".git/config", "best/model.safetensors"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("secret")
-    for name in ("conversion.json", "metrics.json"):
-        (folder / name).write_text("{}")
+    (folder / "conversion.json").write_text("{}")
     address = "https://me:hidden@example.org/x-{0..9}.tar?signature=hidden"
     run = {"dataset": address, "command": f"finetune --dataset '{address}'"}
     (folder / "card_data.json").write_text(json.dumps(run))
-    results = {"recipe.yaml", "learning_curve.png", "confusion_matrix.png", "vit.onnx"}
-    for name in (*results, ".hf_vit"):
+    (folder / "metrics.json").write_text("{}")
+    reports = {"card_data.json", "metrics.json", "recipe.yaml", "learning_curve.png", "confusion_matrix.png"}
+    reports |= {"vit.onnx"}
+    for name in reports - {"card_data.json", "metrics.json"}:
         (folder / name).write_text("part of it")
+    add_to_marker(folder, *reports)
     _, error = client.begin(push(folder, "alice/vit", *MIT)).wait()
     assert ".env, .git, best, id_rsa, model.ckpt and 5 more" in error
-    ours = {"README.md", "model.safetensors", "metrics.json", "manifest.json", ".gitattributes", "card_data.json"}
-    ours |= results | {"config.json", "preprocessor_config.json", "conversion.json"}
+    ours = {"README.md", "model.safetensors", "manifest.json", ".gitattributes"}
+    ours |= reports | {"config.json", "preprocessor_config.json", "conversion.json"}
     assert set(commits_of(hub, "alice/vit")[0]["files"]) == ours
     for name in ("README.md", "card_data.json"):
         content = read_file(hub, "alice/vit", name)
         assert b"example.org/x-{0..9}.tar" in content
         assert b"hidden" not in content
+
+
+@pytest.mark.parametrize(
+    "name", ["recipe.yaml", "metrics.json", "card_data.json", "calibration.json", "confusion_matrix.png", "my.onnx"]
+)
+def test_the_users_own_files_are_not_pushed(name, hub, client, folder):
+    """They have names of reports, but hf_vit did not write them."""
+    (folder / name).write_text("{}")
+    _, error = client.begin(push(folder, "alice/vit", *MIT)).wait()
+    assert name in error
+    assert name not in commits_of(hub, "alice/vit")[0]["files"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "metrics.json", "token.txt", ".eval_results"])
@@ -293,6 +309,7 @@ def test_symbolic_links_are_never_followed(name, hub, client, folder, tmp_path):
     file.write_text("secret")
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(secret)
+    add_to_marker(folder, "metrics.json")
     if name == "token.txt":
         client(push(folder, "alice/vit", *MIT))
         assert name not in commits_of(hub, "alice/vit")[0]["files"]
