@@ -36,8 +36,7 @@ GOALS = {"train S/16": 0.25, "train B/16": 0.35, "train L/16": 0.50, "infer": 0.
 REFERENCE = "float32"  # the losses of the other settings are compared with this one's
 BASE = {"train": "bf16 autocast", "infer": "pure bf16"}  # compiled settings start at the best batch size of these
 TOY = "toy"  # a ViT of two layers, for CPUs
-RUNS = ("loop", "loop, augmentation on the device", "loop, decoding on the device")
-RUNS += ("resume", "CPU and device", "fp16", "FSDP2")
+RUNS = ("loop", "loop, augmentation on the device", "resume", "CPU and device", "fp16", "FSDP2")
 _SPARE_SECONDS = 5  # reserved for the tables
 _WORK = {"run": "gpu_runs:train_from_files", "paper": "gpu_runs:finetune_cifar10"} | {
     name: f"gpu_models:{name}" for name in ("setup", "train", "infer", "images", "peak")

@@ -380,11 +380,6 @@ def images(message: dict, report: Report) -> dict:
         "resize, flip, RandAugment, normalize on the device": (lambda: normalizer(on_device(pinned)["image"]), count),
         "the image processor, tensors on the device": (lambda: processor(there, return_tensors="pt"), count),
     }
-    if device.type == "cuda" and importlib.util.find_spec("torchvision"):
-        from torchvision.io import decode_jpeg  # pyright: ignore[reportMissingImports] - a peer
-
-        files = [torch.frombuffer(bytearray(jpeg), dtype=torch.uint8) for jpeg in jpegs]
-        steps["decode on the device (nvjpeg)"] = (lambda: decode_jpeg(files, device=device)), len(files)
     for name, (work, number) in steps.items():
         rates[name] = number / statistics.median(_time(work, message))
         report(rates)

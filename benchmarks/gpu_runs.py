@@ -1,7 +1,6 @@
 """Rows of `gpu.py` that are whole training runs from image files, by the package's own commands."""
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -45,10 +44,7 @@ def train_from_files(message: dict, report: Report) -> dict:
     toy, kind = message["toy"], message["label"]
     small = {"batch_size": 16, "dataset": _folder(message)}
     if kind.startswith("loop"):
-        decode_on = "device" if "decoding" in kind else "cpu"
-        if decode_on == "device" and importlib.util.find_spec("torchvision") is None:
-            raise Omitted("torchvision, which decodes on the device, is not installed")
-        return _measure_loop(message, {"augment_on": "device" if "device" in kind else "cpu", "decode_on": decode_on})
+        return _measure_loop(message, {"augment_on": "device" if "device" in kind else "cpu"})
     if kind == "resume":  # a run that is interrupted and resumed ends with the same bits, with --deterministic
         settings = {**small, "deterministic": True, "save_every": 3}
         _pretrain(message, "whole", {**settings, "steps": 6})

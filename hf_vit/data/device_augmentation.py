@@ -2,25 +2,21 @@
 
 A data worker decodes an image, draws what is random, and crops at full resolution (`CropTransform`). The
 device resizes, flips and applies RandAugment, a batch at a time (`DeviceAugmentation`). The crops of a batch have
-different sizes, so they are concatenated in "pixels", without padding; "first" and "sizes" say where each is. With
-`decodes_on_device`, "pixels" has the bytes of JPEG files instead, and the device decodes them too.
+different sizes, so they are concatenated in "pixels", without padding; "first" and "sizes" say where each is.
 
 The arithmetic is that of the path on the CPU, in the same order, so that the levels are the same: Pillow's bilinear
 sampling is in float64, its blending in float32, and tables, sums and histograms are of integers. Without float64 (on
 MPS) a sum near a whole number may be truncated to one level less.
 """
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import Image
 
-from ..models.image_reading import read_size, to_mode
+from ..models.image_reading import to_mode
 from .augmentation import Crop, TrainTransform
 from .randaugment import (
     FILL,
@@ -47,28 +43,7 @@ class CropTransform(TrainTransform):
     """The worker's part of the augmentation: random numbers and the crop, for `DeviceAugmentation`.
 
     Crops that are antialiased, taken after a resize, or much larger than the result are resized here.
-
-    Args:
-        decodes_on_device: leave the decoding of upright RGB JPEGs to the device.
     """
-
-    decodes_on_device: bool = False
-
-    def load(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Return the entries of a training sample.
-
-        They are "pixels" (height * width, channels) of the crop, its "sizes", and the random numbers of the rest. With
-        `decodes_on_device`, also "jpeg": top and left of the crop in an encoded image, and the number of rows of
-        "pixels" that its bytes fill; 0 for a decoded image.
-        """
-        encoded = _read_jpeg(image) if self.decodes_on_device and self.mode == "RGB" else None
-        if encoded is None:
-            return super().load(image, rng)
-        content, height, width = encoded
-        top, left, *size = self.draw_crop(height, width, rng).box
-        pixels = np.frombuffer(content + bytes(-len(content) % 3), np.uint8).reshape(-1, 3)
-        jpeg = np.array((top, left, len(pixels)))
-        return {"pixels": pixels, "sizes": np.array(size), "jpeg": jpeg, **self._draw(rng)}
 
     def sample(self, image: Image.Image, rng: np.random.Generator, crop: Crop | None = None) -> dict[str, np.ndarray]:
         crop = crop or self.draw_crop(image.height, image.width, rng)
@@ -79,47 +54,25 @@ class CropTransform(TrainTransform):
         else:
             image = image.crop(crop.box.edges)
         pixels = np.asarray(image).reshape(image.height * image.width, -1)
-        entries = {"jpeg": np.zeros(3, dtype=np.int64)} if self.decodes_on_device else {}
-        return {"pixels": pixels, "sizes": np.array((image.height, image.width)), **entries, **self._draw(rng)}
-
-    def _draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Draw what follows the crop."""
         flipped = self.draw_flip(rng)
         operations = draw_operations(self.randaugment_layers, self.size, rng)
         return {
+            "pixels": pixels,
+            "sizes": np.array((image.height, image.width)),
             "flipped": np.array(flipped),
             "operations": np.array(operations, dtype=np.int64).reshape(-1, len(Operation._fields)),
         }
 
 
-def _read_jpeg(image: dict[str, Any]) -> tuple[bytes, int, int] | None:
-    """Return an upright RGB JPEG that is not decoded, its height and its width; None for what the worker should decode.
-
-    Files without an end marker, which may be incomplete, are left to Pillow too: it reports them as unreadable.
-    """
-    content = Path(image["path"]).read_bytes() if image["bytes"] is None else image["bytes"]
-    if not (content.startswith(b"\xff\xd8") and content.rstrip(b"\0").endswith(b"\xff\xd9")):
-        return None
-    height, width = read_size(content, image["path"])
-    with Image.open(io.BytesIO(content), formats=["JPEG"]) as file:
-        is_upright = file.getexif().get(ExifTags.Base.Orientation, 1) == 1
-        return (content, height, width) if file.mode == "RGB" and is_upright else None
-
-
 class DeviceAugmentation:
     """The device's part of the augmentation: turns a batch of `CropTransform` into one of `TrainTransform`.
 
-    Nothing is read back from the device, except that torchvision's JPEG decoder on CUDA waits for its images.
-
-    Raises:
-        ValueError: torchvision, which decodes on the device, is not installed or does not match torch.
+    Nothing is read back from the device.
     """
 
     def __init__(self, transform: TrainTransform, device: torch.device):
         self.size, self.device = transform.size, device
         self.has_float64 = device.type != "mps"
-        self.decode_jpeg = _find_decoder() if getattr(transform, "decodes_on_device", False) else None
-        self.stream = torch.cuda.Stream(device) if self.decode_jpeg and device.type == "cuda" else None
         level = level_of(transform.randaugment_magnitude)
         self.image_weight = float(np.float32(enhancement(level)))
         self.padding = cutout_padding(level)
@@ -136,7 +89,7 @@ class DeviceAugmentation:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return a batch of the CPU with "image" (batch, height, width, channels) uint8, which is on the device."""
-        batch = self._decode(batch, self.decode_jpeg) if self.decode_jpeg else dict(batch)
+        batch = dict(batch)
         operations = batch["operations"]
         names = ("pixels", "first", "sizes", "flipped", "operations")
         pixels, *moved = (batch.pop(name).to(self.device, non_blocking=True) for name in names)
@@ -146,37 +99,6 @@ class DeviceAugmentation:
         for *cuts, drawn, chosen in zip(*parts, strict=True):
             images.append(self.apply(self.resize(pixels, *cuts), drawn, chosen))
         return {**batch, "image": torch.cat(images)}
-
-    def _decode(self, batch: Batch, decode_jpeg: Callable[..., list[torch.Tensor]]) -> Batch:
-        """Replace the JPEGs of a batch by the pixels of their crops, on the device.
-
-        On CUDA, all of it runs on a separate stream. torchvision's decoder does not wait for the current stream before
-        it writes (https://github.com/pytorch/vision/pull/9606), so it would overwrite memory of the training step.
-        """
-        batch = dict(batch)
-        jpegs, pixels, sizes = batch.pop("jpeg"), batch["pixels"], batch["sizes"]
-        counts = sizes.prod(dim=1)  # pixels of each crop
-        rows = torch.where(jpegs[:, 2] > 0, jpegs[:, 2], counts)
-        crops = [pixels[first : first + count] for first, count in zip(batch["first"], rows, strict=True)]
-        encoded = jpegs[:, 2].nonzero().flatten().tolist()
-        if self.stream:
-            self.stream.synchronize()  # with the copies of the last batch
-        with torch.cuda.stream(self.stream):  # does nothing if there is none
-            try:
-                images = decode_jpeg([crops[n].flatten() for n in encoded], "RGB", self.device) if encoded else []
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                reason = str(error).partition("\n")[0]
-                raise ValueError(f"cannot decode a JPEG on the device ({reason}): set decode_on to cpu") from error
-            for n, image in zip(encoded, images, strict=True):  # (channels, height, width)
-                (top, left, _), (height, width) = jpegs[n].tolist(), sizes[n].tolist()
-                crops[n] = image[:, top : top + height, left : left + width].flatten(1).T
-            pixels = torch.cat([crop.to(self.device, non_blocking=True) for crop in crops])
-        if self.stream:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
-            pixels.record_stream(torch.cuda.current_stream(self.device))
-        return {**batch, "pixels": pixels, "first": counts.cumsum(0) - counts}
 
     def resize(
         self, pixels: torch.Tensor, first: torch.Tensor, sizes: torch.Tensor, flipped: torch.Tensor
@@ -280,14 +202,6 @@ class DeviceAugmentation:
         numbers = from_y.int().long() * width + from_x.int()
         numbers = numbers.clamp(0, height * width - 1).flatten(1)[..., None].expand(-1, -1, images.shape[-1])
         return images.flatten(1, 2).gather(1, numbers).view_as(images).masked_fill(outside[..., None], FILL)
-
-
-def _find_decoder() -> Callable[..., list[torch.Tensor]]:
-    try:
-        from torchvision.io import decode_jpeg  # pyright: ignore[reportMissingImports] - optional
-    except Exception as error:  # RuntimeError, if it was built for another torch
-        raise ValueError(f"decode_on is device, which needs torchvision: {error}") from error
-    return decode_jpeg
 
 
 def _kind_of(name: str) -> str:

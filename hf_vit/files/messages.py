@@ -11,7 +11,6 @@ from typing import Any, TextIO
 from ..models.utils import did_you_mean as did_you_mean
 from ..models.utils import redact_secrets
 from .limits import MAX_MESSAGE
-from .removed_names import describe_removed
 from .versions import extra_of
 
 # Errors that the user can correct; ImportError: an extra is not installed.
@@ -122,9 +121,6 @@ def describe_unknown(argument: str, known: Iterable[str]) -> str:
     """Describe an argument of a command that is not one of the `known` options, or is one too many."""
     if not argument.startswith("-"):
         return f"there is one argument too many: {argument}"
-    removed = describe_removed(with_dashes(argument).split("=")[0])
-    if removed is not None:
-        return removed
     is_file = os.path.lexists(argument)
     hint = f"; write ./{argument} for the file" if is_file else did_you_mean(argument.split("=")[0], known)
     return f"there is no option {argument}{hint}"

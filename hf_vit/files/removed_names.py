@@ -1,11 +1,11 @@
 """Public names that were removed or renamed: the one table. Each gives one error that names its replacement."""
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _NO_AOT_INDUCTOR = "use torch-export, and compile its program with torch._inductor.aoti_compile_and_package"
 
 # Functions and classes by module, function arguments as `function(argument)`, options of commands as `--option`; other
-# names after what they are: `format X`.
+# names after what they are: `format X`, `setting X` (of training; also an option, and a key of recipes).
 REMOVED_NAMES = {
     "hf_vit.analysis.attention_flow": "use attention_rollout",
     "hf_vit.conversion.check": "use convert(source, read_weights=False).report()",
@@ -26,9 +26,13 @@ REMOVED_NAMES = {
     "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
     "convert(weights)": "use convert(source, read_weights=False).save(folder), which streams the weights",
     "format aot-inductor": _NO_AOT_INDUCTOR,
+    "setting decode_on": "the data workers decode all images",
     "--flow": "inspect draws attention rollout",
     "--images": "docs/hub.md has what transformers' preprocessing costs for each preset",
 }
+
+# Runs of earlier versions store every setting; the default of a removed one means what is done now.
+_REMOVED_DEFAULTS = {"decode_on": "cpu"}
 
 
 def refuse_removed(module: str, name: str) -> NoReturn:
@@ -49,6 +53,20 @@ def check_removed(kind: str, name: str) -> None:
     removed = describe_removed(f"{kind} {name}")
     if removed is not None:
         raise ValueError(removed)
+
+
+def drop_removed_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings in a file without removed ones that have their default.
+
+    Raises:
+        ValueError: a removed setting has another value.
+    """
+    kept = {}
+    for name, value in values.items():
+        if name not in _REMOVED_DEFAULTS or value != _REMOVED_DEFAULTS[name]:
+            check_removed("setting", name)
+            kept[name] = value
+    return kept
 
 
 def describe_removed(name: str) -> str | None:

@@ -221,10 +221,6 @@ class TrainingSettings(DataSettings):
         "where to resize and flip crops and to apply RandAugment; cpu: in the data workers; device: on the device, in "
         "batches; auto: device if it is a GPU (not MPS) and preset is not native, else cpu",
     )
-    decode_on: Literal["cpu", "device"] = _augment(
-        "cpu",
-        "where to decode JPEGs; cpu: in the data workers; device: on the GPU, with torchvision (pixels may differ)",
-    )
     token_drop: float = _augment(
         0.0, "fraction of patches to drop (NaViT); needs preset native", at_least=0, at_most=0.95
     )
@@ -312,16 +308,12 @@ class TrainingSettings(DataSettings):
             raise ValueError(f"reduced_decoding does not work with crop {crop}")
         if crop == "resmall" and isinstance(self.resize, list):
             raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
-        on_workers = {"crop": resizes_first, "augment_on": self.augment_on == "cpu"}
-        wrong = [*self.changed("antialias reduced_decoding"), *(name for name in on_workers if on_workers[name])]
-        if wrong and self.decode_on == "device":
-            raise ValueError(f"{', '.join(wrong)} needs images that the data workers decode: set decode_on to cpu")
         weights, sizes = self.patch_size_weights, self.patch_sizes
         if weights and (len(weights) != len(sizes) or min(weights) < 0 or not sum(weights)):
             raise ValueError(f"patch_size_weights is {weights}; it needs a number >= 0 for each of patch_sizes {sizes}")
         if self.token_drop and self.preset != "native":
             raise ValueError(f"token_drop ({self.token_drop}) needs preset native")
-        wrong = self.changed("mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes reduced_decoding decode_on teacher")
+        wrong = self.changed("mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes reduced_decoding teacher")
         is_on_device = self.augment_on == "device"
         of_one_size = {"crop": resizes_first, "compile": self.compile is True, "augment_on": is_on_device}
         wrong += [name for name in of_one_size if of_one_size[name]]

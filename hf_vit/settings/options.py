@@ -54,7 +54,8 @@ class OptionParser(argparse.ArgumentParser):
         names = given.index("--") if "--" in given else len(given)  # no options from there on
         for text in given[:names]:
             option = with_dashes(text).split("=")[0]
-            removed = describe_removed(option)
+            setting = option.removeprefix("--").replace("-", "_")
+            removed = describe_removed(option) or describe_removed(f"setting {setting}")
             if removed is not None and option not in known:  # before argparse asks for missing arguments
                 self.error(removed)
         given = [*(_translate_option(text, known) for text in given[:names]), *given[names:]]

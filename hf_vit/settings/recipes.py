@@ -29,6 +29,7 @@ import yaml
 from ..files.download import fetch
 from ..files.messages import did_you_mean, shorten
 from ..files.reading import read_text, read_yaml
+from ..files.removed_names import check_removed, drop_removed_settings
 from .fields import AUTO
 
 _Settings = TypeVar("_Settings")
@@ -48,6 +49,8 @@ def build(settings_class: type[_Settings], values: dict[str, Any]) -> _Settings:
         ValueError: a setting is unknown, of the wrong type, or contradicts another one.
     """
     fields = {field.name: field.type for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
+    for name in values:
+        check_removed("setting", str(name))
     if unknown := sorted(values.keys() - fields.keys()):
         hint = did_you_mean(str(unknown[0]), fields)
         raise ValueError(f"{settings_class.__name__} has no setting called {str(unknown[0])[:100]}{hint}")
@@ -192,7 +195,7 @@ def read_recipe(name: str | os.PathLike, select: dict[str, str] | None = None) -
 
 
 def _fields_of(layer: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in layer.items() if name not in _STRUCTURE}
+    return drop_removed_settings({name: value for name, value in layer.items() if name not in _STRUCTURE})
 
 
 def _select_levels(layers: list[dict[str, Any]], select: dict[str, str], path: Path) -> dict[str, str]:

@@ -347,7 +347,7 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
     if (channels := config.num_channels) not in (1, 3):
         wrong = [name for name in ("randaugment_layers", "reduced_decoding") if getattr(settings, name)]
         wrong += ["preset"] if settings.preset == "native" else []
-        wrong += [name for name in ("augment_on", "decode_on") if getattr(settings, name) == "device"]
+        wrong += ["augment_on"] if settings.augment_on == "device" else []
         if wrong:
             raise ValueError(f"{', '.join(wrong)} needs 1 or 3 channels, but the images have {channels}")
         return ArrayTransform(**common, num_channels=channels)
@@ -356,9 +356,7 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
         common |= {"patch_size": as_pair(processor.patch_size), "max_num_patches": processor.max_num_patches}
         return NativeTransform(**common, token_drop=settings.token_drop)
     if on_device:
-        return CropTransform(**common, decodes_on_device=settings.decode_on == "device")
-    if settings.decode_on == "device":
-        raise ValueError("decode_on is device, but images are augmented on the CPU: set augment_on to device")
+        return CropTransform(**common)
     return TrainTransform(**common)
 
 

@@ -47,6 +47,7 @@ from ..files.output import (
     refuse_inputs,
     restore_interrupted,
 )
+from ..files.removed_names import drop_removed_settings
 from ..settings.fields import TrainingSettings
 from .objectives import MaskedPatches
 from .optimization import build_schedule
@@ -422,7 +423,7 @@ def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]
     """
     settings, config = trainer.settings, trainer.config
     # Settings that are newer than the checkpoint must have their defaults
-    values = asdict(type(settings)()) | state["settings"]
+    values = asdict(type(settings)()) | drop_removed_settings(state["settings"])
     parts = {name: value for name, value in values.items() if name not in {*FREE_ON_RESUME, "steps", "epochs"}}
     parts["the mixed precision"] = state["precision"]
     parts |= {f"the {what}": describe_fingerprint(known) for what, known in state["identity"].items()}

@@ -19,6 +19,7 @@ from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.splits import Split
 from ..evaluation.vtab_data import Task, TaskData, join, open_task, read_table
 from ..files.output import own_file, write_json, write_text
+from ..files.removed_names import drop_removed_settings
 from ..loading import load_processor, local_model
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
@@ -165,7 +166,7 @@ class Runner:
             self.accelerator.print(f"{error}; the result in {file} is used without checking its data")
             return result
         current, saved = json.loads(json.dumps(self.fingerprint(task, data))), result["made_with"]
-        saved["finetune"] = asdict(FinetuneSettings()) | saved["finetune"]
+        saved["finetune"] = asdict(FinetuneSettings()) | drop_removed_settings(saved["finetune"])
         saved["finetune"] = {name: saved["finetune"][name] for name in current["finetune"]}
         if changed := [name for name in current if saved.get(name) != current[name]]:
             raise ValueError(

@@ -13,10 +13,8 @@ from hf_vit.data.randaugment import NAMES, Operation, apply
 from hf_vit.data.samplers import BatchLayout
 from hf_vit.data.sources import load_digits, load_split
 from hf_vit.data.splits import open_split
-from hf_vit.models.image_reading import ImageReadingError
 from hf_vit.scripts.pretrain import pretrain
 
-from ..photographs import encode
 from ..processes import ONE_STEP, arguments, weights
 from .test_loaders import make_loader
 
@@ -145,38 +143,3 @@ def test_a_run_ends_with_the_same_weights(tmp_path, shards):
     expected = train(tmp_path / "shards", augment_on="cpu", **where)
     found = train(tmp_path / "shards_device", augment_on="device", num_workers=2, **where)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def jpeg(height: int, width: int, mode: str = "RGB", **options) -> bytes:
-    return encode(picture(height, width, mode), "JPEG", **options)
-
-
-@pytest.mark.filterwarnings("ignore:.*TorchCodec:DeprecationWarning")  # torchvision 0.29 announces its successor
-def test_jpegs_decoded_on_the_device_equal_those_of_the_workers():
-    """To the bit on the CPU, where torchvision and Pillow both decode with libjpeg; in batches with other files.
-
-    A GPU has another decoder (nvJPEG), which enlarges subsampled colors in another way.
-    """
-    pytest.importorskip("torchvision.io", exc_type=Exception)
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    files = [jpeg(31, 47), jpeg(200, 300, quality=97, subsampling=0), jpeg(9, 7), jpeg(64, 33, exif=turned)]
-    files += [jpeg(50, 40, "L"), encode(picture(33, 21)), jpeg(400, 500, progressive=True)]
-    files += [jpeg(41, 60, "CMYK"), jpeg(20, 36)]
-    options = {"size": SIZE, "randaugment_layers": 2, "randaugment_magnitude": 12}
-    transforms = TrainTransform(**options), CropTransform(**options, decodes_on_device=True)
-    images = [{"bytes": file, "path": "file"} for file in files]
-    plain, encoded = (
-        collate_fn([transform.load(image, sample_generator(5, 1, n)) for n, image in enumerate(images)])
-        for transform in transforms
-    )
-    assert (encoded["jpeg"][:, 2] > 0).tolist() == [True, True, True, False, False, False, True, False, True]
-    image = DeviceAugmentation(transforms[1], torch.device("cpu"))(encoded)["image"]
-    assert image.equal(plain["image"])
-    found = DeviceAugmentation(transforms[1], DEVICE)(encoded)["image"].cpu()
-    assert (found.int() - image.int())[1].abs().float().mean() < 0.1  # the file without subsampling
-    with pytest.raises(ImageReadingError):
-        transforms[1].load({"bytes": files[1][:-50], "path": "cut.jpg"}, sample_generator(5, 1, 0))
-    encoded["pixels"].zero_()
-    with pytest.raises(ValueError, match="decode_on"):
-        DeviceAugmentation(transforms[1], DEVICE)(encoded)

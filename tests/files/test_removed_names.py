@@ -3,13 +3,17 @@
 import importlib
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hf_vit
 from hf_vit import conversion
 from hf_vit.cli import main
 from hf_vit.files.removed_names import REMOVED_NAMES
+from hf_vit.settings.recipes import read_recipe
 
 Door = Callable[[], Any]
 
@@ -28,19 +32,33 @@ def argument_doors(function: str, argument: str) -> Iterator[Door]:
 def option_doors(option: str) -> Iterator[Door]:
     """`--option`: every command without an option of this name, also before it asks for missing arguments."""
     for command in ("convert", "inspect", "push", "finetune"):
-        yield lambda command=command: main([command, option, "x"])
-        yield lambda command=command: main([command, "model", "output", f"{option}=x"])
+        yield partial(main, [command, option, "x"])
+        yield partial(main, [command, "model", "output", f"{option}=x"])
 
 
-def format_doors(name: str) -> Iterator[Door]:
+def format_doors(name: str, folder: Path) -> Iterator[Door]:
     yield lambda: conversion.export(None, "output", name)  # pyright: ignore[reportArgumentType]
     yield lambda: main(["export", "model", "output", "--to", name])
 
 
-DOORS_OF_KIND = {"format": format_doors}
+def setting_doors(name: str, folder: Path) -> Iterator[Door]:
+    """A keyword argument, a key of a recipe, and an option."""
+    recipe = folder / "old.yaml"
+    recipe.write_text(f"{name}: x\nsteps: 1\n")
+    option = f"--{name.replace('_', '-')}"
+    given = {"dataset": "digits", "output_dir": folder / "out"}
+    for train in (partial(hf_vit.finetune, "model", **given), partial(hf_vit.pretrain, **given)):
+        yield partial(train, **{name: "x"})
+        yield partial(train, recipe=recipe)
+    for command in ("finetune", "pretrain"):
+        yield partial(main, [command, "--recipe", str(recipe)])
+        yield partial(main, [command, option, "x"])
 
 
-def doors_of(name: str) -> Iterator[Door]:
+DOORS_OF_KIND = {"format": format_doors, "setting": setting_doors}
+
+
+def doors_of(name: str, folder: Path) -> Iterator[Door]:
     if name.startswith("hf_vit."):
         return function_doors(name)
     if name.startswith("--"):
@@ -48,12 +66,12 @@ def doors_of(name: str) -> Iterator[Door]:
     if argument := re.fullmatch(r"(\w+)\((\w+)\)", name):
         return argument_doors(*argument.groups())
     kind, _, rest = name.rpartition(" ")
-    return DOORS_OF_KIND[kind](rest)
+    return DOORS_OF_KIND[kind](rest, folder)
 
 
 @pytest.mark.parametrize("name", REMOVED_NAMES)
-def test_each_row_at_each_of_its_doors(name, capsys):
-    for door in doors_of(name):
+def test_each_row_at_each_of_its_doors(name, tmp_path, capsys):
+    for door in doors_of(name, tmp_path):
         try:
             status = door()
         except (ImportError, ValueError) as error:
@@ -63,3 +81,9 @@ def test_each_row_at_each_of_its_doors(name, capsys):
             message = capsys.readouterr().err
         assert f"{name} was removed: {REMOVED_NAMES[name]}" in message
         assert len(message.splitlines()) == 1
+
+
+def test_a_recipe_of_an_earlier_run_may_have_the_default_of_a_removed_setting(tmp_path):
+    """Every run writes all of its settings."""
+    (tmp_path / "recipe.yaml").write_text("decode_on: cpu\nsteps: 3\n")
+    assert read_recipe(tmp_path / "recipe.yaml") == {"steps": 3}

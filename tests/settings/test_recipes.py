@@ -99,8 +99,6 @@ def test_recipe_overrides_the_options_of_its_base(tmp_path):
         ("--select a=b", "--recipe"),
         ("--preset native --compile", "compile"),
         ("--preset native --augment_on device", "augment_on"),
-        ("--decode_on device --augment_on cpu", "decode_on"),
-        ("--decode_on device --antialias true", "antialias"),
         ("--preset native --mixup_alpha 0.2", "mixup_alpha"),
         ("--preset native --crop random --resize 40", "crop"),
         ("--preset native --token_drop 1", "token_drop"),
