@@ -150,10 +150,9 @@ def _our_model(folder: Path, dtype: str) -> Any:
 
 def _ours(options: argparse.Namespace, files: list[str], dtype: str, backend: str = "torch") -> _Contestant:
     import hf_vit
-    from hf_vit.loading import load_processor
 
     model = hf_vit.use_backend(_our_model(options.folder, dtype), backend, _BATCH)
-    processor = load_processor(options.folder / "hf_vit")
+    processor = hf_vit.HfViTImageProcessor.from_pretrained(options.folder / "hf_vit")
 
     def classify() -> list[int]:
         classes = hf_vit.predict((model, processor), files, top_k=1, batch_size=_BATCH)
@@ -165,10 +164,10 @@ def _ours(options: argparse.Namespace, files: list[str], dtype: str, backend: st
 def _ours_in_turn(options: argparse.Namespace, files: list[str], dtype: str) -> _Contestant:
     import torch
 
-    from hf_vit.loading import load_processor
+    import hf_vit
 
     model = _our_model(options.folder, dtype).optimize_for_inference(batch_size=_BATCH)
-    processor = load_processor(options.folder / "hf_vit")
+    processor = hf_vit.HfViTImageProcessor.from_pretrained(options.folder / "hf_vit")
 
     @torch.inference_mode()
     def classify() -> list[int]:

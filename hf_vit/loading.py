@@ -1,32 +1,35 @@
-"""Loading and saving of folders: a model and its image processor."""
+"""The one door to a model: find it, convert it once if needed, load it with its image processor; and save both."""
 
 import copy
 import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock
 from huggingface_hub import cached_assets_path
-from transformers import AutoImageProcessor
-from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
+from torch import nn
+from transformers import AutoModel, AutoModelForImageClassification
+from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
-from .files.download import sha256_at
+from .files.download import sha256_at, sha256_of
 from .files.output import new_folder, own_file
-from .files.reading import read_json_object
+from .files.reading import read_image_processor, read_json_object
 from .files.versions import require, versions_of
 from .models.configuration_hf_bit import HfBiTConfig
-from .models.configuration_hf_vit import read_settings, saved_class
-from .models.image_processing_hf_vit import PRESETS, HfViTImageProcessor, output_size, sync_processor_size
+from .models.configuration_hf_vit import HfViTConfig, read_settings, saved_class
+from .models.image_processing_hf_vit import PRESETS, HfViTImageProcessor, stored_class, sync_processor_size
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
 from .models.utils import HUB_NAME, LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
-from .registration import CONFIGURATIONS, MODEL_CLASSES
+from .registration import AUTO_MODELS, CONFIGURATIONS, MODEL_CLASSES
 
 # Of a training run or a calibration, for the card of a model.
 REPORTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
@@ -34,37 +37,43 @@ REPORTS += ("calibration.json",)
 
 logger = logging.get_logger(__name__)
 
-_RELEASED = ("augreg:", "gs://")  # names of released files
+HEADS = ("keep", "none", "new")
 # Settings of the pixel values, to which the weights are trained; another resizing preset keeps them.
 _NORMALIZATION = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
 
 def load(
     name: str | os.PathLike,
+    head: Literal["keep", "none", "new"] = "keep",
     image_size: Size | None = None,
     preset: str | None = None,
     patch_size: Size | None = None,
     backend: str | None = None,
     num_channels: int | None = None,
+    labels: int | Sequence[str] | None = None,
+    keep_pre_logits: bool = False,
     **settings: Any,
-) -> tuple[HfVisionPreTrainedModel, Any]:
+) -> tuple[Any, HfViTImageProcessor]:
     """Load a model and its image processor, which makes images of the model's size.
 
     If the stored sizes of the two differ, the processor takes the model's, with a warning; a processor with the preset
     "native" makes images of different sizes and is not changed. A missing processor is made from what is known of the
-    weights, with a warning.
+    weights, with a warning. One of another class is translated into ours.
 
     Args:
         name: a folder of `save_pretrained`, or a name on the Hub. Anything else that `hf_vit.conversion.convert` reads
-            is converted in memory: `google/vit-base-patch16-224`, `timm/...`, an .npz, ... A released file,
-            `augreg:Ti/16` or `gs://...`, is converted once into the cache. A PEFT adapter is merged into the base
-            model that it names.
+            is converted once into the cache, see `find_model`: `google/vit-base-patch16-224`, `timm/...`, an .npz,
+            `augreg:Ti/16`, `gs://...`. A PEFT adapter is merged into the base model that it names.
+        head: "keep" loads the class that was saved, with its head if it has one; "none" the encoder without a head;
+            "new" a classifier of `labels`, with a linear head of zeros, as fine-tuning in the paper begins.
         image_size: of the model and the processor, an int or (height, width) in pixels; None: the stored one.
         preset: resizing and cropping of the processor, a preset of `HfViTImageProcessor`; None: the stored one. Mean
             and standard deviation are kept, since the weights depend on them.
         patch_size: as in `set_patch_size`, an int or (height, width); None: the stored one.
         backend: see `hf_vit.use_backend`. None: "int8" if `hf-vit quantize` wrote the folder, otherwise "eager".
         num_channels: of the images, as in `set_num_channels`; None: the stored number.
+        labels: for a new head, the names of the classes, or their number.
+        keep_pre_logits: for a new head, keep the pre-logits layer (`representation_size`), which the paper removes.
         settings: more arguments of `from_pretrained`. Those that locate files (`revision`, `token`, `cache_dir`,
             `subfolder`, ...) hold for the processor too.
 
@@ -72,8 +81,9 @@ def load(
         The model, in evaluation mode, and the processor.
 
     Raises:
-        ValueError: the model is of an unknown architecture, or cannot have this size or preset; or a file is damaged.
-        OSError: a file cannot be read or downloaded.
+        ValueError: the model is of an unknown architecture, or cannot have this size or preset; weights are missing; or
+            a file is damaged.
+        OSError: a file cannot be read or downloaded, or a conversion cannot be cached.
         ImportError: it is an adapter, and PEFT is not installed.
 
     Example:
@@ -82,258 +92,447 @@ def load(
         >>> processor("photo.png", return_tensors="pt").pixel_values.shape
         torch.Size([1, 3, 384, 512])
     """
+    check_name(name)
+    check_choice("head", head, HEADS)
     if preset is not None:
         check_choice("preset", preset, PRESETS)
+    if (labels is not None) != (head == "new"):
+        raise ValueError(f'head is {head!r} and labels is {labels!r}: head="new" needs labels, and labels need it')
     if settings.pop("output_loading_info", False):
         raise ValueError("hf_vit.load has no output_loading_info; pass it to from_pretrained")
-    where = {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings}
-    if str(name).startswith(_RELEASED):
-        name = local_model(name)
-    try:
-        model, processor = _load_or_convert(name, settings)
-    except OSError:  # the folder of an adapter has no config.json
-        if (adapter := find_adapter(name, **where)) is None:
-            raise
-        model, processor = _load_adapted(name, adapter, where, settings)
-    if processor is None:
-        trusted = settings.get("trust_remote_code", False)
-        processor = load_processor(name, trusted, **where) or make_processor(name, model.config, where)
-        if backend is None and find_file(name, QUANTIZATION_RECORD, where) is not None:
-            backend = "int8"
-    if patch_size is not None:
-        model.set_patch_size(patch_size, image_size)
-        model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
-        if getattr(processor, "preset", None) == "native":
-            processor.update(patch_size=[size * model.config.stride for size in as_pair(patch_size)])
-    elif image_size is not None:
-        model.set_image_size(image_size)
+
+    where = {key: settings.pop(key) for key in LOCATION_ARGUMENTS if key in settings}
+    files = find_model(name, **where)
+    if files.adapter is None:
+        model = _load_weights(files, head, settings)
+        processor = _find_processor(model.config, files)
+    else:
+        model, processor = _load_adapted(files, settings)
+    if head == "none":
+        model = model.base_model
+    if head == "new":
+        _replace_head(model, labels, keep_pre_logits)
+    _set_sizes(model, processor, image_size, patch_size)
     if num_channels is not None:
-        processor = with_channels(model, processor, num_channels)
-    processor = with_preset(processor, preset, model.config)
+        _set_num_channels(model, processor, num_channels)
+    if preset is not None:
+        set_preset(processor, preset, model.config)
     sync_processor_size(model, processor, name, is_requested=image_size is not None or preset is not None)
+    if backend is None and head == "keep" and files.find(QUANTIZATION_RECORD) is not None:
+        backend = "int8"
     if backend is not None:
         from .backends.choosing import use_backend  # imports torch's exporters
 
-        model = use_backend(model, backend, **where)
+        model = use_backend(model, backend, **files.where)
     return model, processor
 
 
-def local_model(name: str | os.PathLike) -> str | os.PathLike:
-    """Return a model that the Auto classes load: any checkpoint that is not of hf_vit is converted once into the cache.
+def model_and_processor(model: Any, backend: str | None = None, **settings: Any) -> tuple[Any, Any]:
+    """Return a model and its image processor, given by name or as the pair itself.
 
-    The folder is `hf_vit/converted/...` in the assets cache of Hugging Face. Models of hf_vit, PEFT adapters, and
-    models of transformers that `hf_vit.conversion.convert` does not read are returned unchanged.
+    Args:
+        model: a name as in `load`, or (model, processor) as returned by `load`.
+        backend, settings: more arguments of `load`, for a name.
 
     Raises:
-        ValueError, OSError: as in `hf_vit.conversion.convert`.
+        ValueError: it is neither; or as in `load`.
+        OSError, ImportError: as in `load`.
     """
+    if isinstance(model, str | os.PathLike):
+        return load(model, backend=backend, **settings)
+    is_pair = isinstance(model, tuple) and len(model) == 2
+    if not is_pair or not isinstance(model[0], nn.Module) or isinstance(model[1], nn.Module) or not callable(model[1]):
+        raise ValueError(
+            f"model is {_describe(model)}; expected a folder, a name on the Hub, or the pair (model, processor) of "
+            "hf_vit.load"
+        )
+    if backend is not None:
+        raise ValueError(f"backend is {backend!r}, but the model is loaded: use hf_vit.use_backend")
+    return model
+
+
+def check_name(model: Any) -> None:
+    """Raise ValueError unless a model is given as a name or path."""
+    if not isinstance(model, str | os.PathLike):
+        raise ValueError(
+            f"model is {_describe(model)}; expected a folder or a name on the Hub (save objects with save_pretrained)"
+        )
+
+
+def check_classifier(model: Any, name: str | os.PathLike | None = None) -> None:
+    """Raise ValueError if a model, loaded from `name`, has no classification head."""
+    if not (hasattr(model, "classifier") or getattr(model, "is_classifier", False)):
+        found = type(model).__name__ if name is None else f"{name}, an {type(model).__name__},"
+        raise ValueError(f"cannot classify: {found} has no classification head; load a classifier")
+
+
+def _describe(model: Any) -> str:
+    if isinstance(model, tuple):
+        return f"the tuple ({', '.join(type(part).__name__ for part in model)})"
+    return f"of type {type(model).__name__}"
+
+
+# Where a model is.
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of a model of this package, or of a PEFT adapter for one.
+
+    Attributes:
+        name: a folder, or a name on the Hub.
+        where: arguments of `from_pretrained` that locate its files, such as `revision`.
+        config: content of its config.json; empty for an adapter.
+        adapter: path of its adapter_config.json; None for a model.
+        origin: name of the checkpoint, if it was converted into the cache; None for any other model.
+    """
+
+    name: str | os.PathLike
+    where: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
+    origin: str | None = None
+
+    def find(self, file: str) -> str | None:
+        """Return the local path of one of the files; None if there is no such file."""
+        return find_file(self.name, file, self.where)
+
+
+def resolve_model(name: str | os.PathLike) -> str | os.PathLike:
+    """Return the folder of a model, or its name on the Hub; that of its conversion, for another library's model."""
+    return find_model(name).name
+
+
+def find_model(name: str | os.PathLike, **where: Any) -> ModelFiles:
+    """Find a model; a checkpoint of another library is converted into the cache, at its first use.
+
+    The cache is `hf_vit/converted` in `HF_ASSETS_CACHE`. The key of an entry is the content of the checkpoint (of a
+    released file its address), the version of the package, and `CONVERSION_VERSION`. Entries of other versions are
+    not used. The folder may be deleted at any time.
+
+    Args:
+        where: arguments of `from_pretrained` that locate files, such as `revision`.
+
+    Raises:
+        ValueError: it is of an unknown architecture, or a file is damaged.
+        OSError: it cannot be found or downloaded, or the cache cannot be written.
+    """
+    check_name(name)
     location = address_of(str(name))
     try:
-        model_type = _stored_settings(location, {}).get("model_type")
-    except OSError:  # an adapter, or not found
-        return name
-    from .conversion.transformers import THEIR_MODELS  # slow to import
-
-    if model_type not in (None, "timm_wrapper", *THEIR_MODELS):  # transformers' name of any folder of timm
-        return name
-    from .conversion.checkpoint import fetch_any
-    from .conversion.converting import convert
-
-    content = "" if location.startswith("gs://") else sha256_at(fetch_any(location).path)
-    path = Path(location).expanduser()
-    origin = path.resolve() if path.exists() else location
-    key = hashlib.sha256(f"{origin} {content} {versions_of(('hf_vit',))}".encode()).hexdigest()
-    folder = cached_assets_path("hf_vit", "converted", key) / PurePosixPath(location.rstrip("/")).name
-    with FileLock(f"{folder}.lock"):  # another process may convert the same file
-        if not folder.exists():
-            convert(location, read_weights=False).save(folder)
-    return folder
+        config = _read_config(location, where)
+    except OSError:  # the folder of an adapter has no config.json
+        adapter = _find_adapter(location, where)
+        if adapter is None:
+            raise
+        return ModelFiles(location, where, adapter=adapter)
+    if config.get("model_type") in CONFIGURATIONS:
+        return ModelFiles(location, where, config)
+    folder = _convert_into_cache(location, where, config.get("model_type"))
+    return ModelFiles(folder, {}, read_json_object(folder / "config.json"), origin=str(name))
 
 
-def _stored_settings(name: str | os.PathLike, where: Mapping[str, Any]) -> dict[str, Any]:
+def _read_config(location: str, where: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json of a folder or of a name on the Hub; empty for a file, an address, or other folders.
 
     Raises:
         OSError: it does not exist, or cannot be downloaded.
         ValueError: the config.json is damaged.
     """
-    path = Path(name, where.get("subfolder") or "").expanduser()
+    path = Path(location, where.get("subfolder") or "").expanduser()
     has_config = any((path / file).exists() for file in ("config.json", "adapter_config.json"))
-    is_other = path.exists() or "://" in str(name) or str(name).startswith("augreg:")
-    return {} if is_other and not has_config else read_settings(name, **where)
+    is_checkpoint = path.exists() or "://" in location
+    return {} if is_checkpoint and not has_config else read_settings(location, **where)
 
 
-def _load_or_convert(name: str | os.PathLike, settings: Mapping[str, Any], model_class: Any = None) -> tuple[Any, Any]:
-    """Load a model of hf_vit, without a processor, or convert one of another library, with its processor.
-
-    Args:
-        settings: arguments of `from_pretrained`.
-        model_class: None: the class that the model was saved as, which an Auto class cannot choose.
-    """
-    where = {key: settings[key] for key in LOCATION_ARGUMENTS if key in settings}
-    stored = _stored_settings(name, where)
-    if stored.get("model_type") not in CONFIGURATIONS:
-        return _convert(name, where, settings)
-    saved = saved_class(stored)
-    if saved not in MODEL_CLASSES:
-        raise ValueError(f"cannot load {name}: its config.json names {saved or 'no class'} (expected an hf_vit class)")
-    return (model_class or MODEL_CLASSES[saved]).from_pretrained(name, **settings), None
-
-
-def _convert(name: str | os.PathLike, where: dict[str, Any], settings: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Convert a model of another library in memory; arguments as in `_load_adapted`."""
-    from .conversion.converting import convert  # slow to import
-
-    subfolder = where.pop("subfolder", None) or ""
-    source = Path(name, subfolder) if Path(name).exists() else str(name)
-    model, processor = convert(source, where=where)
-    record: Any = model.conversion_record
-    if record["dialect"]["names"] == "transformers":  # hf_vit may have written the folder
-        file = find_file(source, CONVERSION_RECORD, where, needs_hub=False)
-        earlier = {} if file is None else read_json_object(file)
-        if earlier.get("fingerprint") == record["fingerprint"]:
-            record = earlier
-    ignored = (*LOCATION_ARGUMENTS, "trust_remote_code", "verify")
-    if own := {key: value for key, value in settings.items() if key not in ignored}:
-        config, rest = type(model.config).from_dict(model.config.to_dict(), return_unused_kwargs=True, **own)
-        model = type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), **rest)
-    model.conversion_record = record
-    return model, processor
-
-
-def find_adapter(name: str | os.PathLike, **where: Any) -> str | None:
+def _find_adapter(location: str, where: Mapping[str, Any]) -> str | None:
     """Return the path of the adapter_config.json of a PEFT adapter, a folder or a name on the Hub; else None."""
-    is_model = os.path.isfile(os.path.join(name, "config.json"))
-    if is_model or not (os.path.isdir(name) or HUB_NAME.fullmatch(os.fspath(name))):
+    if not (os.path.isdir(location) or HUB_NAME.fullmatch(location)):
         return None
     try:
-        return find_adapter_config_file(str(name), **where)
+        return find_adapter_config_file(location, **where)
     except (OSError, ValueError):  # neither a folder nor on the Hub
         return None
 
 
-def _load_adapted(name: str | os.PathLike, adapter: str, where: dict[str, Any], settings: dict[str, Any]) -> Any:
+def _convert_into_cache(location: str, where: Mapping[str, Any], model_type: str | None) -> Path:
+    """Convert another library's checkpoint, unless the cache has its conversion; return the folder.
+
+    Args:
+        model_type: that of its config.json; None without one.
+    """
+    from .conversion.checkpoint import fetch_any  # slow to import
+    from .conversion.converting import CONVERSION_VERSION, convert
+    from .conversion.recognition import check_model_type
+
+    check_model_type(location, model_type)  # before the weights are downloaded
+    of_snapshot = dict(where)
+    subfolder = of_snapshot.pop("subfolder", None) or ""
+    local = Path(location, subfolder).expanduser()
+    if local.exists():
+        location = str(local)
+    elif subfolder:
+        raise ValueError(f"cannot convert the subfolder {subfolder} of {location}: download it, and give its folder")
+    path, content = None, ""
+    if not location.startswith("gs://"):  # whose files do not change
+        path = fetch_any(location, of_snapshot).path
+        content = _content_of(path)
+    public_name = local.name if local.exists() else location
+    about = f"{public_name} {content} {versions_of(('hf_vit',))} {CONVERSION_VERSION}"
+    with _explain_unwritable():
+        entry = cached_assets_path("hf_vit", "converted", hashlib.sha256(about.encode()).hexdigest())
+    folder = entry / PurePosixPath(location.rstrip("/")).name
+    if folder.exists():  # complete, since it appeared at once
+        return folder
+    lock = FileLock(f"{folder}.lock")  # another process may convert the same checkpoint
+    with _explain_unwritable():
+        lock.acquire()
+    try:
+        if not folder.exists():
+            record = None if path is None else _record_beside(path)
+            conversion = convert(location, read_weights=record is not None, where=of_snapshot)
+            if record is not None and record.get("fingerprint") == conversion.record["fingerprint"]:
+                conversion.model.conversion_record = record
+            conversion.save(folder)
+    finally:
+        lock.release()
+    return folder
+
+
+def _content_of(path: Path) -> str:
+    """Return the SHA-256 of what a conversion reads: a file, a folder of arrays, or the files beside a config.json."""
+    if not (path / "config.json").is_file():
+        return sha256_at(path)
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    lines = [f"{sha256_of(file)}  {file.name}\n" for file in files]
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _record_beside(path: Path) -> dict[str, Any] | None:
+    """Return the conversion.json of a folder of transformers that hf_vit wrote; None for any other checkpoint."""
+    file = path / CONVERSION_RECORD
+    return read_json_object(file) if (path / "config.json").is_file() and file.is_file() else None
+
+
+@contextmanager
+def _explain_unwritable() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise OSError(
+            f"cannot cache the converted model: {error}; set HF_ASSETS_CACHE to a folder that can be written, or use "
+            "the folder that `hf-vit convert` writes"
+        ) from error
+
+
+# Weights.
+
+
+def _load_weights(files: ModelFiles, head: str, settings: Mapping[str, Any], model_class: Any = None) -> Any:
+    """Load a model of this package.
+
+    Args:
+        head: as in `load`.
+        settings: arguments of `from_pretrained`, without those that locate files.
+        model_class: the class; None: by `head`.
+
+    Raises:
+        ValueError: `head` is "keep", no other labels are asked for, and the weights lack the head.
+    """
+    if model_class is None:
+        model_class = _choose_class(files, head)
+    model, info = model_class.from_pretrained(files.name, output_loading_info=True, **files.where, **settings)
+    absent = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
+    lacking = sorted(key for key in absent if key.startswith("classifier."))
+    if lacking and head == "keep" and not settings.keys() & {"num_labels", "id2label"}:
+        raise ValueError(
+            f"{files.name} lacks the weights of its classification head ({', '.join(lacking)}); "
+            'hf_vit.load(..., head="new", labels=...) makes a new one'
+        )
+    if files.origin is not None:
+        model.conversion_record = read_json_object(str(files.find(CONVERSION_RECORD)))
+        model.name_or_path = model.config.name_or_path = files.origin
+    return model
+
+
+def _choose_class(files: ModelFiles, head: str) -> Any:
+    saved = saved_class(files.config)
+    if saved not in MODEL_CLASSES:
+        found = saved or "no class"
+        raise ValueError(f"cannot load {files.name}: its config.json names {found} (expected an hf_vit class)")
+    if head == "keep":
+        return MODEL_CLASSES[saved]
+    auto_class = AutoModel if head == "none" else AutoModelForImageClassification
+    config_class = CONFIGURATIONS[files.config["model_type"]]
+    return next(one for auto, one in AUTO_MODELS if auto is auto_class and one.config_class is config_class)
+
+
+def _load_adapted(files: ModelFiles, settings: Mapping[str, Any]) -> tuple[Any, HfViTImageProcessor]:
     """Load the base model that a PEFT adapter names, with the adapter merged into its weights.
 
     A head that the adapter stores replaces that of the base; if it has other classes, they are called LABEL_0 and so
     on, since an adapter has no class names.
 
-    Args:
-        adapter: path of its adapter_config.json.
-        where, settings: arguments of `from_pretrained`; `where` those that locate the adapter.
-
     Returns:
         The model, and an image processor: of the adapter's folder, or else of the base.
     """
-    about = read_json_object(adapter)
-    base, made_for = about.get("base_model_name_or_path"), about.get("auto_mapping")
+    about = read_json_object(str(files.adapter))
+    name, base, made_for = files.name, about.get("base_model_name_or_path"), about.get("auto_mapping")
     if not base or not isinstance(base, str):
-        raise ValueError(f"{name} is a PEFT adapter without base_model_name_or_path in its {os.path.basename(adapter)}")
+        file = os.path.basename(str(files.adapter))
+        raise ValueError(f"{name} is a PEFT adapter without base_model_name_or_path in its {file}")
     require("peft")
     import peft
 
-    settings = {key: value for key, value in settings.items() if key not in ("revision", "subfolder")}
-    model_class = MODEL_CLASSES.get(str(made_for.get("base_model_class"))) if isinstance(made_for, dict) else None
-    model, base_processor = _load_or_convert(base, settings, model_class)
+    of_base = {key: value for key, value in files.where.items() if key not in ("revision", "subfolder")}
+    base_files = find_model(base, **of_base)
+    made_for = made_for.get("base_model_class") if isinstance(made_for, dict) else None
+    model_class = MODEL_CLASSES.get(str(made_for)) or _choose_class(base_files, "keep")
+    model = _load_weights(base_files, "new", settings, model_class)  # "new": the adapter may have a head of its own
     try:
-        weights = peft.load_peft_weights(str(name), device="cpu", **where)
+        weights = peft.load_peft_weights(str(name), device="cpu", **files.where)
         head = next((weight for key, weight in weights.items() if key.endswith(".classifier.weight")), None)
         if head is not None and len(head) != model.config.num_labels:
             model.config.num_labels = len(head)
             model.classifier = HfViTHead(head.shape[1], len(head), dtype=model.dtype)
         with warnings.catch_warnings():  # of keys, which are compared below, and of what PEFT asks of transformers
             warnings.simplefilter("ignore")
-            adapted = peft.PeftModel.from_pretrained(model, str(name), **where)
+            adapted = peft.PeftModel.from_pretrained(model, str(name), **files.where)
         different = weights.keys() ^ peft.get_peft_model_state_dict(adapted).keys()
     except Exception as error:
         raise ValueError(f"cannot load {name}, a PEFT adapter for {base}: {error!s:.300}") from error
     if different:
         raise ValueError(f"the adapter {name} does not fit {base}: only one has {', '.join(sorted(different)[:3])}")
-    trusted = settings.get("trust_remote_code", False)
-    processor = load_processor(name, trusted, **where) or base_processor or load_processor(base, trusted)
-    return adapted.merge_and_unload(), processor or make_processor(base, model.config, {})
+    model = adapted.merge_and_unload()
+    return model, _find_processor(model.config, files, base_files)
 
 
-def load_processor(folder: str | os.PathLike, trust_remote_code: bool = False, **where: Any) -> Any:
-    """Load the image processor of a folder or a name on the Hub, of any class; None if there is none.
+def _replace_head(model: Any, labels: int | Sequence[str] | None, keep_pre_logits: bool) -> None:
+    """Give a classifier a linear head of zeros for other classes.
+
+    The pre-logits layer is removed, as in the paper's fine-tuning (section 3.2 of arXiv 2010.11929), unless
+    `keep_pre_logits` is set. What belongs to the old head (thresholds, temperature, the record of the weights' source)
+    is removed too.
+    """
+    names = [f"LABEL_{index}" for index in range(labels)] if isinstance(labels, int) else list(labels or ())
+    classifier, config = model.classifier, model.config
+    features = classifier.in_features
+    pooler = None if keep_pre_logits else getattr(getattr(model, "vit", None), "pooler", None)
+    if isinstance(config, HfViTConfig) and config.representation_size and pooler is not None:
+        pooler.dense = config.representation_size = None
+        features = config.hidden_size
+    model.classifier = HfViTHead(features, len(names), dtype=classifier.weight.dtype)
+    nn.init.zeros_(model.classifier.weight)
+    nn.init.zeros_(model.classifier.bias)
+    set_class_names(config, names)
+    model.conversion_record = None
+
+
+def set_class_names(config: Any, names: Sequence[str]) -> None:
+    """Set the class names of a configuration, and remove thresholds and temperature, which belong to other classes."""
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: index for index, name in config.id2label.items()}
+    config.clear_calibration()
+
+
+# Image processors.
+
+
+def _find_processor(config: Any, *places: ModelFiles) -> HfViTImageProcessor:
+    """Load the image processor of the first place that has one; make one for the weights of the last if none has."""
+    for files in places:
+        processor = load_processor(files.name, config, **files.where)
+        if processor is not None:
+            return processor
+    return _make_processor(config, places[-1])
+
+
+def load_processor(folder: str | os.PathLike, config: Any, **where: Any) -> HfViTImageProcessor | None:
+    """Load the image processor of a folder or a name on the Hub; one of another class is translated.
 
     Args:
-        trust_remote_code: run code of the folder, if the processor's class is in it; False: raise ValueError.
+        config: configuration of the model, whose sizes a translated processor has where its file states none.
         where: arguments of `from_pretrained` that locate files, such as `revision`.
 
+    Returns:
+        The processor; None if there is none.
+
     Raises:
-        ValueError: its preprocessor_config.json is damaged, or has values of a wrong type; or its class is unknown.
+        ValueError: its preprocessor_config.json is damaged, has values of a wrong type, or names code in the folder.
         OSError: the Hub cannot be reached, to find out whether there is one.
     """
-    files = [find_file(folder, name, where) for name in (IMAGE_PROCESSOR_NAME, PROCESSOR_NAME)]
-    if files == [None, None]:
+    stored = read_image_processor(folder, **where)
+    if stored is None:
         return None
     try:
-        for file in filter(None, files):
-            read_json_object(file)  # limits its size
-        return AutoImageProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code, **where)
+        if stored_class(stored) in (None, HfViTImageProcessor.__name__):
+            return HfViTImageProcessor.from_dict(stored)
+        from .conversion.image_processors import translate_processor  # slow to import
+
+        return HfViTImageProcessor.for_model(config, **translate_processor(stored))
     except (OSError, ImportError, MemoryError):
         raise
     except Exception as error:
-        raise ValueError(f"cannot read the {IMAGE_PROCESSOR_NAME} of {folder}: {error}") from error
+        raise ValueError(f"cannot read the preprocessor_config.json of {folder}: {error}") from error
 
 
-def make_processor(name: str | os.PathLike, config: Any, where: dict[str, Any]) -> HfViTImageProcessor:
+def _make_processor(config: Any, files: ModelFiles) -> HfViTImageProcessor:
     """Make an image processor for a folder that has none, from what is known of the weights; with a warning."""
     preset = "bit" if isinstance(config, HfBiTConfig) else "vit_jax"
-    if (record := find_file(name, CONVERSION_RECORD, where)) is not None:
+    record = files.find(CONVERSION_RECORD)
+    if record is not None:
         recorded = read_json_object(record).get("preset")
         preset = recorded if isinstance(recorded, str) and recorded in PRESETS else preset
-    processor: Any = HfViTImageProcessor.for_model(config, preset=preset)
+    processor = HfViTImageProcessor.for_model(config, preset=preset)
+    mean, std = processor.settings()["image_mean"], processor.settings()["image_std"]
     logger.warning(
-        f"{name} holds no image processor. One was made with the preset {preset!r}, image_mean {processor.image_mean} "
-        f"and image_std {processor.image_std}; set other values if the weights were trained with them."
+        f"{files.name} holds no image processor. One was made with the preset {preset!r}, image_mean {mean} and "
+        f"image_std {std}; set other values if the weights were trained with them."
     )
     return processor
 
 
-def _as_ours(processor: Any, config: Any) -> HfViTImageProcessor:
-    """Return an `HfViTImageProcessor` with the size, mean and standard deviation of any processor."""
-    if isinstance(processor, HfViTImageProcessor):
-        return processor
-    found = {name: getattr(processor, name, None) for name in _NORMALIZATION}
-    size = output_size(processor) or as_pair(config.image_size)
-    return HfViTImageProcessor.for_model(config, **found, size=size)
+# Changes that the caller asks for.
 
 
-def with_preset(processor: Any, preset: str | None, config: Any) -> Any:
-    """Return the processor with another preset, at the same size; None changes nothing.
-
-    Mean and standard deviation are kept, since the weights depend on them.
-
-    Raises:
-        ValueError: the model cannot take the preset's output.
-    """
-    if preset is None:
-        return processor
-    check_choice("preset", preset, PRESETS)
-    if preset == "native" and getattr(config, "stride", 1) != 1:
-        raise ValueError("cannot set preset native: it cuts images into patches, and a ResNet needs whole images")
-    processor = _as_ours(processor, config)
-    kept = {name: getattr(processor, name) for name in _NORMALIZATION}
-    patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
-    processor.update(preset=preset, **patches, **kept)
-    return processor
+def _set_sizes(model: Any, processor: HfViTImageProcessor, image_size: Size | None, patch_size: Size | None) -> None:
+    """Set the image size and the patch size of a model; the processor follows in `sync_processor_size`."""
+    if patch_size is None:
+        if image_size is not None:
+            model.set_image_size(image_size)
+        return
+    model.set_patch_size(patch_size, image_size)
+    model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
+    if processor.preset == "native":
+        processor.update(patch_size=[size * model.config.stride for size in as_pair(patch_size)])
 
 
-def with_channels(model: Any, processor: Any, num_channels: int) -> HfViTImageProcessor:
-    """Set a model's number of channels, and return its processor with as many.
+def _set_num_channels(model: Any, processor: HfViTImageProcessor, num_channels: int) -> None:
+    """Set the number of channels of a model and its processor.
 
     Mean and standard deviation repeat in their order, like the kernels of the model.
     """
-    processor, repeated = _as_ours(processor, model.config), {}
     model.set_num_channels(num_channels)
+    repeated = {}
     for name in ("image_mean", "image_std"):
         values = getattr(processor, name)
         if isinstance(values, list | tuple):
             repeated[name] = list(islice(cycle(values), num_channels))
     processor.update(num_channels=num_channels, **repeated)
-    return processor
+
+
+def set_preset(processor: HfViTImageProcessor, preset: str, config: Any) -> None:
+    """Set another preset of a processor, at the same size, with its mean and standard deviation.
+
+    Raises:
+        ValueError: the model cannot take the preset's output.
+    """
+    check_choice("preset", preset, PRESETS)
+    if preset == "native" and getattr(config, "stride", 1) != 1:
+        raise ValueError("cannot set preset native: it cuts images into patches, and a ResNet needs whole images")
+    kept = {name: getattr(processor, name) for name in _NORMALIZATION}
+    patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
+    processor.update(preset=preset, **patches, **kept)
 
 
 def save_folder(

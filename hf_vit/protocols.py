@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from .devices import start_accelerator
 from .evaluation import classification, features
 from .files.output import write_json
+from .loading import check_name
 from .settings.fields import EvaluateSettings, Protocol
 from .settings.recipes import build_settings
 from .training import vtab
@@ -53,6 +54,7 @@ def evaluate(
     Example:
         >>> hf_vit.evaluate("out", "photographs", split="test")["accuracy"]
     """
+    check_name(model)
     own = {"model": model, "dataset": dataset, "output_dir": output_dir}
     own = {name: None if value is None else str(value) for name, value in own.items()}
     return run_protocol(build_settings(EvaluateSettings, {**settings, **own, "protocol": protocol, "split": split}))

@@ -39,7 +39,7 @@ from .files.download import sha256_of
 from .files.image_files import images_below
 from .files.output import new_folder, refuse_existing, write_json
 from .files.versions import require
-from .loading import copy_reports, load, local_model
+from .loading import copy_reports, load, resolve_model
 from .models.modeling_hf_vit import HfViTForImageClassification
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
 from .models.utils import as_pair
@@ -84,7 +84,6 @@ def quantize(
     refuse_existing(output, overwrite)
     require("nncf", "openvino")
     files = _choose_images(images)
-    folder = local_model(folder)
     model, processor = load(folder, backend="eager")  # the folder may be quantized already
     if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
         raise ValueError(f"cannot quantize {folder}: it holds a {type(model).__name__} (expected a ViT classifier)")
@@ -97,7 +96,7 @@ def quantize(
     with new_folder(output, overwrite) as draft:
         model.save_pretrained(draft)
         processor.save_pretrained(draft)
-        copy_reports(folder, draft, CONVERSION_RECORD)
+        copy_reports(resolve_model(folder), draft, CONVERSION_RECORD)
         ranges = _write_program(model, pixel_values[~held_out], outliers, draft)
         record = {
             "format": FORMAT,

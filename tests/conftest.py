@@ -33,7 +33,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session", autouse=True)
 def assets_cache(tmp_path_factory):
-    """A folder for what `local_model` converts, instead of the user's cache."""
+    """A folder for what `hf_vit.load` converts, instead of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("assets")
         patch.setattr(loading, "cached_assets_path", partial(loading.cached_assets_path, assets_dir=folder))

@@ -1,21 +1,26 @@
 """Loading of a folder, and classification."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
 import transformers
+from huggingface_hub import cached_assets_path
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import hf_vit
+from hf_vit import loading
 from hf_vit.conversion import convert, export
 from hf_vit.files.predictions import Prediction, most_likely
 from hf_vit.inference.predictor import predict
-from hf_vit.loading import load, load_processor, local_model
+from hf_vit.loading import find_model, load, load_processor, model_and_processor, resolve_model
 
 from .comparing import change_json
-from .tiny_models import load_model, tiny, write_images
+from .tiny_models import TINY, load_model, save_tiny, tiny, write_images
+
+TINY_CONFIG = hf_vit.HfViTConfig(**TINY)
 
 
 def test_load_returns_model_and_processor(folder):
@@ -24,7 +29,7 @@ def test_load_returns_model_and_processor(folder):
     assert not model.training
     assert type(processor) is hf_vit.HfViTImageProcessor
     (folder / "preprocessor_config.json").unlink()
-    assert load_processor(folder) is None
+    assert load_processor(folder, model.config) is None
 
 
 @pytest.mark.parametrize(
@@ -54,13 +59,51 @@ def test_commands_convert_a_checkpoint_once(tmp_path, source):
     export(model, tmp_path / "timm.safetensors", "timm")
     export(model, tmp_path / "timm", "timm")
     export(model, tmp_path / "transformers", "transformers")
-    folder = local_model(tmp_path / source)
+    folder = resolve_model(tmp_path / source)
     written = (folder / "model.safetensors").stat().st_mtime_ns
     loaded, pixel_values = load_model(folder), torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(loaded(pixel_values).logits, convert(tmp_path / source)[0](pixel_values).logits)
-    assert local_model(tmp_path / source) == folder
+    assert resolve_model(tmp_path / source) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    assert local_model(folder) == folder
+    assert str(resolve_model(folder)) == str(folder)
+
+
+def test_a_changed_checkpoint_is_converted_again(tmp_path, monkeypatch):
+    export(tiny(seed=1, hidden_size=64, num_attention_heads=1, image_size=32, patch_size=8), tmp_path / "a.npz", "jax")
+    first = find_model(tmp_path / "a.npz")
+    monkeypatch.setattr("hf_vit.conversion.converting.CONVERSION_VERSION", 0)
+    assert find_model(tmp_path / "a.npz").name != first.name
+    monkeypatch.undo()
+    assert find_model(tmp_path / "a.npz") == first
+    export(
+        tiny(seed=2, hidden_size=64, num_attention_heads=1, image_size=32, patch_size=8),
+        tmp_path / "a.npz",
+        "jax",
+        overwrite=True,
+    )
+    assert find_model(tmp_path / "a.npz").name != first.name
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    """A folder of hf_vit needs none; an entry that exists is used."""
+    (tmp_path / "file").touch()
+    model = tiny(seed=3, hidden_size=64, num_attention_heads=1, image_size=32, patch_size=8)
+    export(model, tmp_path / "b.npz", "jax")
+    monkeypatch.setattr(loading, "cached_assets_path", partial(cached_assets_path, assets_dir=tmp_path / "file"))
+    with pytest.raises(OSError, match="HF_ASSETS_CACHE"):
+        load(tmp_path / "b.npz")
+    load(save_tiny(tmp_path / "ours"))
+
+
+@pytest.mark.parametrize("head", ["keep", "none", "new"])
+@pytest.mark.parametrize("name", ["Swin", "DeiT", "ConvNext"])
+def test_architectures_that_are_not_converted(tmp_path, head, name):
+    """They are refused before any weights are read, by their type."""
+    config = getattr(transformers, f"{name}Config")()
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=config.model_type):
+        load(tmp_path, head=head, labels=3 if head == "new" else None)
 
 
 @pytest.mark.parametrize("name", ["Model", "Backbone", "ForImageClassification", "ForMaskedPatchPrediction"])
@@ -95,9 +138,88 @@ def test_a_pair_of_objects_predicts_like_its_folder(folder, tmp_path):
     ]
 
 
+WRONG_MODELS = {  # what is given as a model -> a part of the sentence
+    "model": (lambda model, processor: model, "HfViTForImageClassification"),
+    "swapped pair": (lambda model, processor: (processor, model), "HfViTImageProcessor, HfV"),
+    "tuple of one": (lambda model, processor: (model,), "HfViTForImageClassification"),
+    "list": (lambda model, processor: [model, processor], "list"),
+    "none": (lambda model, processor: None, "NoneType"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_MODELS)
+@pytest.mark.parametrize("function", ["load", "predict", "embed", "evaluate", "audit", "finetune", "calibrate", "plan"])
+def test_what_is_no_model_gets_one_sentence(folder, tmp_path, wrong, function):
+    make, part = WRONG_MODELS[wrong]
+    arguments = {
+        "load": (),
+        "finetune": (tmp_path, tmp_path / "out"),
+        "calibrate": (tmp_path, tmp_path / "out"),
+    }.get(function, (tmp_path,))
+    given = make(*load(folder))
+    if function == "plan":  # from the images to the model
+        if given is None:
+            return
+        given, arguments = tmp_path, (given,)
+    with pytest.raises(ValueError, match="folder") as found:
+        getattr(hf_vit, function)(given, *arguments)
+    assert part in str(found.value)
+    assert len(str(found.value)) < 200  # a printed network has thousands
+
+
+def test_a_name_or_a_pair_is_a_model_and_its_processor(folder):
+    pair = load(folder)
+    assert model_and_processor(pair) is pair
+    assert [type(one) for one in model_and_processor(folder)] == [type(one) for one in pair]
+    with pytest.raises(ValueError, match="use_backend"):
+        model_and_processor(pair, "torch")
+
+
+def test_heads(folder, tmp_path):
+    """The encoder's weights are those of the folder with every head; a new head is zero."""
+    kept, _ = load(folder)
+    bare, _ = load(folder, head="none")
+    new, _ = load(folder, head="new", labels=["a", "b", "c"])
+    assert [type(one).__name__ for one in (bare, new)] == ["HfViTModel", "HfViTForImageClassification"]
+    assert (new.config.num_labels, new.config.id2label[2], new.config.label2id["b"]) == (3, "c", 1)
+    assert new.classifier.weight.shape == (3, 14)
+    assert not new.classifier.weight.any()
+    assert not new.classifier.bias.any()
+    for other in (bare, new.base_model):
+        assert other.state_dict().keys() == kept.base_model.state_dict().keys()
+        for name, array in kept.base_model.state_dict().items():
+            assert torch.equal(other.state_dict()[name], array)
+    bare.save_pretrained(tmp_path / "bare")
+    again, _ = load(tmp_path / "bare", head="new", labels=5)
+    assert again.config.id2label == {index: f"LABEL_{index}" for index in range(5)}
+    with pytest.raises(ValueError, match="labels"):
+        load(folder, head="new")
+    with pytest.raises(ValueError, match="head"):
+        load(folder, labels=5)
+
+
+def test_a_new_head_replaces_the_pre_logits_layer(tmp_path):
+    """Section 3.2 of the paper; `keep_pre_logits` keeps it."""
+    save_tiny(tmp_path / "model", representation_size=9)
+    assert load(tmp_path / "model", head="new", labels=3)[0].classifier.weight.shape == (3, 14)
+    model, _ = load(tmp_path / "model", head="new", labels=3, keep_pre_logits=True)
+    assert model.classifier.weight.shape == (3, 9)
+    assert model.config.representation_size == 9
+
+
+def test_a_stored_head_without_weights_is_refused(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights = {name: array for name, array in weights.items() if not name.startswith("classifier.")}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"classifier\.weight"):
+        load(folder)
+    assert not load(folder, head="new", labels=11)[0].classifier.weight.any()
+    assert load(folder, head="none")[0].config.num_labels == 11
+
+
 def test_predict_refuses_a_model_without_head(folder):
     with pytest.raises(ValueError, match="HfViTModel"):
-        predict((load_model(folder).vit, load(folder)[1]), [])
+        predict(load(folder, head="none"), [])
 
 
 def test_requests_of_loading_from_the_hub(hub, client):
@@ -127,7 +249,6 @@ def test_a_mistyped_folder_is_not_requested_from_the_hub(monkeypatch):
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "processor_config.json"])
 def test_code_of_a_folder_never_runs_and_no_prompt_appears(folder, monkeypatch, file):
     from hf_vit.analysis.compute import load_config
-    from hf_vit.evaluation.models import load_pretrained
 
     monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("asked at a prompt"))
     (folder / "evil.py").write_text("raise SystemExit('code of the folder ran')")
@@ -137,8 +258,7 @@ def test_code_of_a_folder_never_runs_and_no_prompt_appears(folder, monkeypatch, 
         (folder / "preprocessor_config.json").unlink()
         content = {"image_processor": content}
     (folder / file).write_text(json.dumps(content))
-    reads = [load, lambda folder: load_pretrained(transformers.AutoModelForImageClassification, folder, None)]
-    for read in [*reads, load_config if file == "config.json" else load_processor]:
+    for read in [load, load_config if file == "config.json" else lambda folder: load_processor(folder, TINY_CONFIG)]:
         with pytest.raises((ValueError, OSError)):
             read(str(folder))
 

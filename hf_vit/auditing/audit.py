@@ -33,6 +33,7 @@ from ..evaluation.features import Extractor, LogisticRegression
 from ..files.output import own_file, refuse_existing, write_text
 from ..files.pages import data_uri, page_color, render_page
 from ..files.reading import read_text
+from ..loading import check_name
 from ..models.image_reading import ImageReadingError, is_npy, read_for_display, read_image, read_size
 from ..settings.fields import AuditSettings, EvaluateSettings
 from ..settings.recipes import build_settings
@@ -139,6 +140,7 @@ def audit(
         >>> for issue in hf_vit.audit("ti16", "photographs", output_dir="audit"):
         ...     print(issue.image, issue.issue, issue.suggested)
     """
+    check_name(model)
     settings |= {"model": str(model), "dataset": str(dataset), "train": None if train is None else str(train)}
     settings["output_dir"] = None if output_dir is None else str(output_dir)
     chosen = build_settings(AuditSettings, settings)

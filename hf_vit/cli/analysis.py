@@ -25,7 +25,7 @@ def inspect(
     from ..analysis.inspection import inspect
     from ..loading import load
 
-    model, processor = load(folder, image_size, backend="eager")
+    model, processor = load(folder, image_size=image_size, backend="eager")
     title = Path(folder).name or folder
     problems = inspect(model, processor, image, output, title=title, overwrite=overwrite)
     print(f"saved {output / 'report.html'}")

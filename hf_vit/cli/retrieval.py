@@ -58,9 +58,9 @@ def embed(
     found = find_images(images, dataset, split, image_column)
     silence_progress_bars()
     from ..inference.predictor import Predictor
-    from ..loading import local_model
+    from ..loading import resolve_model
 
-    folder = str(local_model(folder))
+    folder = str(resolve_model(folder))
     model, processor = load_on(folder, device, backend, min(batch_size, len(found)), features=True)
     about = _identify(folder) | {"features": "pooler_output", "normalized": normalize}
     predictor = Predictor((model, processor), "embed", batch_size=batch_size, normalize=normalize)

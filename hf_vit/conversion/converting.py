@@ -38,6 +38,8 @@ from .source import (
 )
 from .tables import ConversionError, name_checkpoint
 
+# Part of the key of cached conversions: raise it with every change by which a checkpoint gives another folder.
+CONVERSION_VERSION = 1
 FOLDER_FORMATS = ("hf_vit", "transformers")
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded
 _OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype"}

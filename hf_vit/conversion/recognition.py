@@ -9,7 +9,7 @@ from .source import CONFIGURATIONS, Naming, Request, Source
 from .tables import ConversionError
 from .timm import Timm, TimmBit
 from .torchvision import Torchvision
-from .transformers import Transformers
+from .transformers import THEIR_MODELS, Transformers
 
 SOURCES: tuple[Source, ...] = (
     Jax(),
@@ -20,6 +20,7 @@ SOURCES: tuple[Source, ...] = (
     Torchvision(),
 )
 
+_OF_TIMM = ("timm_wrapper",)  # transformers' name of any folder of timm
 _ROOT = r"^(?:params/|opt/target/|0/)?"  # prefix before a signature
 # (name of an array that only this kind of model has, or that a kind listed above also has; kind of model)
 _MODELS = (
@@ -53,12 +54,22 @@ def recognize(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]
             return source, naming
     if what is None and any(re.search("embeddings[./]patch_embeddings", name) for name in checkpoint.shapes):
         what = "transformers' parameter names (pass the folder that also contains config.json)"
-    if model_type := checkpoint.settings.get("model_type"):
-        owner = ", for hf_vit.load" if model_type in CONFIGURATIONS else " of transformers"
-        what = f"a model of type {model_type}{owner}"
+    model_type = checkpoint.settings.get("model_type")
+    check_model_type("it", model_type)
+    if model_type in CONFIGURATIONS:
+        what = f"a model of type {model_type}, for hf_vit.load"
     what = what or _find(_TEXTS, checkpoint.shapes)
     what = what or f"an unknown architecture (arrays such as {', '.join(sorted(checkpoint.shapes)[:3])})"
     raise ConversionError(f"it holds {what}; hf_vit converts ViT, its hybrids and BiT")
+
+
+def check_model_type(name: str, model_type: str | None) -> None:
+    """Raise ConversionError if a config.json is of an architecture of transformers that hf_vit does not convert."""
+    if model_type not in (None, *CONFIGURATIONS, *THEIR_MODELS, *_OF_TIMM):
+        raise ConversionError(
+            f"{name} holds a model of type {model_type} of transformers; hf_vit converts {', '.join(THEIR_MODELS)}, "
+            "and the ViT, its hybrids and BiT of timm, torchvision and the original code"
+        )
 
 
 def _find(signatures: tuple[tuple[str, str], ...], names: Collection[str]) -> str | None:

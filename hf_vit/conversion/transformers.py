@@ -15,7 +15,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from ..files.output import new_folder, write_json
-from ..files.reading import read_json_object
+from ..files.reading import read_image_processor
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
@@ -23,6 +23,7 @@ from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPredict
 from ..models.pretrained import CONVERSION_RECORD
 from ..models.utils import check_manifest
 from .checkpoint import Checkpoint, read_shards
+from .image_processors import OWN_FIELD, nearest_processor, translate_processor
 from .source import (
     MODELS,
     PLAIN,
@@ -62,9 +63,6 @@ VIT_SETTINGS = _shared(
 )
 SIGLIP_SETTINGS = _shared(transformers.SiglipVisionConfig, f"{_ENCODER} layer_norm_eps {_SIZES}")
 BIT_SETTINGS = _shared(transformers.BitConfig, "num_channels embedding_size depths layer_type")
-# Field of config.json and preprocessor_config.json that transformers keeps and ignores. In a config.json: fields of our
-# configuration ("config") and the "source" of the weights.
-OWN_FIELD = "hf_vit"
 NEAREST_PREPROCESSING = (
     "transformers resizes images in another way than hf_vit; docs/hub.md has the cost for each preset, and hf_vit.load "
     "the exact preprocessing"
@@ -214,47 +212,6 @@ def _refuse_others(settings: Mapping[str, Any], expected: Mapping[str, Any]) -> 
             raise ValueError(f"cannot read this model: {name} is {settings[name]!r} (expected {value!r})")
 
 
-def nearest_processor(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the preprocessor_config.json of transformers' image processor that is nearest to ours.
-
-    It is a ViTImageProcessor, which squashes images; or, where ours crops, a BitImageProcessor, because
-    ViTImageProcessor has no crop before transformers 5. Both resize with Pillow's filters, with antialiasing, and
-    round to integers.
-
-    Args:
-        settings: settings of an `HfViTImageProcessor`.
-    """
-    crops = settings["do_center_crop"]
-    return {
-        "image_processor_type": "BitImageProcessor" if crops else "ViTImageProcessor",
-        "do_resize": settings["do_resize"],
-        "size": settings["size"],
-        "resample": settings["resample"] if isinstance(settings["resample"], int) else 2,  # area is near to bilinear
-        **({"do_center_crop": True, "crop_size": settings["crop_size"]} if crops else {}),
-        "do_rescale": settings["do_rescale"],
-        "rescale_factor": settings["rescale_factor"],
-        "do_normalize": settings["do_normalize"],
-        "image_mean": settings["image_mean"],
-        "image_std": settings["image_std"],
-        "do_convert_rgb": settings["do_convert_rgb"] and settings["num_channels"] in (None, 3),
-    }
-
-
-def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a preprocessor_config.json of transformers' own models into arguments of `HfViTImageProcessor`."""
-    own = stored.get(OWN_FIELD)  # all settings of our image processor
-    if own and all(stored.get(name) == value for name, value in nearest_processor(own).items()):
-        return own  # else transformers' settings were changed later
-    if "Hybrid" in str(stored.get("image_processor_type") or stored.get("feature_extractor_type")):
-        # the defaults of transformers 4.57's ViTHybridImageProcessor, where they differ from ViT's
-        stored = {"resample": 3, "do_center_crop": True, "crop_size": 224, **stored}
-    known = HfViTImageProcessor.valid_kwargs.__annotations__
-    found = {name: value for name, value in stored.items() if name in known and value is not None}
-    if not found.get("do_center_crop"):
-        found.pop("crop_size", None)
-    return {"preset": "transformers", **found}
-
-
 class Transformers(Source):
     """transformers' models; the config.json holds GELU and epsilons, so logits are equal in both directions."""
 
@@ -314,9 +271,9 @@ class Transformers(Source):
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         folder = checkpoint.path.parent
-        file = folder / "preprocessor_config.json"
-        if file.is_file():
-            return Inferred(translate_processor(read_json_object(file)), "stated in preprocessor_config.json")
+        stored = read_image_processor(folder)
+        if stored is not None:
+            return Inferred(translate_processor(stored), "stated in preprocessor_config.json")
         usual = THEIR_MODELS[checkpoint.settings["model_type"]].preprocessing
         logger.warning(
             f"{folder} holds no image processor. One was made with the preset {usual['preset']!r}, that of the "

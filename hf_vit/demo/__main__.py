@@ -1,4 +1,4 @@
-"""Convert the embedded JAX checkpoint, load it with the Auto classes, classify handwriting, fine-tune.
+"""Convert the embedded JAX checkpoint, load it, classify handwriting, fine-tune.
 
 The checkpoint is a small ViT that `training/recipes/digits.yaml` trained on a random 80% of scikit-learn's digits.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 import hf_vit
 
@@ -39,8 +38,7 @@ def main() -> None:
     save_folder(folder, converted, processor, overwrite=True)
     print(f"converted digits.npz (original JAX layout, {converted.num_parameters():,} parameters) to {folder}")
 
-    model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=False).eval()
-    processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+    model, processor = hf_vit.load(folder)
     test = load_digits()["test"]
     images, labels = list(test["image"]), np.array(test["label"])
     with torch.inference_mode():

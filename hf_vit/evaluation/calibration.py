@@ -17,7 +17,7 @@ import torch
 from ..data.labels import match_to_model
 from ..devices import start_accelerator
 from ..files.output import refuse_existing, write_json
-from ..loading import copy_reports, local_model, save_folder
+from ..loading import check_name, copy_reports, resolve_model, save_folder
 from ..models.configuration_hf_vit import score_function
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..settings.fields import EvaluateSettings
@@ -67,6 +67,7 @@ def calibrate(
         >>> hf_vit.calibrate("out", "photographs", "calibrated")["temperature"]
     """
     refuse_existing(output_dir, bool(settings.get("overwrite")))
+    check_name(model)
     own = {"model": str(model), "dataset": str(dataset), "split": split}
     resolved = build_settings(EvaluateSettings, {**settings, **own})
     accelerator = start_accelerator(resolved)
@@ -93,7 +94,7 @@ def calibrate(
         plain.config.rejection_thresholds = limits.tolist()
         scale_head(plain, temperature)
         save_folder(output_dir, plain, processor, resolved.overwrite)
-        copy_reports(local_model(model), output_dir)
+        copy_reports(resolve_model(model), output_dir)
         write_json(Path(output_dir) / "calibration.json", results)
     accelerator.wait_for_everyone()
     return results

@@ -18,7 +18,7 @@ from ..devices import describe_device
 from ..files.download import fetch
 from ..files.messages import join_names, shorten
 from ..files.reading import read_json, read_json_object, read_yaml
-from ..loading import find_file, local_model
+from ..loading import find_model
 from ..models.configuration_hf_vit import MAX_LABELS, score_function, thresholds_of
 from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.recipes import dump
@@ -70,7 +70,7 @@ def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
     if settings.split is not None or "test" in (names_of_splits(*data) or ["test"]):
         name = settings.split or "test"
         return open_named(settings, name), name
-    file = find_file(local_model(str(settings.model)), "card_data.json", {})
+    file = find_model(str(settings.model)).find("card_data.json")
     record = {} if file is None else read_json_object(file)
     train_split = record.get("train_split") or settings.train_split
     is_trained_on = Path(str(record.get("dataset"))).resolve() == Path(data[0]).resolve()

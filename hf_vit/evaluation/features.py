@@ -27,7 +27,7 @@ from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import match_to_split, require_labels
 from ..data.splits import Split, open_named
 from ..files.output import own_file, write_text
-from ..loading import local_model
+from ..loading import resolve_model
 from ..settings.fields import EvaluateSettings
 from .models import load_evaluated
 from .predictions import TOP_K, EvaluationBatches, collect, model_inputs, score
@@ -65,7 +65,7 @@ class Extractor:
         self.settings, self.accelerator = settings, accelerator
         self.model, self.processor = load_evaluated(settings, accelerator, needs_head=False)
         self.config = self.model.config
-        self.model_fingerprint = fingerprint_model(str(local_model(settings.model))) if settings.output_dir else {}
+        self.model_fingerprint = fingerprint_model(str(resolve_model(settings.model))) if settings.output_dir else {}
         has_tokens = hasattr(self.config, "num_hidden_layers")
         available = {
             "pre_logits": getattr(self.config, "pooling", "cls") != "none",

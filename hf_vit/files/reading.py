@@ -7,11 +7,31 @@ from typing import Any
 
 import yaml
 
-from ..models.utils import MAX_DEPTH
+from ..models.utils import MAX_DEPTH, find_file
 from ..models.utils import parse_json as parse_json
 from ..models.utils import read_json as read_json
 from ..models.utils import read_json_object as read_json_object
 from ..models.utils import read_text as read_text
+
+
+def read_image_processor(folder: str | os.PathLike, **where: Any) -> dict[str, Any] | None:
+    """Read the settings of the image processor of a folder or a name on the Hub, of any class; None without one.
+
+    They are a preprocessor_config.json, or the part "image_processor" of a processor_config.json, as in transformers.
+
+    Args:
+        where: arguments of `from_pretrained` that locate files, such as `revision`.
+
+    Raises:
+        ValueError: the file is damaged.
+        OSError: the Hub cannot be reached, to find out whether there is one.
+    """
+    file = find_file(folder, "processor_config.json", where)
+    nested = None if file is None else read_json_object(file).get("image_processor")
+    if isinstance(nested, dict):
+        return nested
+    file = find_file(folder, "preprocessor_config.json", where)
+    return None if file is None else read_json_object(file)
 
 
 def read_csv(path: str | os.PathLike) -> tuple[list[str], list[dict[str, str]]]:

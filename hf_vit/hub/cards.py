@@ -17,13 +17,9 @@ import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCardData, constants, eval_result_entries_to_yaml
 
 from ..catalog import Released, find_released, released_facts
+from ..conversion.image_processors import translate_processor
 from ..conversion.source import MODELS, build_config
-from ..conversion.transformers import (
-    THEIR_MODELS,
-    is_classifier,
-    translate_processor,
-    translate_settings,
-)
+from ..conversion.transformers import THEIR_MODELS, is_classifier, translate_settings
 from ..files.messages import shorten
 from ..files.reading import parse_json, parse_yaml, read_text
 from ..files.readme import BEGIN, END

@@ -14,7 +14,7 @@ import torch
 
 from ..files.predictions import Prediction, lowest_scores, most_likely
 from ..files.versions import versions_of
-from ..loading import load
+from ..loading import check_classifier, load, model_and_processor
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.utils import check_choice
 from .batches import Batch, compute_batches, list_of_images
@@ -74,7 +74,6 @@ class Predictor:
             _check_number("threshold", threshold)
         if coverage is not None:
             _check_number("coverage", coverage)
-        _check_model(model, backend)
         self.task = task
         self.batch_size = batch_size
         self.workers = workers
@@ -83,11 +82,11 @@ class Predictor:
         self.reject = reject
         self._source = model
         self._backend = backend
-        self._pair: tuple[Any, Any] | None = model if isinstance(model, tuple) else load(model, backend=backend)
+        self._pair: tuple[Any, Any] | None = model_and_processor(model, backend)
         self._fingerprint: str | None = None
         self.lowest: list[float] | None = None  # of each class, the score from which on it is predicted
         if task == "classify":
-            _check_classifies(self.model)
+            check_classifier(self.model)
             self.lowest = lowest_scores(self.model.config, threshold, coverage)
         elif getattr(self.model.config, "pooling", "cls") == "none":
             raise ValueError("cannot embed images: the model's pooling is 'none' (expected 'cls', 'mean' or 'map')")
@@ -290,27 +289,6 @@ def embed(
         [[0]]
     """
     return Predictor(model, "embed", batch_size=batch_size, workers=workers, normalize=normalize)(images)
-
-
-def _check_model(model: Any, backend: str | None) -> None:
-    """Raise ValueError unless a model is a name, a path or (model, processor)."""
-    expected = "expected a folder, a name on the Hub, or the pair (model, processor) of hf_vit.load"
-    if isinstance(model, str | os.PathLike):
-        return
-    if not isinstance(model, tuple):
-        raise ValueError(f"model is of type {type(model).__name__}; {expected}")
-    kinds = ", ".join(type(part).__name__ for part in model)
-    if len(model) != 2 or not isinstance(model[0], torch.nn.Module) or not callable(model[1]):
-        raise ValueError(f"model is the tuple ({kinds}); {expected}")
-    if isinstance(model[1], torch.nn.Module):
-        raise ValueError(f"model is the tuple ({kinds}); {expected}")
-    if backend is not None:
-        raise ValueError(f"backend is {backend!r}, but the model is loaded: use hf_vit.use_backend")
-
-
-def _check_classifies(model: Any) -> None:
-    if not (hasattr(model, "classifier") or getattr(model, "is_classifier", False)):
-        raise ValueError(f"cannot classify: {type(model).__name__} has no classification head; load a classifier")
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

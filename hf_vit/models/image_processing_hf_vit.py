@@ -3,6 +3,7 @@
 import math
 import os
 import reprlib
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -88,6 +89,12 @@ logger = logging.get_logger(__name__)
 _FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map")
 # Arguments of `preprocess` that are not settings of the processor.
 _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
+
+
+def stored_class(settings: Mapping[str, Any]) -> str | None:
+    """Return the name of the class in a preprocessor_config.json; None if it names none."""
+    name = settings.get("image_processor_type") or settings.get("feature_extractor_type")
+    return None if name is None else str(name)
 
 
 def default_settings() -> dict[str, Any]:
@@ -322,6 +329,7 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
     preset: str
     size: Any
     crop_size: Any
+    do_resize: bool
     do_center_crop: bool
 
     def __init__(self, preset: str = "vit_jax", **kwargs: Any):
@@ -366,8 +374,12 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         classes pass on, are ignored.
 
         Raises:
-            ValueError: a field has the wrong type, or an argument looks like a misspelled setting.
+            ValueError: the settings are of another class, a field has the wrong type, or an argument looks like a
+                misspelled setting.
         """
+        stored_name = stored_class(image_processor_dict)
+        if stored_name not in (None, cls.__name__, HfViTImageProcessor.__name__):
+            raise ValueError(f"the image processor is a {stored_name} (expected {cls.__name__}); use hf_vit.load")
         known = cls.valid_kwargs.__annotations__
         wants_unused = kwargs.pop("return_unused_kwargs", False)
         changes = {name: kwargs.pop(name) for name in [*kwargs] if name in known}
@@ -459,22 +471,23 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         return batch
 
 
-# Keep the image sizes of a model and its image processor equal. The processor can be from another library.
+# Keep the image sizes of a model and its image processor equal.
 
 
-def sync_processor_size(model: Any, processor: Any, name: str | os.PathLike, is_requested: bool) -> None:
+def sync_processor_size(
+    model: Any, processor: HfViTImageProcessor, name: str | os.PathLike, is_requested: bool
+) -> None:
     """Set an image processor to the model's image size.
 
     Args:
         model: a model with `config.image_size`.
-        processor: an image processor of any class.
         name: folder or name on the Hub, for the warning.
         is_requested: the user chose the image size or the preset. Otherwise, a warning is logged if the size changes,
             and a processor whose images have different sizes is not changed.
     """
     own, wanted = output_size(processor), as_pair(model.config.image_size)
     if not is_requested and own != wanted:
-        if getattr(processor, "preset", None) == "native" or (own is None and not processor.do_resize):
+        if processor.preset == "native" or (own is None and not processor.do_resize):
             return
         found = "images of different sizes" if own is None else f"{own[0]} x {own[1]}"
         logger.warning(
@@ -484,17 +497,16 @@ def sync_processor_size(model: Any, processor: Any, name: str | os.PathLike, is_
     set_processor_size(processor, wanted)
 
 
-def output_size(processor: Any) -> tuple[int, int] | None:
-    """Return (height, width) of the images that an image processor of any class returns; None if sizes vary."""
-    crops = getattr(processor, "do_center_crop", False)
-    if getattr(processor, "preset", None) == "native" or not (crops or getattr(processor, "do_resize", True)):
+def output_size(processor: HfViTImageProcessor) -> tuple[int, int] | None:
+    """Return (height, width) of the images that an image processor returns; None if sizes vary."""
+    if processor.preset == "native" or not (processor.do_center_crop or processor.do_resize):
         return None
-    size = dict((processor.crop_size if crops else getattr(processor, "size", None)) or {})
-    return (size["height"], size["width"]) if size.keys() >= {"height", "width"} else None
+    size = processor.crop_size if processor.do_center_crop else processor.size
+    return (size["height"], size["width"]) if "height" in size else None
 
 
-def set_processor_size(processor: Any, image_size: Size) -> None:
-    """Set the output size of an image processor of any class.
+def set_processor_size(processor: HfViTImageProcessor, image_size: Size) -> None:
+    """Set the output size of an image processor.
 
     If the processor crops, the size of the resize changes by the preset's rule, or in proportion to the crop.
 
@@ -506,7 +518,7 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
         return
     height, width = as_pair(image_size)
     wanted = {"height": height, "width": width}
-    crops, preset = getattr(processor, "do_center_crop", False), getattr(processor, "preset", None)
+    crops, preset = processor.do_center_crop, processor.preset
     if not crops:
         sizes = {"size": wanted}
     elif preset in _CROP_PCT and _sizes_by_preset(preset, processor.crop_size)["size"] == processor.size:
@@ -517,12 +529,9 @@ def set_processor_size(processor: Any, image_size: Size) -> None:
         if "shortest_edge" in size:
             size = {"shortest_edge": round(size["shortest_edge"] * max(wanted.values()) / longest)}
         else:
-            size = {side: round(size[side] * wanted[side] / crop.get(side, longest)) for side in wanted}
+            size = {side: round(size[side] * wanted[side] / crop[side]) for side in wanted}
         sizes = {"size": size, "crop_size": wanted}
-    if isinstance(processor, HfViTImageProcessor):
-        processor.update(**{**sizes, "do_center_crop": crops})
-    else:
-        vars(processor).update(sizes)
+    processor.update(**{**sizes, "do_center_crop": crops})
 
 
 def _process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:

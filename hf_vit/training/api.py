@@ -21,7 +21,7 @@ from ..data.splits import Split, open_splits, split_into_folds
 from ..devices import keep_freed_memory, start_accelerator
 from ..files.messages import USER_ERRORS, silence_progress_bars, user_errors
 from ..files.output import new_model_files, write_json
-from ..loading import load
+from ..loading import check_name, load
 from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSettings, PretrainSettings
 from ..settings.recipes import build_settings
 from .build import build_for_pretraining, load_for_finetuning
@@ -61,6 +61,7 @@ def finetune(
         >>> metrics = hf_vit.finetune("ti16", "photographs", "out", recipe="finetune_small", epochs=2)
         >>> metrics["accuracy"]
     """
+    check_name(model)
     own = {"model": str(model), "dataset": str(dataset), "output_dir": str(output_dir)}
     command = _python_call("finetune", *own.values(), recipe=recipe, **settings)
     resolved = build_settings(FinetuneSettings, {**settings, **own}, recipe, plan=plan_recipe)

@@ -31,12 +31,11 @@ from ..devices import (
     mark_step,
     shard_by_layers,
 )
-from ..evaluation.models import check_supports_patch_sizes, load_pretrained, read_config
 from ..evaluation.predictions import TOP_K
 from ..files.messages import did_you_mean, join_names
-from ..loading import local_model, with_channels, with_preset
+from ..loading import find_model, load, set_class_names, set_preset
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, HfViTHybridConfig, as_pair
+from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ..models.flexible_sizes import check_mixed_sizes
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfViTHead
@@ -64,18 +63,19 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
         ValueError: weights other than the head's are missing, or hf_vit or `save_for` does not know the architecture.
     """
     assert settings.model
-    name = str(local_model(settings.model))
-    config = read_config(name)
-    if not isinstance(config, HfVisionConfig):
-        raise ValueError(f"{name} has a model of type {config.model_type}, which hf_vit cannot fine-tune")
-    _set_dropout(config, settings)
-    model, processor = load_pretrained(AutoModelForImageClassification, name, settings.image_size, config=config)
+    is_resnet = find_model(settings.model).config.get("model_type") == HfBiTConfig.model_type
+    model, processor = load(
+        settings.model,
+        head="new",
+        image_size=settings.image_size,
+        preset=settings.preset,
+        num_channels=settings.num_channels,
+        labels=split.label_names or split.num_labels,
+        keep_pre_logits=settings.keep_pre_logits,
+        **_dropout_rates(settings, is_resnet),
+    )
     model.config.name_or_path = model.name_or_path = str(settings.model)
-    if settings.num_channels is not None:
-        processor = with_channels(model, processor, settings.num_channels)
-    _replace_head(model, split, settings.keep_pre_logits)
-    _set_labels(model.config, split, settings.loss)
-    processor = with_preset(processor, settings.preset, model.config)
+    _set_problem_type(model.config, settings.loss)
     measure_channels(processor, split)
     if settings.save_for == "transformers":
         from ..conversion.exporting import find_writer  # slow to import
@@ -89,41 +89,20 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     return model, processor
 
 
-def _set_dropout(config: Any, settings: TrainingSettings) -> None:
-    """Set the dropout rates of a configuration to those of the settings that are given.
+def _dropout_rates(settings: TrainingSettings, is_resnet: bool) -> dict[str, Any]:
+    """Return the dropout rates that the settings give, by the name of their field in a configuration.
 
     Raises:
         ValueError: a rate is set for a ResNet.
     """
     rates = {field: getattr(settings, setting) for setting, field in _DROPOUT_FIELDS.items()}
-    if isinstance(config, HfBiTConfig):
-        if any(rates.values()):
-            raise ValueError("BiT has no dropout: omit --dropout, --attention-dropout and --drop-path")
-        return
-    for field, rate in rates.items():
-        if rate is not None:
-            setattr(config, field, rate)
+    if is_resnet and any(rates.values()):
+        raise ValueError("BiT has no dropout: omit --dropout, --attention-dropout and --drop-path")
+    return {field: rate for field, rate in rates.items() if rate is not None and not is_resnet}
 
 
-def _replace_head(model: PreTrainedModel, split: Split, keep_pre_logits: bool = False) -> None:
-    """Replace the head with a linear layer of zeros; remove the pre-logits layer unless `keep_pre_logits` is set."""
-    classifier: Any = model.classifier
-    features = classifier.in_features
-    pooler = None if keep_pre_logits else getattr(getattr(model, "vit", None), "pooler", None)
-    if isinstance(model.config, HfViTConfig) and model.config.representation_size and pooler is not None:
-        pooler.dense, model.config.representation_size = None, None
-        features = model.config.hidden_size
-    model.classifier = head = HfViTHead(features, split.num_labels, dtype=classifier.weight.dtype)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-
-
-def _set_labels(config: Any, split: Split, loss: str) -> None:
-    """Set the label names of a configuration, and its problem type, which selects sigmoid or softmax."""
-    names = split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
-    config.id2label = dict(enumerate(names))
-    config.label2id = {name: number for number, name in config.id2label.items()}
-    config.clear_calibration()
+def _set_problem_type(config: Any, loss: str) -> None:
+    """Set the problem type of a configuration, which selects sigmoid or softmax."""
     config.problem_type = "multi_label_classification" if loss == "sigmoid" else "single_label_classification"
 
 
@@ -139,12 +118,14 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         config.patch_target = settings.target
         model = AutoModelForMaskedImageModeling.from_config(config)
     else:
-        _set_labels(config, split, settings.loss)
+        set_class_names(config, split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)])
+        _set_problem_type(config, settings.loss)
         model = AutoModelForImageClassification.from_config(config)
     freeze_parameters(model, settings.freeze)
     height, width = as_pair(config.image_size)
     processor = HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
-    processor = with_preset(processor, settings.preset, config)
+    if settings.preset is not None:
+        set_preset(processor, settings.preset, config)
     measure_channels(processor, split)
     return model, processor
 
@@ -172,7 +153,8 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
     else:
         kind = HfViTHybridConfig if "stem_depths" in fields else HfBiTConfig if "depths" in fields else HfViTConfig
         config = kind(**fields)
-    _set_dropout(config, settings)
+    for field, rate in _dropout_rates(settings, isinstance(config, HfBiTConfig)).items():
+        setattr(config, field, rate)
     if settings.head == "mlp":
         if isinstance(config, HfBiTConfig):
             raise ValueError(
@@ -204,7 +186,8 @@ def prepare_patch_sizes(model: Any, patch_sizes: Sequence[int]) -> None:
     if not patch_sizes:
         return
     config, plain = model.config, model.get_base_model() if hasattr(model, "get_base_model") else model
-    check_supports_patch_sizes(plain, list(patch_sizes))
+    if not isinstance(config, HfViTConfig):
+        raise ValueError(f"cannot set the patch size of {type(plain).__name__}: it has no patches")
     if not config.is_flexible:
         plain.make_flexible()
         config.position_interpolation = "bilinear"
@@ -341,8 +324,7 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
         "size": as_pair(config.image_size),
         "crop_area": (low, high),
         "resize": None if settings.resize is None else as_pair(settings.resize),
-        # Missing in processors of transformers
-        "background": tuple(getattr(processor, "background", TrainTransform.background)),
+        "background": tuple(processor.background),
     }
     if (channels := config.num_channels) not in (1, 3):
         wrong = [name for name in ("randaugment_layers", "reduced_decoding") if getattr(settings, name)]
@@ -416,7 +398,7 @@ def check_support(
         if is_xla(accelerator) and getattr(settings, name) == value:
             raise ValueError(f"{name} is {value}, which does not work on XLA: it compiles every shape by itself")
     if settings.preset != "native":
-        if getattr(processor, "preset", None) == "native":
+        if processor.preset == "native":
             accelerator.print(
                 "The model is evaluated at native aspect ratios but trained at one size; set --preset native for both."
             )
@@ -431,6 +413,6 @@ def fingerprint_run(settings: TrainingSettings, split: Split) -> dict[str, Any]:
     fingerprint = {"data": fingerprint_data(split)}
     for role in ("model", "teacher"):
         if (model := getattr(settings, role, None)) is not None:
-            whole = fingerprint_model(str(local_model(model)))
+            whole = fingerprint_model(str(find_model(model).name))
             fingerprint[role] = {name: value for name, value in whole.items() if name != "code"}
     return fingerprint

@@ -17,6 +17,7 @@ from accelerate.utils import broadcast_object_list
 from ..data.samplers import BatchLayout
 from ..data.splits import Split, open_splits
 from ..devices import describe_device, start_accelerator
+from ..loading import check_name
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.image_reading import ImageReadingError, read_size
@@ -101,7 +102,10 @@ def plan(
         >>> plan = hf_vit.plan("photographs", "ti16")
         >>> hf_vit.finetune("ti16", "photographs", "out", recipe=plan.recipe, **plan.settings)
     """
-    given = {**settings, "dataset": str(dataset)} | ({} if model is None else {"model": str(model)})
+    given = {**settings, "dataset": str(dataset)}
+    if model is not None:
+        check_name(model)
+        given["model"] = str(model)
     run = build_settings(FinetuneSettings, {"model": next(iter(MODELS)), "output_dir": "unused", **given}, RECIPE)
     run.output_dir = None  # nothing is written, not even the list of unreadable images
     split, eval_split = open_splits(run)

@@ -20,9 +20,8 @@ from ..data.splits import Split
 from ..evaluation.vtab_data import Task, TaskData, join, open_task, read_table
 from ..files.output import own_file, write_json, write_text
 from ..files.removed_names import drop_removed_settings
-from ..loading import load_processor, local_model
+from ..loading import resolve_model
 from ..models.configuration_hf_vit import as_pair
-from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..settings.fields import EvaluateSettings, FinetuneSettings
 from ..settings.recipes import build, merge
 from .build import load_for_finetuning
@@ -81,9 +80,7 @@ class Runner:
     def __init__(self, settings: EvaluateSettings, accelerator: Accelerator, table: dict[str, Any]):
         self.settings, self.accelerator = settings, accelerator
         self.common, self.augmentation = dict(table["setting"]), table["augmentation"]
-        model = str(local_model(str(settings.model)))
-        if not isinstance(load_processor(model), HfViTImageProcessor | None):  # a missing one is made
-            del self.common["preset"]  # the model keeps its own preprocessing
+        model = str(resolve_model(str(settings.model)))
         self.output = Path(str(settings.output_dir))
         self.origin = {
             "model": fingerprint_model(model),

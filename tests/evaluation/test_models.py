@@ -3,16 +3,10 @@
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import (
-    AutoModel,
-    AutoModelForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessor,
-)
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
-from hf_vit.evaluation.models import load_evaluated, load_pretrained
-from hf_vit.loading import load, local_model
+from hf_vit.evaluation.models import load_evaluated
+from hf_vit.loading import load
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.settings.fields import EvaluateSettings
 
@@ -26,8 +20,8 @@ def test_a_classifier_of_transformers_is_evaluated_at_another_size(tmp_path):
     theirs = ViTForImageClassification(ViTConfig(**SIZES, num_labels=5)).eval()
     theirs.save_pretrained(tmp_path)
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
-    name = str(local_model(tmp_path))
-    model, processor = load_pretrained(AutoModelForImageClassification, name, 48)
+    settings = EvaluateSettings(model=str(tmp_path), image_size=48)
+    model, processor = load_evaluated(settings, Accelerator(cpu=True), needs_head=True)
     assert processor.size == {"height": 48, "width": 48}
 
     larger = ViTForImageClassification(ViTConfig(**{**SIZES, "image_size": 48}, num_labels=5)).eval()
@@ -36,19 +30,17 @@ def test_a_classifier_of_transformers_is_evaluated_at_another_size(tmp_path):
     pixels = torch.rand(2, 3, 48, 48)
     with torch.inference_mode():
         torch.testing.assert_close(model(pixels).logits, larger(pixels).logits, rtol=0, atol=1e-5)
-        encoder, _ = load_pretrained(AutoModel, name, 48)
+        encoder, _ = load_evaluated(settings, Accelerator(cpu=True), needs_head=False)
         assert encoder(pixels).last_hidden_state.shape == (2, 10, 64)
 
 
-def test_a_folder_without_a_processor_or_a_head(tmp_path):
-    """A missing processor is made as `load` makes it; a missing head is one error."""
-    folder = str(save_tiny(tmp_path / "tiny"))
-    (tmp_path / "tiny" / "preprocessor_config.json").unlink()
-    model, processor = load_pretrained(AutoModelForImageClassification, folder, None, needs_head=True)
-    assert processor.to_dict() == load(folder)[1].to_dict()
-    model.base_model.save_pretrained(tmp_path / "encoder")
-    with pytest.raises(ValueError, match="encoder has no"):
-        load_pretrained(AutoModelForImageClassification, str(tmp_path / "encoder"), None, needs_head=True)
+def test_a_folder_without_a_head(tmp_path):
+    model, _ = load(save_tiny(tmp_path / "tiny"), head="none")
+    model.save_pretrained(tmp_path / "encoder")
+    settings = EvaluateSettings(model=str(tmp_path / "encoder"))
+    with pytest.raises(ValueError, match="encoder"):
+        load_evaluated(settings, Accelerator(cpu=True), needs_head=True)
+    assert type(load_evaluated(settings, Accelerator(cpu=True), needs_head=False)[0]) is type(model)
 
 
 def test_another_preset_keeps_the_normalization(tmp_path):
@@ -56,5 +48,5 @@ def test_another_preset_keeps_the_normalization(tmp_path):
     settings = EvaluateSettings(model=str(save_tiny(tmp_path / "tiny")), preset="timm")
     processor = HfViTImageProcessor(size={"height": 20, "width": 36}, image_mean=[0.4, 0.5, 0.6], image_std=[0.2] * 3)
     processor.save_pretrained(tmp_path / "tiny")
-    _, used = load_evaluated(settings, Accelerator(), needs_head=True)
+    _, used = load_evaluated(settings, Accelerator(cpu=True), needs_head=True)
     assert (used.preset, used.image_mean, used.image_std) == ("timm", processor.image_mean, processor.image_std)

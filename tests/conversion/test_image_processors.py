@@ -1,0 +1,116 @@
+"""Image processors of transformers: every door translates them in the same way."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from hf_vit import HfViTImageProcessor, load
+from hf_vit.conversion import convert
+from hf_vit.hub.cards import Sources
+
+from ..tiny_models import SIZES, save_tiny
+
+SQUARE = {**SIZES, "image_size": 20, "patch_size": 4, "num_labels": 11}
+PICTURE = np.random.default_rng(0).integers(0, 255, (50, 31, 3), np.uint8)
+# Classes whose defaults, as transformers saves them, are a file
+CLASSES = (
+    "Beit Bit Blip ChineseCLIP CLIP ConvNext DeiT DPT EfficientNet Flava GLPN ImageGPT Levit MobileNetV1 MobileNetV2 "
+    "MobileViT Owlv2 OwlViT Perceiver PoolFormer Pvt Segformer Siglip TextNet Vilt ViT VitMatte"
+)
+HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+FILES = {  # of older versions, and written by hand
+    "ViT, nothing": {"image_processor_type": "ViTImageProcessor"},
+    "ViT, fast": {"image_processor_type": "ViTImageProcessorFast", "size": {"height": 20, "width": 20}},
+    "ViT, number": {"feature_extractor_type": "ViTFeatureExtractor", "size": 20, "do_resize": True, **HALF},
+    "ViT, bicubic": {"image_processor_type": "ViTImageProcessor", "resample": 3, "image_mean": [0.4, 0.5, 0.6]},
+    "ViT, no resize": {"image_processor_type": "ViTImageProcessor", "do_resize": False},
+    "ViT, no normalization": {"image_processor_type": "ViTImageProcessor", "do_normalize": False},
+    "ViT, no rescale": {"image_processor_type": "ViTImageProcessor", "do_rescale": False, "do_normalize": False},
+    "ViT, other factor": {"image_processor_type": "ViTImageProcessor", "rescale_factor": 1 / 127.5},
+    "ViT, null": {"image_processor_type": "ViTImageProcessor", "image_mean": None, "size": None},
+    "ViT, unused crop": {"feature_extractor_type": "ViTFeatureExtractor", "crop_size": 18, "do_center_crop": False},
+    "ViT, processor class": {"image_processor_type": "ViTImageProcessor", "processor_class": "CLIPProcessor"},
+    "hybrid": {"image_processor_type": "ViTHybridImageProcessor", "size": {"shortest_edge": 24}, **HALF},
+    "hybrid, nothing": {"image_processor_type": "ViTHybridImageProcessor"},
+    "CLIP, number": {
+        "feature_extractor_type": "CLIPFeatureExtractor",
+        **{"size": 24, "crop_size": 20, "do_center_crop": True, "resample": 3, **HALF},
+    },
+    "DeiT, numbers": {"feature_extractor_type": "DeiTFeatureExtractor", "size": 24, "crop_size": 20, **HALF},
+    "Bit, crop": {
+        "image_processor_type": "BitImageProcessor",
+        **{"size": {"shortest_edge": 24}, "crop_size": {"height": 20, "width": 20}, "do_center_crop": True},
+    },
+    "Siglip, converts": {"image_processor_type": "SiglipImageProcessor", "do_convert_rgb": True, "resample": 3},
+    "unknown class": {"image_processor_type": "SomeImageProcessor", "size": {"height": 20, "width": 20}},
+}
+FILES |= {f"{name}, saved": f"{name}ImageProcessorPil" for name in CLASSES.split()}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A ViT of transformers, and the same model as a folder of hf_vit."""
+    root = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    theirs = transformers.ViTForImageClassification(transformers.ViTConfig(**SQUARE))
+    theirs.save_pretrained(root / "vit")
+    load(root / "vit")[0].save_pretrained(root / "hf_vit")
+    return root
+
+
+def settings_or_error(read):
+    try:
+        return read().settings()
+    except ValueError as error:
+        return str(error).split(": ")[-1]
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_door_translates_alike(folders, kind):
+    """`load` and `convert` of a transformers folder, `load` of an own folder, with both names of the file, the card."""
+    stored = FILES[kind]
+    if isinstance(stored, str):
+        stored = json.loads(getattr(transformers, stored)().to_json_string())
+    texts = {"preprocessor_config.json": json.dumps(stored)}
+    nested = {"processor_config.json": json.dumps({"image_processor": stored})}
+    found = []
+    for files in (texts, nested):
+        for folder in (folders / "vit", folders / "hf_vit"):
+            for name in ("preprocessor_config.json", "processor_config.json"):
+                (folder / name).unlink(missing_ok=True)
+            for name, text in files.items():
+                (folder / name).write_text(text)
+            found.append(settings_or_error(lambda folder=folder: load(folder)[1]))
+        found.append(settings_or_error(lambda: convert(folders / "vit")[1]))
+    assert all(one == found[0] for one in found)
+    if isinstance(found[0], dict):
+        Sources({"config.json": (folders / "vit" / "config.json").read_text(), **texts})
+    with pytest.raises(ValueError, match=r"hf_vit\.load"):
+        HfViTImageProcessor.from_dict(stored)
+
+
+@pytest.mark.parametrize("name", ["ViT", "Siglip"])
+def test_pixel_values_of_transformers(folders, name):
+    """transformers' own class computes them, squashed to a size."""
+    theirs = getattr(transformers, f"{name}ImageProcessorPil")(size={"height": 20, "width": 20}, image_mean=[0.4] * 3)
+    for folder in (folders / "vit", folders / "hf_vit"):
+        (folder / "processor_config.json").unlink(missing_ok=True)
+        theirs.save_pretrained(folder)
+        ours = load(folder)[1](PICTURE, return_tensors="pt").pixel_values
+        torch.testing.assert_close(ours, theirs(PICTURE, return_tensors="pt").pixel_values, rtol=0, atol=2e-6)
+
+
+def test_our_class_refuses_the_file_of_another(tmp_path):
+    folder = save_tiny(tmp_path / "model")
+    transformers.CLIPImageProcessorPil().save_pretrained(folder)
+    with pytest.raises(ValueError, match="CLIPImageProcessor"):
+        HfViTImageProcessor.from_pretrained(folder)
+
+    class Own(HfViTImageProcessor):
+        pass
+
+    Own(preset="timm").save_pretrained(folder)
+    assert Own.from_pretrained(folder).preset == "timm"
