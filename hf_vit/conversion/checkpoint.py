@@ -45,6 +45,7 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
     "flax_model.msgpack",
 )
+TIMM_WRAPPER = "timm_wrapper"  # model_type of a folder of timm that transformers wrote
 _FOREIGN = {  # by the first bytes of the file
     b"<!doctyp": "a web page: download the file itself",
     b"<html": "a web page: download the file itself",
@@ -276,7 +277,8 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
         if kind := next((kind for start, kind in _FOREIGN.items() if beginning.startswith(start)), None):
             raise ConversionError(f"{path.name} is {kind}")
     container = container_of(path)
-    if settings.get("model_type") and container not in ("msgpack", "tensorstore"):
+    is_of_transformers = settings.get("model_type") not in (None, TIMM_WRAPPER)
+    if is_of_transformers and container not in ("msgpack", "tensorstore"):
         yield Checkpoint(location, path, settings)
     elif container in ("safetensors", "pickle"):
         arrays, key = read_arrays(path)

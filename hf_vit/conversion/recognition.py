@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from .checkpoint import Checkpoint
+from .checkpoint import TIMM_WRAPPER, Checkpoint
 from .jax.checkpoints import Jax, JaxBiT
 from .source import CONFIGURATIONS, Naming, Request, Source
 from .tables import ConversionError
@@ -20,7 +20,6 @@ SOURCES: tuple[Source, ...] = (
     Torchvision(),
 )
 
-_OF_TIMM = ("timm_wrapper",)  # transformers' name of any folder of timm
 _ROOT = r"^(?:params/|opt/target/|0/)?"  # prefix before a signature
 # (name of an array that only this kind of model has, or that a kind listed above also has; kind of model)
 _MODELS = (
@@ -65,7 +64,7 @@ def recognize(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]
 
 def check_model_type(name: str, model_type: str | None) -> None:
     """Raise ConversionError if a config.json is of an architecture of transformers that hf_vit does not convert."""
-    if model_type not in (None, *CONFIGURATIONS, *THEIR_MODELS, *_OF_TIMM):
+    if model_type not in (None, *CONFIGURATIONS, *THEIR_MODELS, TIMM_WRAPPER):
         raise ConversionError(
             f"{name} holds a model of type {model_type} of transformers; hf_vit converts {', '.join(THEIR_MODELS)}, "
             "and the ViT, its hybrids and BiT of timm, torchvision and the original code"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import hf_vit
 from hf_vit.conversion import ConversionError, convert
 
 from ..comparing import logits
@@ -107,3 +108,12 @@ def test_a_bare_file_that_can_be_two_models_is_refused(tmp_path, case, options, 
     save_file(weights_of(case), tmp_path / "bare.safetensors")
     with pytest.raises(ConversionError, match=message):
         convert(tmp_path / "bare.safetensors", **options)
+
+
+def test_a_folder_of_transformers_timm_wrapper_is_a_folder_of_timm(tmp_path):
+    """Trainer saves a model of timm so: its own names of arrays, and `model_type` beside `architecture`."""
+    weights, config = weights_of(PLAIN), config_of(PLAIN)
+    plain, _ = convert(write_folder(tmp_path / "timm", weights, config))
+    wrapped = {**config, "model_type": "timm_wrapper", "architectures": ["TimmWrapperForImageClassification"]}
+    model, _ = hf_vit.load(write_folder(tmp_path / "wrapped", weights, wrapped))
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
