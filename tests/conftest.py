@@ -146,6 +146,12 @@ def quantized(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def timm():
+    """timm, which judges what is read from it and written for it; skips the test where it is not installed."""
+    return pytest.importorskip("timm", reason="timm is not installed")
+
+
+@pytest.fixture(scope="session")
 def onnxruntime():
     """ONNX Runtime; skips the test where it, or what writes programs for it, is not installed."""
     pytest.importorskip("onnxscript", reason="the extra export is not installed")

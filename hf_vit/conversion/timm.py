@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 from transformers.utils import logging
 
 from ..files.output import new_file, new_folder, write_json
 from ..models.configuration_hf_bit import DEPTHS, HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
-from ..models.image_resizing import BICUBIC
+from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.image_resizing import BICUBIC, BILINEAR
 from .checkpoint import Checkpoint
 from .source import (
     MODELS,
@@ -58,60 +58,9 @@ from .tables import (
     weight_and_bias,
     within,
 )
+from .timm_preprocessing import evaluation_of, preprocessing_of
 
 logger = logging.get_logger(__name__)
-# timm's names of filters (timm/data/transforms.py, str_to_interp_mode) -> Pillow's numbers.
-_RESAMPLING = {
-    "nearest": int(Image.Resampling.NEAREST),
-    "bilinear": int(Image.Resampling.BILINEAR),
-    "bicubic": int(Image.Resampling.BICUBIC),
-    "box": int(Image.Resampling.BOX),
-    "hamming": int(Image.Resampling.HAMMING),
-    "lanczos": int(Image.Resampling.LANCZOS),
-}
-_DEFAULT_CROP_PCT = 0.875  # timm/data/constants.py, as the other defaults of an evaluation
-
-
-def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
-    """Return the evaluation that a config.json of timm states, as arguments of `HfViTImageProcessor`.
-
-    What it does not state has the default of timm's `resolve_data_config` (timm/data/config.py). The steps are those of
-    `transforms_imagenet_eval` (timm/data/transforms_factory.py).
-
-    Raises:
-        ConversionError: it names a filter or a way to crop that the image processor lacks.
-    """
-    interpolation = pretrained_cfg.get("interpolation") or "bicubic"
-    crop_mode = pretrained_cfg.get("crop_mode") or "center"
-    crop_pct = pretrained_cfg.get("crop_pct") or _DEFAULT_CROP_PCT
-    if interpolation not in _RESAMPLING:
-        raise ConversionError(f"its interpolation is {interpolation!r} (expected {', '.join(_RESAMPLING)})")
-    if crop_mode not in ("center", "squash"):
-        raise ConversionError(f"its crop_mode is {crop_mode!r}, which pads images; hf_vit has center and squash")
-    settings = {
-        "preset": "timm",
-        "resample": _RESAMPLING[interpolation],
-        "image_mean": pretrained_cfg.get("mean") or IMAGENET["image_mean"],
-        "image_std": pretrained_cfg.get("std") or IMAGENET["image_std"],
-    }
-    if crop_mode == "center":
-        settings["crop_pct"] = crop_pct
-    else:
-        settings |= _squashed(pretrained_cfg.get("input_size") or (3, 224, 224), crop_pct)
-    missing = [name for name in ("crop_pct", "mean", "std", "interpolation") if not pretrained_cfg.get(name)]
-    reason = "stated in config.json"
-    if missing:
-        reason = f"no config.json states {', '.join(missing)}; timm's default"
-    return Inferred(settings, reason, is_assumed=bool(missing))
-
-
-def _squashed(input_size: Any, crop_pct: float) -> dict[str, Any]:
-    """Return the sizes of timm's crop_mode "squash": both sides are resized, then the center is cropped."""
-    height, width = input_size[1:]
-    resized = {"height": math.floor(height / crop_pct), "width": math.floor(width / crop_pct)}
-    if crop_pct == 1:
-        return {"size": resized, "do_center_crop": False}
-    return {"size": resized, "do_center_crop": True, "crop_size": {"height": height, "width": width}}
 
 
 @dataclass(frozen=True)
@@ -248,7 +197,7 @@ _CONSTANTS = {"layer_norm_eps": 1e-6, **TIMM_NUMBERS}
 class Timm(TorchSource):
     """timm's models: queries, keys and values are one array, so the weights do not show the number of heads.
 
-    evaluation: settings of timm's evaluation, below 384 pixels.
+    evaluation: timm's evaluation of the released files, as arguments of `HfViTImageProcessor`.
     """
 
     format = "timm"
@@ -257,7 +206,7 @@ class Timm(TorchSource):
     # heads of self-supervision and the decoder of MAE
     not_encoder = r"^(mask_token$|decoder_|decoder\.|head\.(mlp|last_layer)\.)"
     head = ("head.weight", "head.bias")
-    evaluation: dict[str, Any] = {"interpolation": "bicubic", "crop_pct": 0.9}  # noqa: RUF012
+    evaluation: dict[str, Any] = {"preset": "timm"}  # noqa: RUF012
     models = MODELS[HfViTConfig]
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
@@ -282,11 +231,15 @@ class Timm(TorchSource):
         Raises:
             ConversionError: the table does not have this grid; or nothing states a grid, and the table can have two.
         """
-        if request.position_grid is not None or POSITIONS not in arrays:
+        if request.position_grid is not None:
             return request.position_grid
+        stated = _image_size_in(checkpoint.settings)
+        if POSITIONS not in arrays:
+            if stated is None or self.marker not in arrays:
+                return None
+            return self._grid_of(stated, checkpoint, arrays)
         num_rows = checkpoint.shapes[arrays[POSITIONS].name][1]
         has_cls = "cls_token" in arrays
-        stated = _image_size_in(checkpoint.settings)
         if stated is None:
             if has_cls and math.isqrt(num_rows) ** 2 == num_rows:
                 side = math.isqrt(num_rows)
@@ -295,8 +248,7 @@ class Timm(TorchSource):
                     f"token and {side - 1} x {side + 1} patches; pass position_grid"
                 )
             return None
-        stride = self._patch_stride(checkpoint, arrays)
-        rows, columns = (size // pixels for size, pixels in zip(stated, stride, strict=True))
+        rows, columns = self._grid_of(stated, checkpoint, arrays)
         num_patches = rows * columns
         expected = {num_patches, num_patches + has_cls}
         is_for_patches = _positions_are_for_patches(checkpoint.settings)
@@ -310,14 +262,16 @@ class Timm(TorchSource):
             )
         return rows, columns
 
-    def _patch_stride(self, checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> tuple[int, int]:
-        """Return the pixels of an image, vertically and horizontally, for each row and column of positions."""
-        rows, columns = checkpoint.shapes[arrays[self.marker].name][2:]
+    def _grid_of(
+        self, image_size: tuple[int, int], checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]
+    ) -> tuple[int, int]:
+        """Return (rows, columns) of the patches of an image of (height, width) pixels."""
         stride = 1
         if any(name in arrays for name in _RESNET_ROOTS):
             stages = {name.split(".")[3] for name in arrays if name.startswith("patch_embed.backbone.stages.")}
             stride = stem_stride([1] * len(stages))
-        return rows * stride, columns * stride
+        patch_height, patch_width = checkpoint.shapes[arrays[self.marker].name][2:]
+        return image_size[0] // (patch_height * stride), image_size[1] // (patch_width * stride)
 
     def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
         has_cls = "cls_token" in shapes
@@ -440,7 +394,7 @@ class Timm(TorchSource):
             reason = f"the weights are under {checkpoint.container!r}, as in DeiT, MAE and DINO"
             return Inferred(_FACEBOOK, reason, is_assumed=True)
         if not checkpoint.settings:
-            return Inferred({"preset": "timm"}, "there is no config.json; timm's entries for the released files", True)
+            return Inferred(self.evaluation, "there is no config.json; that of timm's released files", True)
         return preprocessing_of(evaluation_in(checkpoint.settings))
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
@@ -449,9 +403,8 @@ class Timm(TorchSource):
         fixed = dict(_FIXED)
         if isinstance(config, HfViTHybridConfig):
             choices["stem_depths"] = list(map(list, _HYBRIDS))
-        if config.use_cls_token and config.pooling in ("mean", "map"):
-            fixed["pool_patches_only"] = True
-        elif config.pooling == "cls":
+            fixed["stem_width"] = 64
+        if config.pooling == "cls":
             fixed["norm_after_pooling"] = False
         return lacking(config, choices, fixed)
 
@@ -467,25 +420,32 @@ class Timm(TorchSource):
             with new_file(path, overwrite) as file:
                 save_file(arrays, file, metadata={"format": "pt"})
             return arguments
-        height, width = as_pair(config.image_size)
-        names = [config.id2label[index] for index in range(num_classes)]
-        has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
-        described = {
+        has_processor = processor is not None
+        if not has_processor:
+            processor = HfViTImageProcessor.for_model(config, **self.evaluation)
+            logger.warning("No image processor is given; config.json states the preprocessing of timm's released files")
+        evaluation, differences = evaluation_of(processor, config)
+        if differences and has_processor:
+            logger.warning(
+                f"timm's pixel values differ from the image processor's, because it lacks {'; '.join(differences)}"
+            )
+        described: dict[str, Any] = {
             "architecture": self.architecture(config),
             "num_classes": num_classes,
-            **({"label_names": names} if has_names else {}),
             "num_features": config.hidden_size,
             "pretrained_cfg": {
-                "input_size": [config.num_channels, height, width],
-                **self.evaluation,
-                **({"crop_pct": 1.0} if max(height, width) >= 384 else {}),
-                "mean": [0.5] * config.num_channels,
-                "std": [0.5] * config.num_channels,
+                **evaluation,
                 "num_classes": num_classes,
+                "classifier": self.head[0].removesuffix(".weight"),
+                "first_conv": self.first_convolution(config),
             },
-            **({"global_pool": arguments["global_pool"]} if "global_pool" in arguments else {}),
             "model_args": arguments,
         }
+        names = [config.id2label[index] for index in range(num_classes)]
+        if any(name != f"LABEL_{index}" for index, name in enumerate(names)):
+            described["label_names"] = names
+        if "global_pool" in arguments:
+            described["global_pool"] = arguments["global_pool"]
         with new_folder(path, overwrite) as folder:
             save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
             write_json(folder / "config.json", described)
@@ -495,12 +455,20 @@ class Timm(TorchSource):
         """Return timm's name of the architecture; "" if timm does not have it."""
         return _HYBRIDS[tuple(config.stem_depths)] if isinstance(config, HfViTHybridConfig) else "vit_base_patch16_224"
 
+    def first_convolution(self, config: Any) -> str:
+        """Return timm's name of the layer that reads the channels of an image."""
+        if not isinstance(config, HfViTHybridConfig):
+            return self.marker.removesuffix(".weight")
+        with_stages, bare = _RESNET_ROOTS
+        return (with_stages if config.stem_depths else bare).removesuffix(".weight")
+
     def arguments(self, config: Any, num_classes: int) -> dict[str, Any]:
         """Return the arguments of `timm.create_model` that override the architecture's own."""
         activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
         poolings = {ours: theirs for theirs, ours in _POOLINGS.items()}
         arguments = {
             "img_size": list(as_pair(config.image_size)),
+            "patch_size": config.patch_size,
             "in_chans": config.num_channels,
             "num_classes": num_classes,
             "embed_dim": config.hidden_size,
@@ -515,7 +483,9 @@ class Timm(TorchSource):
         }
         if config.position_embedding_type == "none":
             arguments["pos_embed"] = "none"
-        return arguments if isinstance(config, HfViTHybridConfig) else arguments | {"patch_size": config.patch_size}
+        if config.use_cls_token and config.pooling in ("mean", "map") and not config.pool_patches_only:
+            arguments["pool_include_prefix"] = True
+        return arguments
 
 
 def _heads_of(settings: Mapping[str, Any], architecture: Architecture, width: int) -> Inferred:
@@ -592,8 +562,13 @@ def _pooling(shapes: Shapes) -> Inferred:
 
 
 _ROOT = "stem.conv.weight"
-_NUMBERS = {"layer_type": "preactivation", **TIMM_NUMBERS, "padding": "fixed", "pool_padding": "zero"}
-_NUMBERS["spatial_mixing"] = "convolution"
+_OF_BIT = {
+    "layer_type": "preactivation",
+    "padding": "fixed",
+    "pool_padding": "zero",
+    "spatial_mixing": "convolution",
+    "weight_standardization_form": "variance",
+}
 _ARCHITECTURES: dict[tuple[tuple[int, ...], float], str] = {
     (DEPTHS[layers], factor): f"resnetv2_{layers}x{factor}_bit"
     for layers, factor in ((50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4))
@@ -609,7 +584,7 @@ class TimmBit(Timm):
     name = "timm_bit"
     marker = "stages.0.blocks.0.conv1.weight"
     head = ("head.fc.weight", "head.fc.bias")
-    evaluation = {"interpolation": "bilinear", "crop_pct": 0.875}  # noqa: RUF012
+    evaluation = {"preset": "timm", "resample": BILINEAR, "crop_pct": 0.875}  # noqa: RUF012
     models = MODELS[HfBiTConfig]
 
     def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
@@ -617,7 +592,7 @@ class TimmBit(Timm):
             **shapes.sizes(_ROOT, num_channels=1, embedding_size=0),
             "depths": shapes.stages(r"stages\.(\d+)\.blocks\.(\d+)\.", first=0),
             # other numbers are big_transfer's, the defaults of the configuration
-            "weight_standardization_eps": Inferred(_NUMBERS["weight_standardization_eps"], "as in timm's ResNets"),
+            "weight_standardization_eps": Inferred(TIMM_NUMBERS["weight_standardization_eps"], "as in timm's ResNets"),
             "image_size": UNKNOWN_IMAGE_SIZE,
             **shapes.sizes("head.fc.weight", optional=True, num_labels=0),
         }
@@ -638,22 +613,18 @@ class TimmBit(Timm):
             Rule("head.fc.bias", "classifier.bias", as_is),
         ]
 
-    def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
-        if checkpoint.settings:
-            return preprocessing_of(evaluation_in(checkpoint.settings))
-        usual = {"preset": "timm", "resample": _RESAMPLING[self.evaluation["interpolation"]]}
-        usual["crop_pct"] = self.evaluation["crop_pct"]
-        return Inferred(usual, "there is no config.json; timm's default for BiT", is_assumed=True)
-
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        found = lacking(config, {}, _NUMBERS)
+        found = lacking(config, {}, _OF_BIT)
         if not self.architecture(config):
             found.append(f"depths={config.depths} with embedding_size={config.embedding_size}")
         return found
 
     def architecture(self, config: HfBiTConfig) -> str:
         return _ARCHITECTURES.get((tuple(config.depths), config.embedding_size / 64), "")
+
+    def first_convolution(self, config: HfBiTConfig) -> str:
+        return _ROOT.removesuffix(".weight")
 
     def arguments(self, config: HfBiTConfig, num_classes: int) -> dict[str, Any]:
         return {"in_chans": config.num_channels, "num_classes": num_classes}

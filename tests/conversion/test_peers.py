@@ -125,7 +125,7 @@ def test_a_folder_for_timm_describes_the_architecture(tmp_path):
 )
 def test_hybrids_go_to_timm_and_back(tmp_path, depths, architecture, caplog):
     size = 64 if len(depths) == 4 else 32
-    model = tiny(hybrid=True, stem_depths=depths, image_size=(size, size), patch_size=(1, 1))
+    model = tiny(hybrid=True, stem_depths=depths, image_size=(size, size), patch_size=(1, 1), stem_width=64)
     export(model, tmp_path / "timm", "timm")
     assert "group_norm_eps" in caplog.text  # timm has one value for it
     assert "layer_norm_eps" not in caplog.text
@@ -149,7 +149,7 @@ def test_models_that_timm_does_not_support(tmp_path):
     for fields, message in (
         ({"representation_size": 9}, "representation_size"),
         ({"position_embedding_type": "sincos2d"}, "sincos2d"),
-        ({"pooling": "mean", "use_cls_token": True}, "pool_patches_only"),
+        ({"layer_norm_eps": 1e-12, "norm_after_pooling": True}, "norm_after_pooling"),
         ({"hidden_act": "silu"}, "silu"),
     ):
         with pytest.raises(ConversionError, match=message):

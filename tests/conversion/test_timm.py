@@ -1,17 +1,24 @@
 """What timm's config.json states, against timm's own logits and pixels (tests/goldens_peers/make_timm_folders.py)."""
 
+import io
 import json
+import zipfile
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import hf_vit
-from hf_vit.conversion import ConversionError, convert
+from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTImageProcessor
+from hf_vit.conversion import ConversionError, convert, export
+from hf_vit.conversion.tables import IMAGENET
+from hf_vit.models.configuration_hf_vit import as_pair
 
 from ..comparing import logits
 from ..paths import PEERS
+from ..tiny_models import tiny
 
 with np.load(PEERS / "timm_folders.npz") as stored:
     GOLDENS = dict(stored)
@@ -117,3 +124,152 @@ def test_a_folder_of_transformers_timm_wrapper_is_a_folder_of_timm(tmp_path):
     wrapped = {**config, "model_type": "timm_wrapper", "architectures": ["TimmWrapperForImageClassification"]}
     model, _ = hf_vit.load(write_folder(tmp_path / "wrapped", weights, wrapped))
     torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+
+
+def hybrid(depths, patch_size, width=64):
+    stride = 32 if len(depths) == 4 else 16
+    size = tuple(2 * side * (stride if depths else 2) for side in patch_size)
+    return {"hybrid": True, "stem_depths": depths, "patch_size": patch_size, "image_size": size, "stem_width": width}
+
+
+# Fields of `tiny`, and the relative tolerance: timm has one value for epsilons and for weight standardization.
+STRUCTURES = {
+    "cls": ({}, 1e-6),
+    "mean": ({"pooling": "mean"}, 1e-6),
+    "mean of all tokens": ({"pooling": "mean", "use_cls_token": True}, 1e-6),
+    "mean of the patches": ({"pooling": "mean", "use_cls_token": True, "pool_patches_only": True}, 1e-6),
+    "norm after the mean": ({"pooling": "mean", "norm_after_pooling": True}, 1e-6),
+    "map": ({"pooling": "map"}, 1e-6),
+    "map of all tokens": ({"pooling": "map", "use_cls_token": True}, 1e-6),
+    "map of the patches": ({"pooling": "map", "use_cls_token": True, "pool_patches_only": True}, 1e-6),
+    "none": ({"pooling": "none", "use_cls_token": True}, 1e-6),
+    "no positions": ({"position_embedding_type": "none"}, 1e-6),
+    "no bias": ({"qkv_bias": False}, 1e-6),
+    "relu": ({"hidden_act": "relu"}, 1e-6),
+    "5 channels": ({"num_channels": 5}, 1e-6),
+    "3 x 5 patches": ({"image_size": (12, 30)}, 1e-6),
+    "epsilon": ({"layer_norm_eps": 1e-12}, 1e-4),
+    "bare stem, patches of 8": (hybrid([], (8, 8)), 1e-4),
+    "bare stem, patches of 4": (hybrid([], (4, 4)), 1e-4),
+    "bare stem, patches of 1 x 2": (hybrid([], (1, 2)), 1e-4),
+    "R26, patches of 1": (hybrid([2, 2, 2, 2], (1, 1)), 1e-4),
+    "R26, patches of 2": (hybrid([2, 2, 2, 2], (2, 2)), 1e-4),
+    "R50 of 3 stages, patches of 2": (hybrid([3, 4, 9], (2, 2)), 1e-4),
+}
+
+
+def write_structure(folder, fields):
+    """Export a tiny model with random statistics of the pixels; return the model and its image processor."""
+    model = tiny(**fields)
+    channels = model.config.num_channels
+    statistics = {
+        "image_mean": [0.3, 0.4, 0.5, 0.6, 0.7][:channels],
+        "image_std": [0.2, 0.25, 0.3, 0.35, 0.4][:channels],
+    }
+    processor = HfViTImageProcessor.for_model(model.config, preset="transformers", **statistics)
+    export(model, folder, "timm", processor=processor)
+    return model, processor
+
+
+def relative_difference(ours, theirs):
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_what_is_written_is_read_again(tmp_path, structure):
+    fields, tolerance = STRUCTURES[structure]
+    model, processor = write_structure(tmp_path / "timm", fields)
+    again, processor_again = convert(tmp_path / "timm")
+    pixel_values = images_for(model)
+    assert relative_difference(logits(again, pixel_values), logits(model, pixel_values)) < tolerance
+    assert as_pair(again.config.image_size) == as_pair(model.config.image_size)
+    if model.config.num_channels == 3:
+        image = GOLDENS["image"]
+        ours, theirs = (each(image, return_tensors="np").pixel_values for each in (processor_again, processor))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_timm_computes_what_is_written(tmp_path, timm, structure):
+    fields, tolerance = STRUCTURES[structure]
+    model, _ = write_structure(tmp_path / "timm", fields)
+    theirs = timm.create_model(f"local-dir:{tmp_path}/timm", pretrained=True).eval()
+    pixel_values = images_for(model)
+    with torch.no_grad():
+        assert relative_difference(theirs(pixel_values), logits(model, pixel_values)) < tolerance
+
+
+def images_for(model):
+    torch.manual_seed(5)
+    return torch.randn(2, model.config.num_channels, *model.config.image_size)
+
+
+@pytest.mark.parametrize(
+    ("fields", "classifier", "first_convolution"),
+    [
+        ({}, "head", "patch_embed.proj"),
+        (hybrid([2, 2, 2, 2], (1, 1)), "head", "patch_embed.backbone.stem.conv"),
+        (hybrid([], (8, 8)), "head", "patch_embed.backbone.conv"),
+        ("BiT", "head.fc", "stem.conv"),
+    ],
+    ids=["ViT", "hybrid", "bare stem", "BiT"],
+)
+class TestAdaptation:
+    """timm's `num_classes` and `in_chans` need the names of the head and of the first convolution."""
+
+    def write(self, folder, fields):
+        if fields == "BiT":
+            export(HfBiTForImageClassification(HfBiTConfig(num_labels=11, image_size=64)), folder, "timm")
+        else:
+            write_structure(folder, fields)
+
+    def test_head_and_first_convolution_are_named(self, tmp_path, fields, classifier, first_convolution):
+        self.write(tmp_path / "timm", fields)
+        stated = json.loads((tmp_path / "timm" / "config.json").read_text())["pretrained_cfg"]
+        weights = load_file(tmp_path / "timm" / "model.safetensors")
+        assert (stated["classifier"], stated["first_conv"]) == (classifier, first_convolution)
+        assert {f"{classifier}.weight", f"{first_convolution}.weight"} <= weights.keys()
+
+    @pytest.mark.parametrize("arguments", [{"num_classes": 12}, {"num_classes": 0}, {"in_chans": 1}], ids=str)
+    def test_timm_adapts_them(self, tmp_path, timm, fields, classifier, first_convolution, arguments):
+        self.write(tmp_path / "timm", fields)
+        model = timm.create_model(f"local-dir:{tmp_path}/timm", pretrained=True, **arguments)
+        assert model.num_classes == arguments.get("num_classes", 11)
+
+
+def test_a_stem_of_another_width_is_refused(tmp_path):
+    with pytest.raises(ConversionError, match="stem_width=32"):
+        export(tiny(**hybrid([2, 2, 2, 2], (1, 1), width=32)), tmp_path / "timm", "timm")
+
+
+def photographs_of(shared):
+    with zipfile.ZipFile(shared / "data/imagenet_sample/images.zip") as archive:
+        names = [name for name in archive.namelist() if name.lower().endswith((".jpg", ".jpeg"))]
+        assert len(names) == 104
+        return [archive.read(name) for name in names]
+
+
+def test_the_real_model_predicts_the_same_in_timm(shared, timm, tmp_path):
+    """Ti/16 with the statistics of ImageNet, by timm's own transform and forward."""
+    mean, std = (np.array(IMAGENET[name]) for name in ("image_mean", "image_std"))
+    model, _ = convert(shared / "weights/Ti_16-imagenet2012-res_224.npz")
+    with torch.no_grad():  # pixels are 2 * level - 1; here (level - mean) / std
+        kernel = model.vit.embeddings.patch_embeddings.projection.weight.double()
+        offset = torch.from_numpy(2 * mean - 1)[None, :, None, None]
+        bias = model.vit.embeddings.patch_embeddings.projection.bias
+        bias += (kernel * offset).sum((1, 2, 3)).float()
+        model.vit.embeddings.patch_embeddings.projection.weight.copy_(
+            kernel * torch.from_numpy(2 * std)[None, :, None, None]
+        )
+    processor = HfViTImageProcessor(size=224, preset="timm", **IMAGENET)
+    export(model, tmp_path / "timm", "timm", processor=processor)
+    theirs = timm.create_model(f"local-dir:{tmp_path}/timm", pretrained=True).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(theirs))
+    for photograph in photographs_of(shared):
+        image = Image.open(io.BytesIO(photograph)).convert("RGB")
+        pixel_values = processor(image, return_tensors="pt").pixel_values
+        with torch.no_grad():
+            expected = theirs(transform(image)[None])
+        torch.testing.assert_close(logits(model, pixel_values), expected, rtol=0, atol=1e-4)
+        assert logits(model, pixel_values).argmax() == expected.argmax()
