@@ -29,7 +29,7 @@ from accelerate.utils import (
 )
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from .data.loaders import start_server
+from .data.workers import start_server
 from .settings.fields import DataSettings, TrainingSettings
 
 try:

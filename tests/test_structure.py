@@ -27,8 +27,9 @@ MAY_IMPORT = {
     "backends": {"files", "models", "catalog", "conversion"},
     "loading": {"files", "models", "registration", "variants", "catalog", "conversion", "backends"},
 }
-MAY_IMPORT["hub"] = MAY_IMPORT["quantization"] = MAY_IMPORT["inference"] = {*MAY_IMPORT["loading"], "loading"}
-MAY_IMPORT["evaluation"] = {*MAY_IMPORT["loading"], "loading", "settings", "data", "devices"}
+MAY_IMPORT["hub"] = MAY_IMPORT["quantization"] = {*MAY_IMPORT["loading"], "loading"}
+MAY_IMPORT["inference"] = {*MAY_IMPORT["loading"], "loading", "settings", "data"}
+MAY_IMPORT["evaluation"] = {*MAY_IMPORT["inference"], "inference", "devices"}
 MAY_IMPORT["auditing"] = {*MAY_IMPORT["evaluation"], "evaluation"}
 MAY_IMPORT["training"] = {*MAY_IMPORT["auditing"], "auditing", "analysis"}
 MAY_IMPORT["protocols"] = {*MAY_IMPORT["training"], "training"}

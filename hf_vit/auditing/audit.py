@@ -25,9 +25,9 @@ from torch.nn import functional as F
 
 from ..data.issues import Issue, clean, name_images, write_issues
 from ..data.labels import match_to_split, require_labels
-from ..data.loaders import count_workers
 from ..data.sources import names_of_splits
 from ..data.splits import Split, assign_folds, open_named
+from ..data.workers import count_workers
 from ..devices import start_accelerator
 from ..evaluation.features import Extractor, LogisticRegression
 from ..files.output import own_file, refuse_existing, write_text

@@ -1,32 +1,22 @@
 """Data sets that decode and augment, and loaders of their batches; `samplers` has the order of the images."""
 
-import multiprocessing
-import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain, pairwise
-from multiprocessing import forkserver
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from PIL import Image
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.image_reading import ImageReadingError, load_image, read_image, to_mode
+from ..models.image_reading import ImageReadingError, read_image
 from .augmentation import TrainTransform, sample_generator
 from .samplers import BalancedSampler, BlockSampler, Draw, ShuffledSampler, StepBatchSampler
 from .shards import ShardedDataset
 from .splits import Split
-
-_CGROUP = Path("/sys/fs/cgroup")
-_MOST_WORKERS = 16  # of "auto": each holds several batches in memory
+from .workers import count_workers, worker_options
 
 
 class TrainDataset(Dataset):
@@ -65,52 +55,6 @@ class TrainDataset(Dataset):
     def draw(self, position: int) -> Draw:
         """Return the row at a position."""
         return self.sampler.draw(*divmod(position, len(self.split)))
-
-
-class EvalDataset(Dataset):
-    """Evaluation samples by index, prepared by the image processor; `valid` is False for an unreadable image.
-
-    If the processor rounds its resize (`has_levels`), images are uint8 and not yet normalized.
-    """
-
-    def __init__(self, split: Split, processor: Any, size: tuple[int, int], channels: int = 3):
-        self.split, self.processor, self.size, self.channels = split, processor, size, channels
-        self._reads_files = isinstance(processor, HfViTImageProcessor)  # transformers' take decoded images only
-        settings: dict[str, Any] = processor.settings() if self._reads_files else {}
-        steps = all(settings.get(step) for step in ("do_resize", "do_rescale", "do_normalize"))
-        self.has_levels = steps and settings["resize_output"] != "float" and settings["preset"] != "native"
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def __getitem__(self, item: int | tuple[int, dict]) -> dict[str, Any]:
-        index, sample = item if isinstance(item, tuple) else (item, self.split.samples[item])
-        image = self.split.image(sample, index)
-        try:
-            pixels = self._pixels(image, image["path"])
-        except ImageReadingError as error:
-            self.split.log_unreadable(error)
-            return {**self.padding(), "index": index}
-        return {**pixels, "label": self.split.label(sample), "valid": True, "index": index}
-
-    def _pixels(self, image: Any, name: str = "") -> dict[str, Any]:
-        """Run the processor on an image; with preset "native" the result is patches and their grid."""
-        if not self._reads_files:
-            image = to_mode(load_image(image, name=name), "RGB" if self.channels == 3 else "L", name=name)
-        is_native = getattr(self.processor, "preset", None) == "native"
-        options: dict[str, Any] = {"padding": "max_num_patches"} if is_native else {}  # all samples have one shape
-        if self.has_levels:
-            options = {"rescale_factor": 1.0, "do_normalize": False}
-        entries = {name: values[0] for name, values in self.processor(image, return_tensors="np", **options).items()}
-        pixels = entries.pop("pixel_values")
-        return {"image": pixels.astype(np.uint8) if self.has_levels else pixels, **entries}
-
-    def padding(self) -> dict[str, Any]:
-        """Return a padding sample, with index -1."""
-        label = np.zeros(self.split.num_labels, np.float32) if self.split.multi_label else -1
-        height, width = self.size
-        black = Image.new("RGB" if self.channels == 3 else "L", (width, height))
-        return {**self._pixels(black), "label": label, "valid": False, "index": -1}
 
 
 def channel_statistics(split: Split, num_channels: int) -> tuple[np.ndarray, np.ndarray]:
@@ -173,26 +117,11 @@ def train_loader(
         num_workers: a number, or "auto"; see `count_workers`.
         prefetch_factor: batches that each worker loads ahead.
     """
-    options = _worker_options(dataset.split, count_workers(num_workers))
+    options = worker_options(count_workers(num_workers), dataset.split.needs_spawn)
     if options["num_workers"]:
         options["prefetch_factor"] = prefetch_factor
-    sampler = _read_ahead(dataset, batches, dataset.draw)
+    sampler = read_ahead(dataset.split, batches, dataset.draw)
     return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_fn, **options)
-
-
-def eval_loader(dataset: EvalDataset, batch_size: int, processes: int, rank: int, num_workers: int | str) -> DataLoader:
-    """Return this process's loader; over all processes, every sample comes once.
-
-    The processes may have different numbers and sizes of batches. Workers persist between evaluations, because starting
-    them takes time.
-    """
-    options = _worker_options(dataset.split, count_workers(num_workers))
-    options["persistent_workers"] = options["num_workers"] > 0
-    rows = range(rank, len(dataset), processes)
-    if dataset.split.is_sharded:  # a block has consecutive rows
-        rows = range(len(dataset) * rank // processes, len(dataset) * (rank + 1) // processes)
-    batches = _read_ahead(dataset, BatchSampler(rows, batch_size, drop_last=False), lambda row: Draw(row, 0))
-    return DataLoader(dataset, batch_sampler=batches, collate_fn=collate_fn, **options)
 
 
 class ReadAhead:
@@ -217,73 +146,6 @@ class ReadAhead:
             yield [(position, self.samples.read(one)) for position, one in batch]
 
 
-def _read_ahead(dataset: Any, batches: Any, draw: Callable[[int], Draw]) -> Any:
-    """Return `batches`, with their samples if they are read in blocks."""
-    return ReadAhead(batches, dataset.split.samples, draw) if dataset.split.in_blocks else batches
-
-
-def count_workers(num_workers: int | str) -> int:
-    """Return the number of data workers; "auto": this process's share of the processors, less one, from 1 to 16."""
-    if num_workers != "auto":
-        return int(num_workers)
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return min(max(count_processors() // processes - 1, 1), _MOST_WORKERS)
-
-
-def count_processors() -> int:
-    """Number of processors that this process may use: by its affinity and by the quota of its container."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroups 2 and 1
-        with suppress(OSError, ValueError):  # such as "max", without a quota
-            texts = [(_CGROUP / file).read_text(encoding="ascii") for file in files]
-            quota, period = map(int, " ".join(texts).split())
-            if quota > 0:
-                count = min(count, max(quota // period, 1))
-    return count
-
-
-def leave_process_group(worker: int) -> None:
-    """Take a data worker out of its training process's group, so that signals to the group do not reach it."""
-    if hasattr(os, "setsid"):
-        os.setsid()
-
-
-def _uses_server(num_workers: int) -> bool:
-    """Tell whether workers are forked from a server: a process group (gloo, NCCL) has threads."""
-    return bool(num_workers) and dist.is_initialized() and "forkserver" in multiprocessing.get_all_start_methods()
-
-
-def start_server(num_workers: int | str) -> None:
-    """Start the forkserver of the data workers, if they use one; its imports take seconds, on another core."""
-    if _uses_server(count_workers(num_workers)):
-        forkserver.set_forkserver_preload(["__main__", f"{__package__}.worker_server"])
-        forkserver.ensure_running()
-
-
-def _worker_options(split: Split, num_workers: int) -> dict[str, Any]:
-    """Return the arguments of a DataLoader with workers, the processes that decode and augment.
-
-    A worker forked while threads run can deadlock on a lock that a thread held. With a process group, workers are
-    therefore forked from a server without threads, which has imported everything once. Where a thread of fsspec has
-    connections, which a fork breaks, they are spawned.
-    """
-    options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": _init_worker}
-    options["pin_memory"] = torch.cuda.is_available()
-    if _uses_server(num_workers):
-        options["multiprocessing_context"] = "forkserver"
-    elif num_workers and split.is_sharded and split.samples.uses_event_loop:
-        options["multiprocessing_context"] = "spawn"
-    return options
-
-
-def _init_worker(worker: int) -> None:
-    """Leave the process group, and end with the training process, even while waiting for the rest of a batch."""
-    leave_process_group(worker)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(0)
+def read_ahead(split: Split, batches: Any, draw: Callable[[int], Draw]) -> Any:
+    """Return batches of positions or rows, with their samples if the split is read in blocks."""
+    return ReadAhead(batches, split.samples, draw) if split.in_blocks else batches

@@ -67,6 +67,11 @@ class Split:
         """Return whether the images are in shards that are read in blocks of rows."""
         return self.is_sharded and self.samples.holds_blocks
 
+    @property
+    def needs_spawn(self) -> bool:
+        """Return whether threads of this process have connections, which a fork would break."""
+        return self.is_sharded and self.samples.uses_event_loop
+
     def image(self, sample: dict, row: int) -> dict[str, Any]:
         """Return a sample's undecoded image, {"bytes", "path"}; the path is its name in messages."""
         image = sample[self.image_column] or {"bytes": None, "path": None}

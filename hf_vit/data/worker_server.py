@@ -1,8 +1,8 @@
-"""Module that only the server of data workers imports; see `loaders`.
+"""Module that only the server of data workers imports; see `workers`.
 
 The server leaves the process group, as workers do, so that a signal to the group reaches only the training process.
 """
 
-from .loaders import leave_process_group
+from .workers import leave_process_group
 
 leave_process_group(0)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from PIL.Image import Image
 
 from ..data.fingerprint import fingerprint_data
 from ..data.labels import match_to_model, names_of
@@ -20,6 +19,7 @@ from ..files.messages import join_names, shorten
 from ..files.reading import read_json, read_json_object, read_yaml
 from ..loading import find_model
 from ..models.configuration_hf_vit import MAX_LABELS, score_function, thresholds_of
+from ..models.image_reading import load_image, to_mode
 from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.recipes import dump
 from .models import load_evaluated
@@ -184,7 +184,12 @@ def read_objectnet_classes(path: str | None) -> dict[str, list[int]]:
     return classes
 
 
-def without_border(processor: Any, image: Image, **options: Any) -> Any:
-    """Process an image without its red border."""
-    width, height = image.size
-    return processor(image.crop((_RED_BORDER, _RED_BORDER, width - _RED_BORDER, height - _RED_BORDER)), **options)
+def without_border(processor: Any, images: list[Any], **options: Any) -> Any:
+    """Process images, decoded or as {"bytes", "path"}, without their red border."""
+    inner = []
+    for image in images:
+        name = image["path"] if isinstance(image, dict) else ""
+        decoded = to_mode(load_image(image, name=name), "RGB", name=name)
+        width, height = decoded.size
+        inner.append(decoded.crop((_RED_BORDER, _RED_BORDER, width - _RED_BORDER, height - _RED_BORDER)))
+    return processor(inner, **options)

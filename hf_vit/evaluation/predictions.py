@@ -8,13 +8,17 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 from accelerate import Accelerator
+from PIL import Image
 from torch.nn import functional as F
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from ..data.loaders import EvalDataset, eval_loader
+from ..data.loaders import read_ahead
+from ..data.samplers import Draw
 from ..data.splits import Split
+from ..data.workers import count_workers, worker_options
 from ..devices import on_cpu
+from ..inference.batches import ImageReader, Read, as_read
 from ..models.configuration_hf_vit import as_pair
-from ..models.image_processing_hf_vit import scale_and_offset
 from ..settings.fields import DataSettings
 from .multi_label import average_precision, score_labels
 
@@ -27,24 +31,31 @@ _PATCH_INPUTS = ("pixel_attention_mask", "spatial_shapes", "kept_patches")
 class EvaluationBatches:
     """Evaluation batches of this process, all of one length, then batches of padding (index -1) forever.
 
+    Unreadable images are left out, and logged.
+
     Args:
         config: the model's configuration.
     """
 
     def __init__(self, settings: DataSettings, split: Split, processor: Any, config: Any, accelerator: Accelerator):
-        samples = EvalDataset(split, processor, as_pair(config.image_size), config.num_channels)
+        is_native = getattr(processor, "preset", None) == "native"
+        options = {"padding": "max_num_patches"} if is_native else {}  # all batches have one shape
+        self.reader = ImageReader(processor, **options)
+        self.split, self.device = split, accelerator.device
         processes, size = (accelerator.num_processes, accelerator.process_index), settings.eval_batch_size
-        self.loader: Any = eval_loader(samples, size, *processes, settings.num_workers)
-        self.padding = {name: torch.as_tensor(np.stack([value] * size)) for name, value in samples.padding().items()}
-        self.device = accelerator.device
-        self.normalization = None  # of images that come as uint8
-        if samples.has_levels:
-            factor, mean, std = processor.rescale_factor, processor.image_mean, processor.image_std
-            self.normalization = scale_and_offset(factor, mean, std, self.device)
+        self.loader: Any = eval_loader(SplitImages(split, self.reader), size, *processes, settings.num_workers)
+        height, width = as_pair(config.image_size)
+        black = Image.new("RGB" if config.num_channels == 3 else "L", (width, height))
+        label: Any = np.zeros(split.num_labels, np.float32) if split.multi_label else -1
+        blank = _merge(self.reader([(-1, black)]), [label])
+        self.padding = {name: tensor.expand(size, *tensor.shape[1:]).clone() for name, tensor in blank.items()}
 
     def __iter__(self) -> Iterator[Batch]:
         size = len(self.padding["index"])
-        for batch in self.loader:
+        for read, labels in self.loader:
+            for error in read.unreadable.values():
+                self.split.log_unreadable(error)
+            batch = _merge(read, labels) if read.numbers else self.padding
             if (length := len(batch["index"])) < size:
                 batch = {name: torch.cat([tensor, self.padding[name][length:]]) for name, tensor in batch.items()}
             yield batch
@@ -54,10 +65,50 @@ class EvaluationBatches:
     def on_device(self, batch: Batch) -> Batch:
         """Return a batch on the device, with normalized images."""
         batch = to_device(batch, self.device)
-        if self.normalization is not None:
-            scale, offset = self.normalization
-            batch["image"] = batch["image"].float().mul_(scale).add_(offset)  # as the image processor
+        if self.reader.returns_levels:
+            batch["image"] = self.reader.normalize(batch["image"])
         return batch
+
+
+class SplitImages(Dataset):
+    """Images of a split in batches: what was read, and the labels of the readable ones.
+
+    An index is a row, or (row, undecoded sample) from `read_ahead`.
+    """
+
+    def __init__(self, split: Split, reader: ImageReader):
+        self.split, self.reader = split, reader
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitems__(self, items: list[Any]) -> tuple[Read, list[Any]]:
+        samples = dict(item if isinstance(item, tuple) else (item, self.split.samples[item]) for item in items)
+        read = self.reader([(row, self.split.image(sample, row)) for row, sample in samples.items()])
+        return read, [self.split.label(samples[row]) for row in read.numbers]
+
+
+def eval_loader(images: SplitImages, batch_size: int, processes: int, rank: int, num_workers: int | str) -> DataLoader:
+    """Return this process's loader; over all processes, every sample comes once.
+
+    The processes may have different numbers and sizes of batches. Workers persist between evaluations, because starting
+    them takes time.
+    """
+    split, workers = images.split, count_workers(num_workers)
+    rows = range(rank, len(split), processes)
+    if split.is_sharded:  # a block has consecutive rows
+        rows = range(len(split) * rank // processes, len(split) * (rank + 1) // processes)
+    batches = read_ahead(split, BatchSampler(rows, batch_size, drop_last=False), lambda row: Draw(row, 0))
+    options = worker_options(workers, split.needs_spawn)
+    return DataLoader(images, batch_sampler=batches, collate_fn=as_read, persistent_workers=workers > 0, **options)
+
+
+def _merge(read: Read, labels: Sequence[Any]) -> Batch:
+    """Return the images of a batch as "image", and their other inputs, "label" and "index"."""
+    inputs = dict(read.inputs)
+    image = inputs.pop("pixel_values")
+    label = torch.from_numpy(np.stack(labels))
+    return {"image": image, **inputs, "label": label, "index": torch.tensor(read.numbers)}
 
 
 def predict(
@@ -110,13 +161,13 @@ def collect(
             results = compute(batches.on_device(batch))
         if rows:  # only now, while the device computes this batch
             rows[-1] = on_cpu(rows[-1])
-        rows.append({**results, **{name: batch[name] for name in ("label", "valid", "index")}})
+        rows.append({**results, **{name: batch[name] for name in ("label", "index")}})
     model.train(was_training)
     columns = {name: torch.cat([row[name].cpu() for row in rows]) for name in (rows[0] if rows else ())}
     for name, column in columns.items() if accelerator.num_processes > 1 else ():
         parts = (accelerator.gather(part.to(device)) for part in column.split(_ROWS))
         columns[name] = torch.cat([cast(torch.Tensor, part).cpu() for part in parts])
-    return drop_padding({name: column.numpy() for name, column in columns.items()})
+    return drop_padding({name: column.numpy() for name, column in columns.items()}, len(batches.split))
 
 
 def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, sizes: dict) -> dict[str, torch.Tensor]:
@@ -180,15 +231,14 @@ def model_inputs(batch: Batch) -> dict[str, Any]:
     return {"pixel_values": batch["image"], **patches}
 
 
-def drop_padding(columns: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Drop padding and unreadable images, and sort the others in the order of the data set."""
+def drop_padding(columns: dict[str, np.ndarray], number_of_images: int) -> dict[str, Any]:
+    """Drop padding, sort the other rows in the order of the data set, and count the images without a row: "skipped"."""
     if not columns:
         raise ValueError("the evaluation split is empty")
     real = columns["index"] >= 0
-    good = real & columns["valid"].astype(bool)
-    order = np.argsort(columns["index"][good], kind="stable")
-    kept = {name: values[good][order] for name, values in columns.items() if name != "valid"}
-    return {**kept, "skipped": int(real.sum() - good.sum())}
+    order = np.argsort(columns["index"][real], kind="stable")
+    kept = {name: values[real][order] for name, values in columns.items()}
+    return {**kept, "skipped": number_of_images - len(order)}
 
 
 def score_classes(predictions: dict[str, Any], names: Sequence[str]) -> dict[str, float]:

@@ -1,10 +1,8 @@
-"""Images in batches: read and preprocessed ahead of the model, in their order."""
+"""Images in batches, for prediction and evaluation: read and preprocessed ahead of the model, in their order."""
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sized
-from functools import partial
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +11,9 @@ import torch
 from PIL import Image
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from ..data.workers import worker_options
 from ..files.image_files import images_below
+from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
 from ..models.image_reading import ImageReadingError
 
 _WORKERS = 4
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
 
     numbers: list[int]  # their indices among all images
     outputs: Any  # one for each of them
-    unreadable: dict[int, ImageReadingError | OSError]  # skipped images, by index
+    unreadable: dict[int, ImageReadingError]  # skipped images, by index
 
 
 def list_of_images(images: Any) -> Iterable[Any]:
@@ -74,7 +74,7 @@ def compute_batches(
         batch_size: maximum number of images in a forward pass.
         workers: number of processes that read and preprocess ahead; 0: this process reads. None: 0 for up to 64
             images, else 4, but no more than there are processors.
-        skip_unreadable: skip images that cannot be read. A batch with such images is divided.
+        skip_unreadable: skip images that cannot be read.
 
     Raises:
         ImageReadingError: an image cannot be read, without `skip_unreadable`; the message names its file. Earlier
@@ -83,40 +83,105 @@ def compute_batches(
     if workers is None:
         are_few = isinstance(images, Sized) and len(images) <= _FEW_IMAGES
         workers = 0 if are_few else min(_WORKERS, os.cpu_count() or 1)
+    reader = ImageReader(processor)
     # The sampler yields the images themselves, so that a generator is read once, in this process.
+    numbered = cast("Any", enumerate(images))
     loader = DataLoader(
-        _Identity(),
-        batch_sampler=cast("Any", BatchSampler(cast("Any", enumerate(images)), batch_size, drop_last=False)),
-        collate_fn=partial(_read, processor),
-        num_workers=workers,
+        _Batches(reader),
+        batch_sampler=cast("Any", BatchSampler(numbered, batch_size, drop_last=False)),
+        collate_fn=as_read,
+        **worker_options(workers),
     )
-    for batch in chain.from_iterable(loader):
-        if batch.unreadable and not skip_unreadable:
-            raise next(iter(batch.unreadable.values()))
-        if batch.numbers:
+    for read in loader:
+        if read.unreadable and not skip_unreadable:
+            raise next(iter(read.unreadable.values()))
+        outputs = None
+        if read.numbers:
             with torch.inference_mode():
-                batch = batch._replace(outputs=forward(**batch.outputs.to(device)))
-        yield batch
+                outputs = forward(**reader.finish(read.inputs, device))
+        yield Batch(read.numbers, outputs, read.unreadable)
 
 
-class _Identity(Dataset):
-    """Dataset in which an image is its own index."""
+class Read(NamedTuple):
+    """A batch of images as a worker returns it."""
 
-    def __getitem__(self, index: Any) -> Any:
-        return index
+    numbers: list[int]  # of the readable images
+    inputs: dict[str, torch.Tensor]  # outputs of the image processor for them, see `ImageReader`
+    unreadable: dict[int, ImageReadingError]  # by number
 
 
-def _read(processor: Any, batch: list[tuple[int, Any]]) -> list[Batch]:
-    """Return the inputs of a batch of (number, image); if an image cannot be read, those of its halves."""
-    numbers = [number for number, _ in batch]
-    items = [str(image) if isinstance(image, Path) else image for _, image in batch]
-    try:
-        inputs = processor(items, return_tensors="pt")
-    except (ImageReadingError, OSError) as error:  # OSError: an image processor of transformers
-        if len(batch) == 1:
-            return [Batch([], None, {numbers[0]: error})]
-        half = len(batch) // 2
-        return _read(processor, batch[:half]) + _read(processor, batch[half:])
-    if len(inputs["pixel_values"]) != len(batch):
-        raise ValueError(f"images {numbers[0]} to {numbers[-1]} have a list or a batch among them: give its images")
-    return [Batch(numbers, inputs, {})]
+class ImageReader:
+    """An image processor in two parts: what workers do, and what is left to the device of the model.
+
+    If the processor rounds its resize, workers return uint8, a quarter of the bytes, and the device normalizes. The
+    result equals the processor's to the bit.
+
+    Args:
+        processor: an image processor, or any function of images that returns a dictionary of tensors.
+        options: more arguments of its call.
+    """
+
+    def __init__(self, processor: Any, **options: Any):
+        self.processor = processor
+        self.options = options
+        settings = processor.settings() if isinstance(processor, HfViTImageProcessor) else {}
+        does_all = all(settings.get(step) for step in ("do_resize", "do_rescale", "do_normalize"))
+        self.returns_levels = does_all and settings["resize_output"] != "float" and settings["preset"] != "native"
+        if self.returns_levels:
+            self.options |= {"rescale_factor": 1.0, "do_normalize": False}
+
+    def __call__(self, batch: Sequence[tuple[int, Any]]) -> Read:
+        """Read and preprocess images, given as (number, image)."""
+        try:
+            return Read([number for number, _ in batch], self._preprocess(batch), {})
+        except ImageReadingError:
+            unreadable = {}
+        for one in batch:
+            try:
+                self._preprocess([one])
+            except ImageReadingError as error:
+                unreadable[one[0]] = error
+        readable = [one for one in batch if one[0] not in unreadable]
+        inputs = self._preprocess(readable) if readable else {}
+        return Read([number for number, _ in readable], inputs, unreadable)
+
+    def _preprocess(self, batch: Sequence[tuple[int, Any]]) -> dict[str, torch.Tensor]:
+        images = [str(image) if isinstance(image, Path) else image for _, image in batch]
+        inputs = dict(self.processor(images, return_tensors="pt", **self.options))
+        if len(inputs["pixel_values"]) != len(batch):
+            raise ValueError(
+                f"images {batch[0][0]} to {batch[-1][0]} have a list or a batch among them: give its images"
+            )
+        if self.returns_levels:
+            inputs["pixel_values"] = inputs["pixel_values"].to(torch.uint8)
+        return inputs
+
+    def finish(self, inputs: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+        """Return the processor's outputs on a device, from what was read."""
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
+        if self.returns_levels:
+            inputs["pixel_values"] = self.normalize(inputs["pixel_values"])
+        return inputs
+
+    def normalize(self, levels: torch.Tensor) -> torch.Tensor:
+        """Normalize images (..., channels, height, width) of uint8 as the processor does."""
+        processor = self.processor
+        scale, offset = scale_and_offset(
+            processor.rescale_factor, processor.image_mean, processor.image_std, levels.device
+        )
+        return levels.float().mul_(scale).add_(offset)
+
+
+def as_read(batch: Any) -> Any:
+    """Return a batch as the data set returned it: the `collate_fn` of data sets that read whole batches."""
+    return batch
+
+
+class _Batches(Dataset):
+    """Data set in which a batch of (number, image) is its own index."""
+
+    def __init__(self, reader: ImageReader):
+        self.reader = reader
+
+    def __getitems__(self, batch: list[tuple[int, Any]]) -> Read:
+        return self.reader(batch)

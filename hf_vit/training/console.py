@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from ..data.labels import distinguish, names_of
-from ..data.loaders import count_processors, count_workers
+from ..data.workers import count_processors, count_workers
 from ..devices import describe_device, memory_in_use, peak_of
 from ..files.messages import join_names
 from ..loading import best_checkpoint_dir

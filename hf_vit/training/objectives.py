@@ -229,8 +229,8 @@ class MaskedPatches:
         def compute(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             outputs = self._predict(model, batch["image"], batch["index"].tolist())
             if not outputs.targets.is_floating_point():  # class numbers, not pixels
-                is_counted = ((batch["index"] >= 0).to(batch["valid"].device) & batch["valid"]).long()
-                weights = is_counted.view(-1, *[1] * (outputs.targets.ndim - 1)).expand_as(outputs.targets)
+                is_image = (batch["index"] >= 0).long().to(outputs.targets.device)  # not padding
+                weights = is_image.view(-1, *[1] * (outputs.targets.ndim - 1)).expand_as(outputs.targets)
                 counts.index_add_(0, outputs.targets.flatten(), weights.flatten())
             return {"loss": outputs.loss_per_image, "accuracy": outputs.accuracy_per_image}
 

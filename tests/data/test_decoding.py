@@ -16,11 +16,12 @@ from PIL import Image, features
 
 from hf_vit.data.augmentation import TrainTransform
 from hf_vit.data.fingerprint import fingerprint_data
-from hf_vit.data.loaders import EvalDataset, TrainDataset
+from hf_vit.data.loaders import TrainDataset
 from hf_vit.data.native_resolution import NativeDataset, NativeTransform
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import SKIPPED_IMAGES, Split, open_named, open_split
-from hf_vit.evaluation.predictions import EvaluationBatches
+from hf_vit.evaluation.predictions import EvaluationBatches, SplitImages
+from hf_vit.inference.batches import ImageReader, Read
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError, read_size
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings
@@ -82,8 +83,10 @@ def split_of(*contents: bytes | None, paths=None) -> Split:
     return open_split(table_of(rows, [0] * len(rows), ["a", "b"]))
 
 
-def evaluated(split: Split) -> EvalDataset:
-    return EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 6}), (6, 6))
+def evaluated(split: Split) -> Read:
+    """Read all images of a split for an evaluation."""
+    reader = ImageReader(HfViTImageProcessor(size={"height": 6, "width": 6}))
+    return SplitImages(split, reader).__getitems__(list(range(len(split))))[0]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -142,7 +145,7 @@ def test_what_no_command_decodes_is_an_unreadable_image(content, caplog):
     """Too many pixels; PostScript, for which Pillow starts a program; a format that is not on the list; no image."""
     split = split_of(content, FILES["RGB PNG"], paths=["bad.jpg", "good.png"])
     assert TrainDataset(split, UNCHANGED, 0)[0]["label"] == 0
-    assert not evaluated(split)[0]["valid"]
+    assert evaluated(split).numbers == [1]
     with pytest.raises(ImageReadingError):
         read_size(content)
     samples = NativeDataset(split, NATIVE, 0)
@@ -172,7 +175,7 @@ def test_a_table_names_no_file_outside_of_its_folder(tmp_path, path, monkeypatch
             load_split(name, "train")
     streamed = open_split(load_split("data", "train", streaming=True))
     with pytest.raises(ValueError, match=path):
-        evaluated(streamed)[1]
+        evaluated(streamed)
 
 
 def test_a_table_names_regular_files_of_its_folder(tmp_path):
@@ -181,7 +184,7 @@ def test_a_table_names_regular_files_of_its_folder(tmp_path):
     write_table(tmp_path / "train.parquet", str(tmp_path / "inside.png"), str(tmp_path / "pipe.png"))
     split = open_split(load_split(str(tmp_path), "train"))
     assert fingerprint_data(split)["images"] == 3  # reading the pipe would wait forever
-    assert [bool(evaluated(split)[row]["valid"]) for row in range(3)] == [True, False, True]
+    assert evaluated(split).numbers == [0, 2]
 
 
 # Unreadable images are listed
@@ -197,8 +200,10 @@ def test_unreadable_images_are_listed_once_in_the_output_folder(tmp_path, caplog
     settings = EvaluateSettings(model="m", dataset=str(tmp_path / "data"), output_dir=str(tmp_path / "out"))
     for _ in range(2):
         split = open_named(settings, "train")
-        samples = evaluated(split)
-        assert sum(samples[row]["valid"] for row in range(len(split))) == 12
+        read = evaluated(split)
+        assert len(read.numbers) == 12
+        for error in read.unreadable.values():
+            split.log_unreadable(error)
         trained = TrainDataset(split, UNCHANGED, 0)
         assert sum(trained[position]["skipped"] > 0 for position in range(26)) > 0
     lines = (tmp_path / "out" / SKIPPED_IMAGES).read_text().splitlines()

@@ -16,12 +16,15 @@ import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from hf_vit.data import loaders
+from hf_vit.data import workers
 from hf_vit.data.augmentation import TrainTransform
-from hf_vit.data.loaders import EvalDataset, TrainDataset, count_processors, count_workers, prefetch, train_loader
+from hf_vit.data.loaders import TrainDataset, prefetch, train_loader
 from hf_vit.data.samplers import BatchLayout, StepBatchSampler
 from hf_vit.data.sources import load_split, read_idx, split_digits
 from hf_vit.data.splits import open_split
+from hf_vit.data.workers import count_processors, count_workers
+from hf_vit.evaluation.predictions import SplitImages
+from hf_vit.inference.batches import ImageReader
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 
 from ..photographs import encode, write_colors
@@ -223,14 +226,15 @@ def test_broken_images_are_replaced_and_counted():
     split = open_split(make(4, img=(datasets.Image(), images)))
     batch = next(iter(make_loader(split, TRANSFORM, 0, BatchLayout(4, 4), range(1), 0)))
     assert batch["skipped"].sum() == 1
-    samples = EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
-    assert [samples[n]["valid"] for n in range(4)] == [True, True, False, True]
+    samples = SplitImages(split, ImageReader(HfViTImageProcessor(size={"height": 6, "width": 10})))
+    read, labels = samples.__getitems__([0, 1, 2, 3])
+    assert (read.numbers, [*read.unreadable], len(labels)) == ([0, 1, 3], [2], 3)
 
 
 def test_auto_leaves_a_processor_to_each_training_process(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     for processors, processes, expected in ((8, 1, 7), (8, 2, 3), (8, 8, 1), (1, 1, 1), (256, 1, 16)):
-        monkeypatch.setattr(loaders, "count_processors", lambda processors=processors: processors)
+        monkeypatch.setattr(workers, "count_processors", lambda processors=processors: processors)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
         assert count_workers("auto") == expected
     assert count_workers(0) == 0
@@ -241,7 +245,7 @@ def test_auto_leaves_a_processor_to_each_training_process(monkeypatch):
     "files", [{"cpu.max": "{} 100000"}, {"cpu/cpu.cfs_quota_us": "{}", "cpu/cpu.cfs_period_us": "100000"}]
 )
 def test_processors_are_limited_by_the_quota_of_a_container(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(loaders, "_CGROUP", tmp_path)
+    monkeypatch.setattr(workers, "_CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(12), raising=False)
     for quota, expected in ((350_000, 3), (50_000, 1), ("max", 12), (-1, 12), (10**8, 12)):
         for name, content in files.items():

@@ -20,12 +20,13 @@ from torch._utils import ExceptionWrapper
 
 from hf_vit.data import shards as module
 from hf_vit.data.labels import state_classes
-from hf_vit.data.loaders import EvalDataset, eval_loader
 from hf_vit.data.samplers import BatchLayout
 from hf_vit.data.shards import ShardedDataset
 from hf_vit.data.sources import load_digits, load_split
 from hf_vit.data.splits import open_named, open_split
+from hf_vit.evaluation.predictions import SplitImages, eval_loader
 from hf_vit.files.messages import format_error
+from hf_vit.inference.batches import ImageReader
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.settings.fields import EvaluateSettings
 
@@ -161,15 +162,15 @@ def test_late_start_reads_few_blocks(place):
 
 def test_evaluation_sees_every_row_once_in_order(place):
     split = open_shards(place)
-    samples = EvalDataset(split, HfViTImageProcessor(size={"height": 6, "width": 10}), (6, 10))
+    samples = SplitImages(split, ImageReader(HfViTImageProcessor(size={"height": 6, "width": 10})))
     for processes, workers in ((1, 0), (3, 0), (2, 2)):
         loaders = [eval_loader(samples, 4, processes, rank, workers) for rank in range(processes)]
-        seen = [[int(i) for batch in loader for i in batch["index"]] for loader in loaders]
+        seen = [[i for read, _ in loader for i in read.numbers] for loader in loaders]
         assert sorted(chain(*seen)) == list(range(ROWS))
         assert workers or list(chain(*seen)) == list(range(ROWS))
     assert split.num_labels == 3
     if split.samples.index.is_tar:
-        labels = [label for batch in eval_loader(samples, 4, 1, 0, 0) for label in batch["label"].tolist()]
+        labels = [label for _, labels in eval_loader(samples, 4, 1, 0, 0) for label in labels]
         assert labels[:ROWS] == [row % 3 for row in range(ROWS)]
 
 

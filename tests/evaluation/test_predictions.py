@@ -60,30 +60,30 @@ def test_top_k_weighs_samples_and_mean_per_class_weighs_classes():
 
 
 def columns(**changes):
+    """Of four images: 1 is unreadable, one row is padding."""
     return {
-        "index": np.array([3, -1, 0, 1, 2]),
-        "valid": np.array([True, True, True, False, True]),
-        "ranked": np.array([[1, 0], [0, 1], [0, 1], [0, 1], [1, 0]]),
-        "label": np.array([1, 0, 0, 0, 0]),
-        "loss": np.array([1.0, 9.0, 2.0, 9.0, 3.0]),
+        "index": np.array([3, -1, 0, 2]),
+        "ranked": np.array([[1, 0], [0, 1], [0, 1], [1, 0]]),
+        "label": np.array([1, 0, 0, 0]),
+        "loss": np.array([1.0, 9.0, 2.0, 3.0]),
         **changes,
     }
 
 
 def test_padding_and_broken_images_do_not_count_and_no_images_are_refused():
-    predictions = drop_padding(columns())
+    predictions = drop_padding(columns(), 4)
     assert predictions["index"].tolist() == [0, 2, 3]
     results = score(predictions)
     assert (results["samples"], results["skipped"], results["loss"]) == (3, 1, 2.0)
     assert results["accuracy"] == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="split"):
-        drop_padding({})
+        drop_padding({}, 0)
 
 
 def test_real_labels_follow_the_index():
-    results = score(drop_padding(columns()), real_labels=[[0], [5], [1], []])
+    results = score(drop_padding(columns(), 4), real_labels=[[0], [5], [1], []])
     assert results["real_accuracy"] == 1.0
-    unlabeled = drop_padding(columns(label=np.full(5, -1)))
+    unlabeled = drop_padding(columns(label=np.full(4, -1)), 4)
     of_real = {"real_accuracy", "real_images", "samples", "skipped"}
     assert score(unlabeled, real_labels=[[0], [5], [1], []]) == {name: results[name] for name in of_real}
     with pytest.raises(ValueError, match=r"3\D+3"):
@@ -91,6 +91,6 @@ def test_real_labels_follow_the_index():
 
 
 def test_several_labels_count_the_first_prediction():
-    labels = np.array([[0, 1], [0, 0], [1, 0], [1, 1], [1, 0]])
-    scores = np.full((5, 2), 0.3)
-    assert score(drop_padding(columns(label=labels, scores=scores)))["accuracy"] == pytest.approx(2 / 3)
+    labels = np.array([[0, 1], [0, 0], [1, 0], [1, 0]])
+    scores = np.full((4, 2), 0.3)
+    assert score(drop_padding(columns(label=labels, scores=scores), 4))["accuracy"] == pytest.approx(2 / 3)
