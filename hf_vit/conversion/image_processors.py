@@ -7,6 +7,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..models.image_processing_hf_vit import HfViTImageProcessor, stored_class
+from ..models.image_resizing import AREA
 from .tables import ConversionError
 
 logger = logging.get_logger(__name__)
@@ -51,6 +52,41 @@ def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
     if not found.get("do_center_crop"):
         found.pop("crop_size", None)
     return {"preset": "transformers", **found}
+
+
+def beyond_pillow(settings: Mapping[str, Any]) -> list[str]:
+    """List what a resize by Pillow's filters, as in timm and transformers, cannot compute of our settings.
+
+    Args:
+        settings: settings of an `HfViTImageProcessor`.
+    """
+    found = []
+    if settings["preset"] == "native":
+        found.append("patches of images of different sizes")
+    if settings["resample"] == AREA:
+        found.append("the area filter (written: bilinear)")
+    if not settings["antialias"]:
+        found.append("a resize without antialiasing")
+    if settings["resize_output"] != "rounded":
+        found.append(f"levels that are {settings['resize_output']} after the resize, not rounded")
+    return found
+
+
+def mean_and_std(settings: Mapping[str, Any], channels: int) -> dict[str, list[float]]:
+    """Return mean and standard deviation of each channel, for levels that are divided by 255."""
+    factor = 255.0
+    if settings["do_rescale"]:
+        factor = 255 * settings["rescale_factor"]
+    mean, std = [0.0], [1.0]
+    if settings["do_normalize"]:
+        mean, std = _as_list(settings["image_mean"]), _as_list(settings["image_std"])
+    scaled = {"mean": [value / factor for value in mean], "std": [value / factor for value in std]}
+    return {name: values * (channels // len(values)) for name, values in scaled.items()}
+
+
+def _as_list(value: Any) -> list[float]:
+    """Return one number, or a number for each channel, as a list."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def nearest_processor(settings: Mapping[str, Any]) -> dict[str, Any]:

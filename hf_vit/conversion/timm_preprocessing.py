@@ -12,6 +12,7 @@ from PIL import Image
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
 from ..models.image_resizing import AREA
+from .image_processors import beyond_pillow, mean_and_std
 from .source import Inferred, by
 from .tables import IMAGENET, ConversionError
 
@@ -82,7 +83,7 @@ def evaluation_of(processor: HfViTImageProcessor, config: Any) -> tuple[dict[str
         ConversionError: the image processor returns images of another size than the model takes.
     """
     settings = processor.settings()
-    differences = []
+    differences = beyond_pillow(settings)
     image_size = as_pair(config.image_size)
     size = output_size(processor)
     if size is None:
@@ -92,16 +93,10 @@ def evaluation_of(processor: HfViTImageProcessor, config: Any) -> tuple[dict[str
             f"the image processor returns images of {by(size)} pixels, and the model takes {by(image_size)}"
         )
     interpolation = "bilinear"
-    if settings["resample"] == AREA:
-        differences.append("the area filter (written: bilinear)")
-    else:
+    if settings["resample"] != AREA:
         interpolation = next(name for name, number in INTERPOLATIONS.items() if number == settings["resample"])
     if not settings["do_resize"]:
         differences.append("images that are not resized")
-    if not settings["antialias"]:
-        differences.append("a resize without antialiasing")
-    if settings["resize_output"] != "rounded":
-        differences.append(f"levels that are {settings['resize_output']} after the resize (timm rounds)")
     crop_mode, crop_pct, is_exact = _crop_of(settings, image_size)
     if not is_exact:
         differences.append(f"this resize before the crop: {settings['size']}")
@@ -110,7 +105,7 @@ def evaluation_of(processor: HfViTImageProcessor, config: Any) -> tuple[dict[str
         "interpolation": interpolation,
         "crop_pct": crop_pct,
         "crop_mode": crop_mode,
-        **_mean_and_std(settings, config.num_channels),
+        **mean_and_std(settings, config.num_channels),
     }
     return evaluation, differences
 
@@ -135,20 +130,3 @@ def _crop_pct_of(crop: int, resized: int) -> float:
         if crop_pct > 0 and math.floor(crop / crop_pct) == resized:
             return crop_pct
     return exact
-
-
-def _mean_and_std(settings: dict[str, Any], channels: int) -> dict[str, list[float]]:
-    """Return mean and standard deviation for levels that timm divides by 255."""
-    factor = 255.0
-    if settings["do_rescale"]:
-        factor = 255 * settings["rescale_factor"]
-    mean, std = [0.0], [1.0]
-    if settings["do_normalize"]:
-        mean, std = _as_list(settings["image_mean"]), _as_list(settings["image_std"])
-    scaled = {"mean": [value / factor for value in mean], "std": [value / factor for value in std]}
-    return {name: values * (channels // len(values)) for name, values in scaled.items()}
-
-
-def _as_list(value: Any) -> list[float]:
-    """Return one number, or a number for each channel, as a list."""
-    return list(value) if isinstance(value, list | tuple) else [value]

@@ -23,7 +23,7 @@ from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPredict
 from ..models.pretrained import CONVERSION_RECORD
 from ..models.utils import check_manifest
 from .checkpoint import Checkpoint, read_shards
-from .image_processors import OWN_FIELD, nearest_processor, translate_processor
+from .image_processors import OWN_FIELD, beyond_pillow, nearest_processor, translate_processor
 from .source import (
     MODELS,
     PLAIN,
@@ -350,6 +350,11 @@ def save_for_transformers(model: Model, processor: Any, folder: Path) -> None:
     }
     if isinstance(processor, HfViTImageProcessor):
         nearest = nearest_processor(processor.settings())
+        if differences := beyond_pillow(processor.settings()):
+            named = "; ".join(differences)
+            logger.warning(
+                f"transformers' pixel values differ from those of the image processor, because it lacks {named}"
+            )
         write_json(folder / "preprocessor_config.json", {**nearest, OWN_FIELD: processor.to_dict()})
     elif processor is not None:
         processor.save_pretrained(folder)

@@ -158,7 +158,7 @@ def test_models_that_timm_does_not_support(tmp_path):
 
 
 def test_a_port_with_other_numbers_is_not_written_as_jax(tmp_path):
-    wrong = {"plain": "hidden_act", "hybrid": "group_norm_eps=1e-05", "gap": "pool_patches_only"}
+    wrong = {"plain": "hidden_act", "hybrid": "group_norm_eps=1e-05", "gap": "use_cls_token"}
     for name, message in wrong.items():
         with pytest.raises(ConversionError, match=message):
             export(convert_golden(f"timm_{name}.safetensors")[0], tmp_path / "out.npz", "jax")

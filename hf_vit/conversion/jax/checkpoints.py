@@ -21,7 +21,9 @@ from ...catalog import built_in_class_names, evaluation_of, find_released, origi
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
 from ...models.configuration_hf_vit import MAX_LAYERS, HfViTConfig, HfViTHybridConfig, Size, as_pair, stem_stride
+from ...models.image_processing_hf_vit import HfViTImageProcessor
 from ..checkpoint import Checkpoint
+from ..image_processors import mean_and_std
 from ..source import (
     MODELS,
     PLAIN,
@@ -119,6 +121,11 @@ class JaxSource(RuleSource):
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
         if lacking(model.config, {}, self.numbers(model.config)):
             logger.warning(f"Written as {self.original(model)}, which the original code computes with other numbers.")
+        for name in ("pooling", "position_embedding_type"):
+            if getattr(model.config, name, "") == "none":
+                logger.warning(f"An .npz does not state {name} none; read it with --set {name}=none")
+        if isinstance(processor, HfViTImageProcessor):
+            _name_other_pixels(processor, model.config.num_channels)
         arrays = self.arrays(model, {**record_of(model).get("dialect", {}), "names": dialect})
         write_npz(path, ((_name_in(dialect, name), array) for name, array in arrays.items()))
 
@@ -127,6 +134,16 @@ class JaxSource(RuleSource):
         entry = find_released(checkpoint.location) if "://" in checkpoint.location else None
         names = built_in_class_names("imagenet1k") if entry and entry.facts.get("labels") == "imagenet1k" else []
         return names if len(names) == num_labels else None
+
+
+def _name_other_pixels(processor: HfViTImageProcessor, num_channels: int) -> None:
+    """Log a warning if pixel values are not in [-1, 1], as every reader of an .npz expects."""
+    normalization = mean_and_std(processor.settings(), num_channels)
+    if any(abs(value - 0.5) > 1e-6 for values in normalization.values() for value in values):
+        logger.warning(
+            "Readers of an .npz expect pixel values in [-1, 1]; this model's have the mean {mean} and the standard "
+            "deviation {std}, which the file does not state".format(**normalization)
+        )
 
 
 class Jax(JaxSource):
@@ -218,7 +235,7 @@ class Jax(JaxSource):
         else:
             fixed["stored_patch_size"] = None
         if config.use_cls_token and config.pooling in ("mean", "map"):
-            fixed["pool_patches_only"] = False
+            fixed["use_cls_token"] = False  # the originals have a class token with the pooling "cls" or "none" only
         found = lacking(config, _CHOICES[dialect], fixed)
         numbers = self.numbers(config)
         others = lacking(config, {}, numbers)
