@@ -15,11 +15,11 @@ demo: .venv/installed
 
 # Everything that proves a number, a file on disk, or what is left after a kill: 5 to 15 minutes on two cores.
 test: .venv/installed
-	$(BIN)/python -m pytest --numprocesses 2 --durations 10 -m "not slow and not browser"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow and not browser"
 
 # And the rest: launchers, notebooks, pages, the installed wheel, compiled variants, a browser.
 test-all: .venv/installed
-	$(BIN)/python -m pytest --numprocesses 2 --durations 10
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
 
 # Training on XLA's CPU device, in an environment of its own: a download of 1 GB, once. Needs gcc, and a Python from 3.11 to 3.13.
 .venv-xla/installed: constraints-xla.txt pyproject.toml

@@ -94,19 +94,36 @@ def serve(has_hf_vit: bool) -> None:
     from transformers import pipeline  # noqa: F401
 
     if has_hf_vit:
-        import sklearn.datasets  # noqa: F401
+        import matplotlib.figure  # noqa: F401
+        from matplotlib.backend_bases import FigureCanvasBase
 
+        import hf_vit.evaluation.metrics  # noqa: F401
         import hf_vit.hub.cards  # noqa: F401
         import hf_vit.models.modeling_hf_vit  # noqa: F401
         import hf_vit.training.api  # noqa: F401
+        from hf_vit.data.sources import load_digits
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        from .blank_figures import print_blank_figure
+
+        load_digits()
+        FigureCanvasBase.print_figure = print_blank_figure
+
+    signal.signal(signal.SIGCHLD, reap)
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             run(**json.loads(line))
         print(pid, flush=True)
+
+
+def reap(*_) -> None:
+    """Wait for the processes that have ended, so that their time counts as this server's."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def run(code: str, folder: str, cwd: str, environment: dict[str, str]) -> None:

@@ -320,11 +320,17 @@ def _printed_rows(number: int) -> list[dict[str, Any]]:
     return rows
 
 
+@cache
+def _count_variant(name: str, num_labels: int) -> tuple[int, int]:
+    """Count as `count_with_padding`, once for all rows of a variant."""
+    return count_with_padding(config_of_variant(name, num_labels=num_labels))
+
+
 def _computed(row: Mapping[str, Any]) -> dict[str, float | None]:
     dataset = published()["datasets"].get(row["dataset"])
     if dataset is None or row["epochs"] is None or row["model"] not in VARIANTS:
         return {"computed": None, "computed_without_padding": None}
-    multiply_adds, on_padding = count_with_padding(config_of_variant(row["model"], num_labels=dataset["classes"]))
+    multiply_adds, on_padding = _count_variant(row["model"], dataset["classes"])
     counts = {"computed": multiply_adds, "computed_without_padding": multiply_adds - on_padding}
     images = float(dataset["images"])
     return {name: training_exaflops(count, row["epochs"], images) for name, count in counts.items()}

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,7 @@ def _from_arrays(images: np.ndarray, labels: np.ndarray, names: list[str]) -> da
     return datasets.Dataset.from_dict({"image": list(images), "label": labels.tolist()}, features=features)
 
 
+@cache
 def load_digits() -> dict[str, datasets.Dataset]:
     """Load the 1,797 handwritten digits of scikit-learn, 8 x 8 gray; a fixed random 80% are for training.
 

@@ -1,6 +1,7 @@
 """Self-contained HTML pages: one file with its style inside, without network access or scripts."""
 
 import base64
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -22,16 +23,21 @@ def render_page(package: str, template: str, **content: Any) -> str:
     Raises:
         jinja2.UndefinedError: the template uses a variable that `content` lacks.
     """
+    version = versions_of(("hf_vit",))["hf_vit"]
+    return _environment(package).get_template(template).render(style=_read_style(), version=version, **content)
+
+
+@cache
+def _environment(package: str) -> jinja2.Environment:
+    """Return what loads the templates of a package and keeps them compiled."""
     loaders = [jinja2.PackageLoader(name, "") for name in (package, "hf_vit.files")]
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.ChoiceLoader(loaders),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    version = versions_of(("hf_vit",))["hf_vit"]
-    return environment.get_template(template).render(style=_read_style(), version=version, **content)
 
 
 def data_uri(kind: str, content: bytes) -> str:

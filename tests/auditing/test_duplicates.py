@@ -13,7 +13,7 @@ from hf_vit.auditing.duplicates import find_near_duplicates
 from ..photographs import encode
 from .conftest import draw
 
-IMAGES = 60
+IMAGES = 30
 
 
 def jpeg(image, quality=40):
@@ -46,7 +46,7 @@ def originals():
 def test_disguised_pictures_are_found_and_no_others(originals, disguise):
     rng = np.random.default_rng(0)
     images, pictures = originals
-    copies = {IMAGES + number: number * 11 for number in range(5)}
+    copies = {IMAGES + number: number * 6 for number in range(5)}
     disguised = [picture(DISGUISES[disguise](images[row])) for row in copies.values()]
     features = torch.from_numpy(rng.normal(size=(IMAGES, 13))).float()
     features = torch.cat(

@@ -2,6 +2,7 @@
 compare with the originals."""
 
 import copy
+import io
 import json
 import os
 import re
@@ -150,15 +151,19 @@ def test_names_that_the_terminal_cannot_write(encoding, model, program, photogra
     export(model, tmp_path / "deployed", "onnx", processor=processor)
     save_folder(tmp_path / "folder", model, processor)
     image = shutil.copy(photographs[0], tmp_path / "снимок.png")
-    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-    commands = {
-        "predict.py": [tmp_path / "deployed" / "predict.py", image],
-        "hf-vit": ["-m", "hf_vit.cli", "predict", tmp_path / "folder", image],
-    }
-    written = {
-        name: subprocess.run([sys.executable, *command], check=True, capture_output=True, env=environment).stdout
-        for name, command in commands.items()
-    }
+    written = {}
+    for name in ("predict.py", "hf-vit"):
+        terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", terminal)
+            if name == "hf-vit":
+                assert main(["predict", str(tmp_path / "folder"), str(image)]) == 0
+            else:
+                patch.setattr(sys, "argv", [name, str(image)])
+                with pytest.raises(SystemExit, match=r"^0$"):
+                    runpy.run_path(str(tmp_path / "deployed" / name), run_name="__main__")
+        terminal.flush()
+        written[name] = terminal.buffer.getvalue()
     assert written["predict.py"] == written["hf-vit"]
     assert written["predict.py"].count(b"\n") == 6
 

@@ -41,8 +41,10 @@ STRUCTURES = {  # name, up to a colon that of its builder -> formats besides .np
             {**VARIANTS[name], **sizes, "num_channels": channels},
         )
         for name in ("cls", "mean", "map", "none")
-        for layers, sizes in ((1, {"num_hidden_layers": 1}), (3, {"num_attention_heads": 7, "intermediate_size": 9}))
-        for channels in (1, 5)
+        for layers, channels, sizes in (
+            (1, 5, {"num_hidden_layers": 1}),
+            (3, 1, {"num_attention_heads": 7, "intermediate_size": 9}),
+        )
     },
     "12 layers": (BOTH, {"num_hidden_layers": 12}),
     "sine and cosine": (NONE, VARIANTS["sincos"]),

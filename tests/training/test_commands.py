@@ -59,6 +59,7 @@ def finetune_colors(colors, pretrained, output, **changes) -> dict:
     return finetune(arguments(**{**settings, "eval_batch_size": 5, "report_to": "none", **changes}))
 
 
+@pytest.mark.figures
 def test_finetuning_an_image_folder(colors, pretrained, tmp_path):
     output = tmp_path / "out"
     metrics = finetune_colors(colors, pretrained, output)
@@ -74,6 +75,10 @@ def test_finetuning_an_image_folder(colors, pretrained, tmp_path):
     card = json.loads((output / "card_data.json").read_text())
     assert card["metrics"]["accuracy"] == 1.0
     assert card["settings"]["learning_rate"] == 0.05
+    for name in card["figures"]:
+        with Image.open(output / name) as figure:
+            assert len(figure.convert("RGB").getcolors(2**16)) > 20  # lines, letters and their blended edges
+    assert len(card["figures"]) == 2
     again = evaluate(arguments(model=output, dataset=colors, eval_batch_size=7, num_workers=0))
     assert again["accuracy"] == 1.0
 

@@ -30,7 +30,7 @@ OPTIMIZERS = [("sgd", "float32"), ("sgd", "bfloat16"), ("adamw", "float32"), ("a
 
 def build(settings: FinetuneSettings, sharded: bool = True):
     torch.manual_seed(0)
-    model = HfViTForImageClassification(HfViTConfig(**TINY))
+    model = HfViTForImageClassification(HfViTConfig(**{**TINY, "num_hidden_layers": 1}))
     torch.nn.init.normal_(model.classifier.weight)
     if sharded:
         mesh = init_device_mesh("cpu", (2,))
