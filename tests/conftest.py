@@ -10,11 +10,13 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from huggingface_hub import close_session
+from matplotlib.backend_bases import FigureCanvasBase
 
 from hf_vit import loading
 from hf_vit.cli import main
 
 from . import tiny_models
+from .blank_figures import print_blank_figure
 from .doc_fixtures import write_documents_folder
 from .http_servers import Server
 from .local_hub import Clients, LocalHub
@@ -79,6 +81,12 @@ def fresh_accelerator(monkeypatch):
     yield
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+@pytest.fixture
+def blank_figures(monkeypatch):
+    """Runs of training whose figures are not drawn."""
+    monkeypatch.setattr(FigureCanvasBase, "print_figure", print_blank_figure)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from ..photographs import encode
 
 
 @pytest.fixture(autouse=True)
-def _fresh_accelerator(fresh_accelerator):
-    """Reset Accelerate's state, so that every test can run in this process."""
+def _fresh_accelerator(fresh_accelerator, blank_figures):
+    """Reset Accelerate's state, so that every test can run in this process, and draw no figures."""
 
 
 def draw(color, rng, size=(96, 80)):

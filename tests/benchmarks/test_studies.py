@@ -32,7 +32,7 @@ SMOKE = {"figure8": ["none", "depth-1"], "table7": ["adam-0.01", "sgd-0.1"], "ax
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", SMOKE)
-@pytest.mark.usefixtures("fresh_accelerator")
+@pytest.mark.usefixtures("fresh_accelerator", "blank_figures")
 def test_smoke_of_a_study(studies, study, tmp_path):
     studies.main([study, "--only", *SMOKE[study], *FEW_STEPS, "--output_dir", str(tmp_path)])
     rows = rows_of(tmp_path)
@@ -42,7 +42,7 @@ def test_smoke_of_a_study(studies, study, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fresh_accelerator")
+@pytest.mark.usefixtures("fresh_accelerator", "blank_figures")
 def test_a_study_continues_where_it_stopped_and_repeats_runs_of_other_settings(studies, tmp_path):
     arguments = ["figure5", "--output_dir", str(tmp_path), *FEW_STEPS, "--only"]
     studies.main([*arguments, "16x1/4"])

@@ -129,7 +129,7 @@ def train(folder, **changes) -> dict[str, torch.Tensor]:
     return weights(folder)
 
 
-@pytest.mark.usefixtures("fresh_accelerator")
+@pytest.mark.usefixtures("fresh_accelerator", "blank_figures")
 def test_a_run_ends_with_the_same_weights(tmp_path, shards):
     """And one that begins on the CPU goes on on the device; as does one that reads shards with two workers."""
     expected = train(tmp_path / "cpu", augment_on="cpu")

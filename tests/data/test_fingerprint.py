@@ -22,7 +22,7 @@ from ..photographs import write_colors
 from ..processes import ONE_STEP, arguments
 from ..tiny_models import save_tiny
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerator")
+pytestmark = pytest.mark.usefixtures("fresh_accelerator", "blank_figures")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from ..photographs import draw_picture, table_of
 from ..processes import arguments
 from ..tiny_models import save_tiny
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerator")
+pytestmark = pytest.mark.usefixtures("fresh_accelerator", "blank_figures")
 
 COLORS = {**THREE, "gray": (128, 128, 128)}
 

@@ -27,7 +27,7 @@ from hf_vit.training.trainer import Trainer
 from ..processes import arguments, weights
 from ..tiny_models import TINY, VARIANTS, save_tiny, tiny
 
-pytestmark = pytest.mark.usefixtures("fresh_accelerator")
+pytestmark = pytest.mark.usefixtures("fresh_accelerator", "blank_figures")
 
 PATCH, MOST = TINY["patch_size"], 30  # pixels of a patch; patches of an image
 WHOLE = TrainTransform((1, 1), "none", flip=False)

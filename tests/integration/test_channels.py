@@ -160,7 +160,7 @@ def test_statistics_are_those_of_all_pixels(bands):
     np.testing.assert_allclose(std, pixels.std(axis=0), rtol=1e-5)
 
 
-def test_training_on_five_bands(bands, tmp_path, fresh_accelerator):
+def test_training_on_five_bands(bands, tmp_path, fresh_accelerator, blank_figures):
     model = save_tiny(tmp_path / "model", image_size=(16, 16), patch_size=8)
     settings = {"steps": 40, "warmup_steps": 4, "eval_every": 40, "batch_size": 24, "optimizer": "adamw"}
     settings |= {"learning_rate": 0.005, "num_workers": 0, "report_to": "none", "num_channels": 5}

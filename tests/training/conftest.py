@@ -1,9 +1,6 @@
 """Each test starts Accelerate afresh, so that a run in this process does not depend on earlier ones."""
 
 import pytest
-from matplotlib.backend_bases import FigureCanvasBase
-
-from ..blank_figures import print_blank_figure
 
 
 @pytest.fixture(autouse=True)
@@ -12,7 +9,7 @@ def _fresh_accelerator(fresh_accelerator):
 
 
 @pytest.fixture(autouse=True)
-def _blank_figures(request, monkeypatch):
+def _blank_figures(request):
     """Draw figures only in tests that are marked with `figures`."""
     if request.node.get_closest_marker("figures") is None:
-        monkeypatch.setattr(FigureCanvasBase, "print_figure", print_blank_figure)
+        request.getfixturevalue("blank_figures")
