@@ -1,11 +1,18 @@
-"""Comparisons of models and files that tests share."""
+"""Comparisons of models and files that tests share, and samples of long tables."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
+
+
+def some(values: Iterable, *quick) -> list:
+    """Return the values as parameters of a test, with all but a few marked as slow."""
+    return [pytest.param(value, marks=() if value in quick else (pytest.mark.slow,)) for value in values]
 
 
 def logits(model: nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:

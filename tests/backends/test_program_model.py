@@ -17,7 +17,7 @@ from hf_vit.backends import ONNXRuntimeModel, OpenVINOModel, program_model
 from hf_vit.conversion import convert
 from hf_vit.models.packed_linear import FrozenModelError
 
-from ..comparing import logits, read_arrays
+from ..comparing import logits, read_arrays, some
 from ..paths import ROOT, golden_runs
 from ..tiny_models import BIT_PIXELS, VARIANTS, images, tiny, tiny_bit
 
@@ -29,13 +29,8 @@ OF_TORCH = {"rtol": 1e-5, "atol": 2e-5}
 of_both = pytest.mark.parametrize("backend", [OpenVINOModel, ONNXRuntimeModel])
 
 
-def some(names, *quick):
-    """Return the parameters, with all but a few marked as slow."""
-    return [pytest.param(name, marks=() if name in quick else (pytest.mark.slow,)) for name in names]
-
-
 @of_both
-@pytest.mark.parametrize("run", some(GOLDEN_RUNS, "vit_token", "bv_map"))
+@pytest.mark.parametrize("run", some(GOLDEN_RUNS, "bv_map"))
 def test_outputs_equal_the_goldens(backend, run, goldens):
     assert len(RUNS) == len(GOLDEN_RUNS)
     model, _ = convert(goldens / RUNS[run]["checkpoint"])

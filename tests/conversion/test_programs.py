@@ -10,7 +10,7 @@ from hf_vit import HfViTConfig, HfViTForMaskedPatchPrediction, HfViTHybridModel
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export
 
-from ..comparing import logits
+from ..comparing import logits, some
 from ..paths import ROOT
 from ..tiny_models import TINY, VARIANTS, randomize, tiny, tiny_bit
 
@@ -56,7 +56,7 @@ def test_onnx_of_the_models_own_size(classifier, onnxruntime, tmp_path):
         run(torch.randn(1, 3, 24, 36))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float16], torch.bfloat16))
 def test_onnx_of_half_precision_computes_in_float32(dtype, onnxruntime, tmp_path):
     """onnxruntime issue 25740: it has no convolution in bfloat16."""
     half = sixteen().to(dtype)
