@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all test-xla docs versions release-check check fix bench bench-gpu bench-models fuzz
+.PHONY: demo test test-all test-xla docs versions release-check check types fix bench bench-gpu bench-models fuzz
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -83,9 +83,17 @@ SEED ?= 0
 fuzz: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --kind $(KIND) --count $(N) --seed $(SEED)
 
+# Style of all files, and types of those that differ from BASE; `make types` has the types of all.
+BASE ?= main
+TYPED := 'hf_vit/*.py' 'conversion/*.py' 'training/*.py' 'benchmarks/*.py'
+CHANGED = $(shell git diff --name-only --diff-filter=d $$(git merge-base HEAD $(BASE)) -- $(TYPED) && \
+	git ls-files --others --exclude-standard -- $(TYPED))
 check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(if $(CHANGED),$(BIN)/pyright $(CHANGED))
+
+types: .venv/installed
 	$(BIN)/pyright
 
 fix: .venv/installed
