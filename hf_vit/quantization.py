@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from .backends.int8 import FORMAT, PROGRAM_FILES, Int8Model
-from .backends.program_model import identity_of, read_openvino
+from .backends.program_model import fingerprint_weights, read_openvino
 from .catalog import imagenet_numbers
 from .conversion.programs import make_openvino
 from .files.download import sha256_of
@@ -101,7 +101,7 @@ def quantize(
         record = {
             "format": FORMAT,
             "method": "NNCF: weights per channel in 7 bits, inputs per tensor in 8 bits, between minimum and maximum",
-            "model": identity_of(model),
+            "model": fingerprint_weights(model),
             "files": {name: sha256_of(draft / name) for name in PROGRAM_FILES},
             "image_size": list(as_pair(model.config.image_size)),
             "layers": ranges,

@@ -1,7 +1,7 @@
 """Models that compute in int8, from folders of `hf-vit quantize`.
 
 Besides the files of `save_pretrained`, such a folder has `program.xml` and `program.bin` (OpenVINO's) and
-`quantization.json`: how it was made, the sha256 of the program's files, the identity of the float32 model, and for
+`quantization.json`: how it was made, the sha256 of the program's files, the fingerprint of the float32 model, and for
 every layer in int8 the range of its inputs.
 """
 
@@ -21,7 +21,7 @@ from ..files.versions import require
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import QUANTIZATION_RECORD
 from ..models.utils import as_pair, find_file
-from .program_model import OpenVINOProgram, ProgramModel, identity_of, read_openvino
+from .program_model import OpenVINOProgram, ProgramModel, fingerprint_weights, read_openvino
 
 PROGRAM_FILES = ("program.xml", "program.bin")
 FORMAT = "hf_vit int8, version 2"
@@ -50,13 +50,13 @@ class Int8Model(ProgramModel):
         if found != expected:
             asked = f"image_size, dtype and device of the model are {found}"
             raise ValueError(f"{asked}, but the int8 program of {folder} has {expected}; {_OTHERWISE}")
-        if identity_of(model) != record.get("model"):
+        if fingerprint_weights(model) != record.get("model"):
             raise ValueError(f"the weights or config.json of {folder} are not those of its program; {_OTHERWISE}")
         try:
             program = OpenVINOProgram(read_openvino(local / PROGRAM_FILES[0]), torch.float32)
         except RuntimeError as error:
             raise ValueError(f"cannot load the int8 program of {folder} with this OpenVINO: {error}") from error
-        super().__init__(model, ImageClassifierOutput, ["logits"], program)
+        super().__init__(model, ImageClassifierOutput, ["logits"], program, str(record["model"]))
         self.record, self._folder = record, local
 
     def write_program(self, file: Path, image_size: tuple[int, int], scaling: Scaling) -> None:

@@ -1,6 +1,6 @@
 """Models whose forward is a compiled program of OpenVINO or ONNX Runtime, and the cache of these programs on disk.
 
-An entry of the cache is a folder `hf_vit/programs/<identity>/` in the assets cache of Hugging Face (`HF_ASSETS_CACHE`,
+An entry of the cache is a folder `hf_vit/programs/<entry>/` in the assets cache of Hugging Face (`HF_ASSETS_CACHE`,
 by default `HF_HOME/assets`): the files of the program, and a `manifest.json` with their sha256. An entry is written
 completely or not at all; a damaged one is made again. The most recently used entries are kept, up to 8 GiB
 (`HF_VIT_PROGRAM_CACHE`, in GiB; 0 keeps none). Everything in the cache may be deleted at any time.
@@ -53,16 +53,16 @@ def cache_folder() -> Path:
     return Path(constants.HF_ASSETS_CACHE, "hf_vit", "programs")
 
 
-def cached(identity: str | None, make: Callable[[Path], None], load: Callable[[Path], _Loaded]) -> _Loaded:
+def cached(entry_name: str | None, make: Callable[[Path], None], load: Callable[[Path], _Loaded]) -> _Loaded:
     """Load a program from the cache; make it first if it is missing or damaged.
 
     Args:
-        identity: name of the entry's folder, unique for what the program computes; None: do not use the cache.
+        entry_name: name of the entry's folder, unique for what the program computes; None: do not use the cache.
         make: function that writes the files of the program into an empty folder.
         load: function that reads them from a folder, which may be deleted afterward.
     """
     limit = float(os.environ.get("HF_VIT_PROGRAM_CACHE", "8")) * 2**30
-    entry = cache_folder() / identity if identity is not None and limit > 0 else None
+    entry = cache_folder() / entry_name if entry_name is not None and limit > 0 else None
     if entry is not None:
         with suppress(Exception):  # it is missing or damaged, or another version of the runtime wrote it
             check_files(entry / MANIFEST)
@@ -104,8 +104,10 @@ class ProgramModel(nn.Module):
         output_class: class of the outputs.
         names: names of the program's outputs, in order.
         program: function that computes them.
+        fingerprint: `fingerprint_weights` of the model.
 
     Attributes:
+        fingerprint: of the model that it was made from.
         config: a copy of the model's configuration.
         dtype: dtype of the outputs.
         device: the CPU.
@@ -122,8 +124,11 @@ class ProgramModel(nn.Module):
         for auto_class in (AutoModel, AutoModelForImageClassification):  # pipelines accept registered classes
             auto_class.register(cls, cls, exist_ok=True)  # pyright: ignore[reportArgumentType] - has no config class
 
-    def __init__(self, model: Any, output_class: type[ModelOutput], names: Sequence[str], program: Program):
+    def __init__(
+        self, model: Any, output_class: type[ModelOutput], names: Sequence[str], program: Program, fingerprint: str
+    ):
         super().__init__()
+        self.fingerprint = fingerprint
         self.config, self.name_or_path = copy.deepcopy(model.config), model.name_or_path
         self.dtype, self.device = model.dtype, torch.device("cpu")
         self._output_class, self._names, self._program = output_class, tuple(names), program
@@ -215,10 +220,13 @@ class OpenVINOModel(ProgramModel):
         def convert(folder: Path) -> None:
             make_openvino(_float_copy(model), as_pair(model.config.image_size), folder / "program.xml", names)
 
-        program = cached(_identity(model, "openvino"), convert, lambda folder: read_openvino(folder / "program.xml"))
+        fingerprint = fingerprint_weights(model)
+        entry = _entry_of(model, fingerprint, "openvino")
+        program = cached(entry, convert, lambda folder: read_openvino(folder / "program.xml"))
         is_hybrid = hasattr(model.config, "stem_depths")  # OpenVINO 2026.4 crashes compiling it for a fixed batch
         usual = None if is_hybrid else batch_size
-        super().__init__(model, output_class, names, OpenVINOProgram(program, model.dtype, usual))
+        compiled = OpenVINOProgram(program, model.dtype, usual)
+        super().__init__(model, output_class, names, compiled, fingerprint)
 
 
 class ONNXRuntimeModel(ProgramModel):
@@ -237,8 +245,10 @@ class ONNXRuntimeModel(ProgramModel):
             weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
             program.save(folder / "program.onnx", external_data=weights > _MOST_IN_ONE_FILE)
 
-        program = cached(_identity(model, "onnxruntime"), convert, lambda folder: _load_onnx(folder, batch_size == 1))
-        super().__init__(model, output_class, names, program)
+        fingerprint = fingerprint_weights(model)
+        entry = _entry_of(model, fingerprint, "onnxruntime")
+        program = cached(entry, convert, lambda folder: _load_onnx(folder, batch_size == 1))
+        super().__init__(model, output_class, names, program, fingerprint)
 
 
 def _outputs_of(model: Any, dtypes: Sequence[torch.dtype]) -> tuple[type[ModelOutput], list[str]]:
@@ -259,7 +269,7 @@ def _float_copy(model: Any) -> Any:
     return model if model.dtype == torch.float32 else copy.deepcopy(model).float()
 
 
-def _identity(model: nn.Module, package: str) -> str | None:
+def _entry_of(model: nn.Module, fingerprint: str, package: str) -> str | None:
     """Return the sha256 of all that a program depends on: weights, configuration, modules, versions and code.
 
     None, so that nothing is cached, if there are modules of other packages (adapters, quantization), which have state
@@ -269,12 +279,17 @@ def _identity(model: nn.Module, package: str) -> str | None:
     if {type(part).__module__.split(".")[0] for part in parts} - {"torch", "transformers", "hf_vit"}:
         return None
     versions = {name: importlib.metadata.version(name) for name in (package, "torch", "transformers", "hf_vit")}
-    text = f"{versions} {_digest_of_code()} {model!r} {identity_of(model)}"
+    text = f"{versions} {_digest_of_code()} {model!r} {fingerprint}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def identity_of(model: Any) -> str:
-    """Return the sha256 of a model's weights and settings, which does not depend on class names and loading."""
+def fingerprint_weights(model: Any) -> str:
+    """Return the SHA-256 of a model's weights and settings, which does not depend on class names and loading.
+
+    Of a program it is that of the model from which the program was made.
+    """
+    if isinstance(model, ProgramModel):
+        return model.fingerprint
     settings = model.config.to_diff_dict()
     for name in list(settings):
         if name in _NOT_COMPUTED or name.startswith("_"):

@@ -10,7 +10,6 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 
 from ..files.predictions import Prediction, lowest_scores, most_likely
 from ..files.versions import versions_of
@@ -108,6 +107,8 @@ class Predictor:
     def fingerprint(self) -> str:
         """SHA-256 of the task, the weights, the settings of model and processor, and the versions of the packages."""
         if self._fingerprint is None:
+            from ..backends.program_model import fingerprint_weights  # imports torch's exporters
+
             config = self.model.config.to_diff_dict()
             about = {
                 "task": self.task,
@@ -115,13 +116,10 @@ class Predictor:
                 "config": {name: value for name, value in config.items() if not name.startswith("_")},
                 "processor": self.processor.to_dict(),
                 "versions": versions_of(_VERSIONS),
+                "weights": fingerprint_weights(self.model),
             }
-            digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
-            for name, tensor in sorted(self.model.state_dict().items()):
-                flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-                digest.update(flat.numpy().tobytes())
-            self._fingerprint = digest.hexdigest()
+            text = json.dumps(about, sort_keys=True, default=str)
+            self._fingerprint = hashlib.sha256(text.encode()).hexdigest()
         return self._fingerprint
 
     def __getstate__(self) -> dict[str, Any]:

@@ -59,10 +59,10 @@ def test_an_entry_that_cannot_be_loaded_is_converted_again():
 
 
 def test_the_least_recently_used_entries_are_deleted(monkeypatch):
-    monkeypatch.setenv("HF_VIT_PROGRAM_CACHE", str(2500 / 2**30))
+    monkeypatch.setenv("HF_VIT_PROGRAM_CACHE", str(25_000 / 2**30))
 
     def make(folder):
-        (folder / "program").write_bytes(bytes(1000))
+        (folder / "program").write_bytes(bytes(10_000))
 
     for name in ("a", "b", "a", "c"):
         time.sleep(0.01)

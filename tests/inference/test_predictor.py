@@ -217,3 +217,14 @@ def test_the_fingerprint_depends_on_all_that_changes_an_answer(folder):
         next(model.parameters()).view(-1)[0] += 1
     others.append(Predictor((model, processor)).fingerprint)
     assert len({first, *others}) == 4
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+def test_the_fingerprint_of_a_program_depends_on_its_weights(folder, backend):
+    pytest.importorskip(backend)
+    first = Predictor(folder, backend=backend).fingerprint
+    model, processor = load(folder)
+    assert first == Predictor((hf_vit.use_backend(model, backend), processor)).fingerprint
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] += 1
+    assert first != Predictor((hf_vit.use_backend(model, backend), processor)).fingerprint
