@@ -54,8 +54,8 @@ release-check: .venv/release
 	$(BIN)/python -m tests.packaging.release --tag "$$TAG"
 
 # What is compared with others, and then what is not; each alone is `make bench-inference` and so on.
-COMPARED := inference training_step loading floor pipeline
-bench: $(COMPARED:%=bench-%) bench-convert bench-image_processing bench-resampling
+COMPARED := inference training_step loading
+bench: $(COMPARED:%=bench-%) bench-convert
 
 .venv/peers: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[benchmarks]'

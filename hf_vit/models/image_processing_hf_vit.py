@@ -315,8 +315,7 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         padding: for "native", number of patches to pad to: "max_num_patches", or "longest" (in the batch).
         reduced_decoding: decode a JPEG at 1/2, 1/4 or 1/8 of its size, if that is not smaller than the resized image.
             This is faster for large photographs, but changes the levels: for 4000 x 3000 pixels by 1 on average with
-            "transformers", by 2 with "timm", and by 17 with "vit_jax", which does not antialias
-            (benchmarks/image_processing.py).
+            "transformers", by 2 with "timm", and by 17 with "vit_jax", which does not antialias.
         backend: implementation of Pillow's filters: "pillow" (CPU), "torch" (bilinear and bicubic, on the tensor's
             device), or "auto" (the faster one). The results are bit-identical.
         on_error: "raise", or "skip" images that cannot be read; the result's attribute `skipped` lists their indices.

@@ -10,7 +10,6 @@ from transformers import AutoModelForImageClassification
 
 import hf_vit
 from hf_vit import HfViTConfig
-from hf_vit.analysis.compute import count_compute
 
 from ..paths import ROOT
 from ..processes import finish, start
@@ -105,31 +104,6 @@ def test_the_first_logit_of_a_new_process(checkpoints):
     expected = model(torch.zeros(1, 3, 20, 20)).logits[0, 0].item()
     assert ours["logit"] == pytest.approx(expected, rel=1e-4)
     assert len(ours["seconds"]) == len(benchmark.PARTS)
-
-
-HYBRID = {"patch_size": 1, "image_size": [36, 20], "stem_width": 32}
-CONFIGS = {
-    "cls": HfViTConfig(**SQUARE),
-    "mean": HfViTConfig(**{**SQUARE, "pooling": "mean", "image_size": [20, 35]}),
-    "hybrid": hf_vit.HfViTHybridConfig(**{**SQUARE, **HYBRID, "stem_depths": [1, 2]}),
-    "root alone": hf_vit.HfViTHybridConfig(**{**SQUARE, **HYBRID, "stem_depths": []}),
-}
-
-
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_the_computed_cost_is_that_of_the_analysis(config):
-    """Whose numbers are compared with torch's counter."""
-    parts = load_benchmark("cost").cost(config)
-    assert sum(part.weights for part in parts) == count_compute(config).parameters
-    assert sum(part.multiply_adds for part in parts) == count_compute(config).logits_multiply_adds
-
-
-def test_a_row_of_the_floor_by_hand():
-    floor = load_benchmark("floor")
-    result = {"parts": [{"multiply_adds": 5, "weights": 20, "activations": 3}], "batch_size": 2, "dtype": "bfloat16"}
-    result["turns"] = {"hf_vit optimized": [0.5]}
-    row = floor.floor_row("tiny", result, rate=40, bandwidth=26)
-    assert row == ["tiny", "250.0", "500.0", "2.00", "0", "2000.0"]  # 10 multiply-adds, and 26 numbers of 2 bytes
 
 
 def test_the_table_of_models_has_computed_and_measured_values(monkeypatch):
