@@ -98,7 +98,8 @@ def finetune_cifar10(message: dict, report: Report) -> dict:
     if weights.is_file() and not (output / "model" / "config.json").exists():
         save_folder(output / "model", *convert(weights), overwrite=True)
     own = {"model": weights if weights.is_dir() else output / "model", "dataset": dataset, "report_to": "none"}
-    settings = _TOY_PAPER if toy else {"recipe": "finetune_cifar10", **_PAPER, "compile": message["device"] == "cuda"}
+    paper = {"recipe": "finetune_table4", "select": "dataset=cifar10", **_PAPER}
+    settings = _TOY_PAPER if toy else {**paper, "compile": message["device"] == "cuda"}
     began = time.perf_counter()
     settings = {**settings, **own, "resume": True, "output_dir": output / "run"}
     metrics, _ = _run(message, "finetune", settings)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import studies_cost
 import yaml
-from studies_runs import IMAGES, RECIPES, Measure, Row, Setup, Trial, as_markdown, means, run_trials, write_rows
+from studies_runs import IMAGES, RECIPE, Measure, Row, Setup, Trial, as_markdown, means, run_trials, write_rows
 
 from hf_vit.analysis.compute import Run
 from hf_vit.analysis.figures import plot_compute_accuracy, plot_levels, plot_lines
@@ -42,13 +42,14 @@ NAMES = {"vit": "ViT", "resnet": "ResNet", "adam": "Adam", "sgd": "SGD", "class_
 
 
 class Study(NamedTuple):
-    """Study: its recipe, and the function that draws its results.
+    """Study: levels of the recipe `small`, and the function that draws its results.
 
+    select: levels that all of its models have.
     groups: groups of the recipe's options, whose levels are combined.
     measured: columns of `measure` -> their headings in the table.
     """
 
-    recipe: str
+    select: Mapping[str, str]
     groups: tuple[str, ...]
     draw: Callable[[Sequence[Row]], "Mapping[str, Figure]"]
     measure: Measure | None = None
@@ -87,7 +88,7 @@ def _run(name: str, setup: Setup, only: Sequence[str]) -> None:
         if unknown := sorted(set(only) - known):
             raise SystemExit(f"{name} has no level {', '.join(unknown)} (expected {', '.join(sorted(known))})")
         trials = [trial for trial in trials if set(map(str, trial.columns.values())) & set(only)]
-    for row in run_trials(study.recipe, trials, setup, study.measure):
+    for row in run_trials(trials, setup, study.measure):
         rows.append(row)
         write_rows(rows, setup.output / "runs.csv")
         _save(as_markdown(rows, study.measured), study.draw(rows), setup.output)
@@ -102,21 +103,21 @@ def _save(text: str, figures: "Mapping[str, Figure]", output: Path) -> None:
 def trials_of(name: str, dataset: str) -> list[Trial]:
     """Return every combination of a study's levels; for Figure 4, with every number of images."""
     study = STUDIES[name]
-    levels = [levels_of(study.recipe, group) for group in study.groups]
+    levels = [levels_of(group) for group in study.groups]
     selections = [dict(zip(study.groups, combination, strict=True)) for combination in product(*levels)]
     if name != "figure4":
-        return [Trial({**select}, select) for select in selections]
+        return [Trial({**select}, {**study.select, **select}) for select in selections]
     split = "test" if dataset == "mnist" else "train"  # for MNIST only the test file is used; see small.yaml
     return [
-        Trial({**select, "images": images}, select, ["--train_split", f"{split}[:{images}]"])
+        Trial({**select, "images": images}, {**study.select, **select}, ["--train_split", f"{split}[:{images}]"])
         for select in selections
         for images in SUBSETS[dataset]
     ]
 
 
-def levels_of(recipe: str, group: str) -> list[str]:
-    """Return the levels of one group of a recipe's options."""
-    return list(map(str, yaml.safe_load((RECIPES / recipe).read_text(encoding="utf-8"))["options"][group]))
+def levels_of(group: str) -> list[str]:
+    """Return the levels of one group of the recipe's options."""
+    return list(map(str, yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["options"][group]))
 
 
 def few_shot(folder: Path, setup: Setup) -> dict[str, float]:
@@ -152,7 +153,7 @@ def draw_regularization(rows: Sequence[Row]) -> "Mapping[str, Figure]":
 
 def draw_subsets(rows: Sequence[Row]) -> "Mapping[str, Figure]":
     def of(column: str) -> dict[str, list[tuple[float, float]]]:
-        return lines_of(rows, lambda row: NAMES[row["model"]], lambda row: row["images"], column)
+        return lines_of(rows, lambda row: NAMES[row["architecture"]], lambda row: row["images"], column)
 
     x, title = "images of pre-training", "Images of pre-training, for as many steps"
     return {
@@ -201,11 +202,11 @@ def draw_positions(rows: Sequence[Row]) -> "Mapping[str, Figure]":
 
 
 def draw_compute(rows: Sequence[Row]) -> "Mapping[str, Figure]":
-    """Draw accuracy against compute, with a point for each seed; a model named R+... is a hybrid."""
+    """Draw accuracy against compute, with a point for each seed; a size named R+... is a hybrid."""
     runs = [
         Run(name, "Hybrid" if name.startswith("R+") else "ViT", row["exaflops"], row["accuracy"])
         for row in rows
-        for name in [row["model"]]
+        for name in [row["size"]]
     ]
     return {"figure5": plot_compute_accuracy(runs, ACCURACY)}
 
@@ -220,15 +221,23 @@ def draw_axial(rows: Sequence[Row]) -> "Mapping[str, Figure]":
 
 
 STUDIES = {
-    "figure3": Study("figure3_small.yaml", ("weight_decay", "dropout", "label_smoothing"), draw_regularization),
-    "figure4": Study("figure4_small.yaml", ("model",), draw_subsets, few_shot, {"few_shot": f"linear {SHOTS}-shot, %"}),
-    "figure5": Study("figure5_small.yaml", ("model",), draw_compute),
-    "figure8": Study("figure8_small.yaml", ("change",), draw_dimensions),
-    "table7": Study("table7_small.yaml", ("training",), draw_optimizers),
-    "positions": Study("table8_small.yaml", ("positions",), draw_positions),
-    "heads": Study("figure9_small.yaml", ("head", "rate"), draw_heads),
+    "figure3": Study(
+        {"length": "short", "images": "360"}, ("weight_decay", "dropout", "label_smoothing"), draw_regularization
+    ),
+    "figure4": Study(
+        {"length": "short", "label_smoothing": "0"},
+        ("architecture",),
+        draw_subsets,
+        few_shot,
+        {"few_shot": f"linear {SHOTS}-shot, %"},
+    ),
+    "figure5": Study({}, ("size",), draw_compute),
+    "figure8": Study({"length": "short"}, ("change",), draw_dimensions),
+    "table7": Study({"length": "short", "architecture": "resnet"}, ("training",), draw_optimizers),
+    "positions": Study({}, ("positions",), draw_positions),
+    "heads": Study({}, ("head", "rate"), draw_heads),
     "axial_resnet": Study(
-        "axial_small.yaml",
+        {"length": "short"},
         ("model",),
         draw_axial,
         studies_cost.images_per_second_of,

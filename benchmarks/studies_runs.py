@@ -1,4 +1,4 @@
-"""Runs of a study: one recipe at levels of its options and several seeds, each in its own folder.
+"""Runs of a study: the recipe `small` at levels of its options and several seeds, each in its own folder.
 
 A finished run is read, a stopped run is continued, and a run with other settings is repeated.
 """
@@ -22,7 +22,7 @@ from hf_vit.settings.options import parse_settings
 from hf_vit.settings.recipes import dump
 from hf_vit.training.build import build_config
 
-RECIPES = Path(__file__).parents[1] / "training" / "recipes"
+RECIPE = Path(__file__).parents[1] / "training" / "recipes" / "small.yaml"
 IMAGES = {"digits": 1437, "mnist": 8000, "cifar10": 5000}  # training images, as small.yaml splits them
 
 Row = dict[str, Any]
@@ -56,7 +56,7 @@ class Trial(NamedTuple):
     settings: Sequence[str] = ()
 
 
-def run_trials(recipe: str, trials: Sequence[Trial], setup: Setup, measure: Measure | None = None) -> Iterator[Row]:
+def run_trials(trials: Sequence[Trial], setup: Setup, measure: Measure | None = None) -> Iterator[Row]:
     """Train each trial with every seed; yield the row of each finished run.
 
     A row has the columns of its trial, `seed`, `accuracy` (percent), `multiply_adds` (of an image), `exaflops` (of the
@@ -67,7 +67,7 @@ def run_trials(recipe: str, trials: Sequence[Trial], setup: Setup, measure: Meas
             name = "-".join(str(value).replace("/", "-") for value in (*trial.columns.values(), "seed", seed))
             folder = setup.output / "runs" / name
             select = [f"{group}={level}" for group, level in ({"data": setup.dataset} | trial.select).items()]
-            arguments = ["--recipe", str(RECIPES / recipe), "--select", *select, "--seed", str(seed)]
+            arguments = ["--recipe", str(RECIPE), "--select", *select, "--seed", str(seed)]
             arguments += ["--report_to", "none", "--eval_every", str(10**9), "--save_every", "200"]
             arguments += ["--loss", "softmax", "--compile", "false"]  # as a run writes them in place of auto
             arguments += [*setup.arguments(), *trial.settings, "--output_dir", str(folder)]

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 _NO_AOT_INDUCTOR = "use torch-export, and compile its program with torch._inductor.aoti_compile_and_package"
 
 # Functions and classes by module, function arguments as `function(argument)`, options of commands as `--option`; other
-# names after what they are: `format X`, `setting X` (of training; also an option, and a key of recipes).
+# names after what they are: `format X`, `recipe X`, `setting X` (of training; also an option, and a key of recipes).
 REMOVED_NAMES = {
     "hf_vit.analysis.attention_flow": "use attention_rollout",
     "hf_vit.conversion.check": "use convert(source, read_weights=False).report()",
@@ -26,6 +26,32 @@ REMOVED_NAMES = {
     "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
     "convert(weights)": "use convert(source, read_weights=False).save(folder), which streams the weights",
     "format aot-inductor": _NO_AOT_INDUCTOR,
+    "recipe axial_jft": "use paper_jft --select model=Axial-ViT-B/32",
+    "recipe axial_resnet_jft": "use paper_jft --select model=AxialResNet",
+    "recipe axial_small": "use small --select length=short model=Axial-ViT",
+    "recipe bit_hyperrule_large": "use bit_hyperrule --select size=large",
+    "recipe bit_hyperrule_medium": "use bit_hyperrule --select size=medium",
+    "recipe bit_hyperrule_small": "use bit_hyperrule --select size=small",
+    "recipe figure3_i1k": "use paper_i1k, with the same groups for --select",
+    "recipe figure3_i21k": "use paper_i21k, with the same groups for --select",
+    "recipe figure3_small": "use small --select length=short images=360 weight_decay=0.1 dropout=0 label_smoothing=0",
+    "recipe figure4_jft": "use paper_jft --select images=300M model=B/32",
+    "recipe figure4_small": "use small --select length=short label_smoothing=0 architecture=vit",
+    "recipe figure5_small": "use small --select size=64x4/4",
+    "recipe figure8_jft": "use paper_jft --select model=8x1024/32 change=none",
+    "recipe figure8_small": "use small --select length=short change=none",
+    "recipe figure9_jft": "use paper_jft --select head=class_token",
+    "recipe figure9_small": "use small --select head=class_token rate=0.003",
+    "recipe finetune_cifar10": "use finetune_table4 --select dataset=cifar10",
+    "recipe finetune_cifar100": "use finetune_table4 --select dataset=cifar100",
+    "recipe finetune_flowers": "use finetune_table4 --select dataset=flowers",
+    "recipe finetune_imagenet": "use finetune_table4 --select dataset=imagenet",
+    "recipe finetune_pets": "use finetune_table4 --select dataset=pets",
+    "recipe paper_i21k_b16": "use paper_i21k",
+    "recipe table7_jft": "use paper_jft --select optimizer=adam model=R50x1",
+    "recipe table7_small": "use small --select length=short architecture=resnet training=adam-0.003",
+    "recipe table8_jft": "use paper_jft --select positions=1d",
+    "recipe table8_small": "use small --select positions=1d",
     "setting decode_on": "the data workers decode all images",
     "--flow": "inspect draws attention rollout",
     "--images": "docs/hub.md has what transformers' preprocessing costs for each preset",

@@ -120,7 +120,7 @@ def parse_settings(
 def add_options(parser: argparse.ArgumentParser, settings_class: Any) -> None:
     """Add an option for each field, with its heading, help and default; the model may also be a word by itself."""
     parser.add_argument("--recipe", help="recipe to start from: a name (see `hf-vit recipes`), a YAML file or its URL")
-    select = "levels of the recipe's options, such as positions=relative for table8_small (`hf-vit recipes show NAME`)"
+    select = "levels of the recipe's options, such as positions=relative for small (`hf-vit recipes show NAME`)"
     parser.add_argument("--select", nargs="+", metavar="GROUP=LEVEL", help=select)
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(settings_class):

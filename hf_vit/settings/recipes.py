@@ -157,6 +157,7 @@ def find_recipe(name: str | os.PathLike) -> Path:
         return path
     if path.name == text and path.stem in installed:
         return installed[path.stem]
+    check_removed("recipe", path.stem)
     raise ValueError(f"there is no recipe {text} (`hf-vit recipes` lists them){did_you_mean(text, installed)}")
 
 
@@ -249,6 +250,8 @@ def build_settings(
     Args:
         plan: function that returns the fields of the recipe "auto" for these values; None: those of auto.yaml.
     """
+    if select and not recipe:
+        raise ValueError(f"select is {shorten(select)}, which needs a recipe")
     if plan is not None and recipe == AUTO:
         return build(settings_class, merge(plan(values), values))
     return build(settings_class, merge(read_recipe(recipe, select) if recipe else {}, values))

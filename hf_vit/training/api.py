@@ -35,7 +35,12 @@ _LAUNCHER_SECONDS = 10  # within which a launcher ends the other processes after
 
 
 def finetune(
-    model: PathLike, dataset: PathLike, output_dir: PathLike, recipe: PathLike | None = None, **settings: Any
+    model: PathLike,
+    dataset: PathLike,
+    output_dir: PathLike,
+    recipe: PathLike | None = None,
+    select: dict[str, str] | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Fine-tune a model for image classification, as `hf-vit finetune` does.
 
@@ -45,6 +50,7 @@ def finetune(
         output_dir: folder of the result: the model, its metrics and reports, `best/` and the checkpoints.
         recipe: recipe to start from, such as "finetune_small"; see `hf-vit recipes`. "auto" uses the settings that
             `hf_vit.plan` proposes.
+        select: group -> level of the recipe's options, such as `{"dataset": "pets"}` for "finetune_table4".
         settings: fields of `FinetuneSettings`, which override the recipe: `epochs=5`, `learning_rate=0.01`,
             `image_size=384`. `hf-vit finetune --help` explains each. Without a recipe, `epochs` or `steps` is needed.
 
@@ -63,18 +69,22 @@ def finetune(
     """
     check_name(model)
     own = {"model": str(model), "dataset": str(dataset), "output_dir": str(output_dir)}
-    command = _python_call("finetune", *own.values(), recipe=recipe, **settings)
-    resolved = build_settings(FinetuneSettings, {**settings, **own}, recipe, plan=plan_recipe)
+    command = _python_call("finetune", *own.values(), recipe=recipe, select=select, **settings)
+    resolved = build_settings(FinetuneSettings, {**settings, **own}, recipe, select, plan_recipe)
     return run_finetuning(resolved, command)
 
 
 def pretrain(
-    dataset: PathLike, output_dir: PathLike, recipe: PathLike | None = None, **settings: Any
+    dataset: PathLike,
+    output_dir: PathLike,
+    recipe: PathLike | None = None,
+    select: dict[str, str] | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Train a model from random weights, with labels or by masked patch prediction, as `hf-vit pretrain` does.
 
     Args:
-        dataset, output_dir, recipe: as in `finetune`; "digits" is a data set that needs no download.
+        dataset, output_dir, recipe, select: as in `finetune`; "digits" is a data set that needs no download.
         settings: fields of `PretrainSettings`, among them `variant="S/16"` or `config={...}`.
 
     Returns:
@@ -87,13 +97,13 @@ def pretrain(
         >>> metrics = hf_vit.pretrain("digits", "out", recipe="digits", steps=20, warmup_steps=2)
     """
     own = {"dataset": str(dataset), "output_dir": str(output_dir)}
-    command = _python_call("pretrain", *own.values(), recipe=recipe, **settings)
-    return run_pretraining(build_settings(PretrainSettings, {**settings, **own}, recipe), command)
+    command = _python_call("pretrain", *own.values(), recipe=recipe, select=select, **settings)
+    return run_pretraining(build_settings(PretrainSettings, {**settings, **own}, recipe, select), command)
 
 
 def _python_call(function: str, *positional: str, recipe: PathLike | None, **settings: Any) -> str:
     """Return the Python call that starts a run, for its model card."""
-    named = {"recipe": recipe, **settings} if recipe else settings
+    named = {name: value for name, value in settings.items() if value or name not in ("recipe", "select")}
     texts = {name: repr(os.fspath(x) if isinstance(x, os.PathLike) else x) for name, x in named.items()}
     return f"hf_vit.{function}({', '.join([*map(repr, positional), *(f'{name}={x}' for name, x in texts.items())])})"
 

@@ -11,7 +11,6 @@ from hf_vit.settings.recipes import build, read_recipe
 from hf_vit.training.build import build_config
 from hf_vit.variants import config_of_variant
 
-from ..paths import RECIPES
 from .test_programs import load_benchmark
 
 FEW_STEPS = ["--settings", "steps=2", "warmup_steps=0"]
@@ -50,8 +49,8 @@ def test_a_study_continues_where_it_stopped_and_repeats_runs_of_other_settings(s
     studies.main([*arguments, "R+16x1/1", "16x1/4"])
     second = rows_of(tmp_path)
     assert second[0] == first[0]  # its seconds too: it was read
-    assert [row["model"] for row in second] == ["16x1/4", "R+16x1/1"]
-    fields = read_recipe(RECIPES / "figure5_small.yaml", {"model": "16x1/4"})
+    assert [row["size"] for row in second] == ["16x1/4", "R+16x1/1"]
+    fields = read_recipe("small", {"size": "16x1/4"})
     config = build_config(build(PretrainSettings, {**fields, "output_dir": "out"}))
     assert float(first[0]["exaflops"]) == pytest.approx(6 * count_multiply_adds(config) * 2 * 64 / 1e18)
     studies.main([*arguments, "16x1/4", "--settings", "steps=3", "warmup_steps=0"])
@@ -59,12 +58,12 @@ def test_a_study_continues_where_it_stopped_and_repeats_runs_of_other_settings(s
 
 
 def test_every_trial_builds_on_every_data_set(studies):
-    for name, study in studies.STUDIES.items():
+    for name in studies.STUDIES:
         for dataset in studies.IMAGES:
             trials = studies.trials_of(name, dataset)
             assert len({str(trial.columns) for trial in trials}) == len(trials) > 1
             for trial in trials:
-                values = read_recipe(RECIPES / study.recipe, {"data": dataset, **trial.select})
+                values = read_recipe("small", {"data": dataset, **trial.select})
                 settings = build(PretrainSettings, {**values, "output_dir": "out"})
                 assert build_config(settings).image_size == {"digits": 16, "mnist": 32, "cifar10": 32}[dataset]
 

@@ -55,7 +55,19 @@ def setting_doors(name: str, folder: Path) -> Iterator[Door]:
         yield partial(main, [command, option, "x"])
 
 
-DOORS_OF_KIND = {"format": format_doors, "setting": setting_doors}
+def recipe_doors(name: str, folder: Path) -> Iterator[Door]:
+    """A keyword argument, the base of a recipe, and an option."""
+    recipe = folder / "mine.yaml"
+    recipe.write_text(f"base: {name}.yaml\nsteps: 1\n")
+    yield partial(hf_vit.finetune, "model", "digits", folder / "out", recipe=name)
+    yield partial(hf_vit.pretrain, "digits", folder / "out", recipe=f"{name}.yaml")
+    yield partial(hf_vit.pretrain, "digits", folder / "out", recipe=recipe)
+    yield partial(main, ["finetune", "--recipe", f"training/recipes/{name}.yaml"])
+    yield partial(main, ["pretrain", "--recipe", str(recipe)])
+    yield partial(main, ["recipes", "show", name])
+
+
+DOORS_OF_KIND = {"format": format_doors, "recipe": recipe_doors, "setting": setting_doors}
 
 
 def doors_of(name: str, folder: Path) -> Iterator[Door]:
@@ -87,3 +99,9 @@ def test_a_recipe_of_an_earlier_run_may_have_the_default_of_a_removed_setting(tm
     """Every run writes all of its settings."""
     (tmp_path / "recipe.yaml").write_text("decode_on: cpu\nsteps: 3\n")
     assert read_recipe(tmp_path / "recipe.yaml") == {"steps": 3}
+
+
+@pytest.mark.parametrize("name", [name for name in REMOVED_NAMES if name.startswith("recipe ")])
+def test_the_selection_that_replaces_a_recipe_exists(name):
+    recipe, selection = re.match(r"use (\w+)(?: --select ([^,]+))?", REMOVED_NAMES[name]).groups(default="")
+    assert read_recipe(recipe, dict(item.split("=") for item in selection.split()))

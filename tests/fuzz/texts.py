@@ -127,7 +127,7 @@ class Recipe(Kind):
 
     def prepare(self, folder: Path) -> None:
         names = (
-            "figure3_small augreg_i1k finetune_vit_jax_augreg plain_s16 bit_hyperrule_small lora axial_resnet_jft "
+            "small augreg_i1k finetune_vit_jax_augreg plain_s16 bit_hyperrule lora paper_jft finetune_table4 "
             "masked_patch_prediction digits"
         )
         self.files = {path.name: path.read_bytes() for path in RECIPES.glob("*.yaml")}

@@ -42,11 +42,11 @@ SHORTER = {  # word of a command line -> options that make its run short
     "digits": f"{FEW_STEPS} --eval_split null",
     "finetune_small": FEW_STEPS,
     "masked_patch_prediction_small": FEW_STEPS,
-    "bit_hyperrule_small": f"{FEW_STEPS} --decay_steps [1] --image_size 64 --resize 70",
+    "bit_hyperrule": f"{FEW_STEPS} --decay_steps [1] --image_size 64 --resize 70",
     "benchmark": "--seconds 0",
     "demo": "--static shown --overwrite",  # or it would be served until Ctrl+C, see tests/demo
     "quantize": "--min-agreement 0",  # of a model that was never trained
-    "paper_i21k_b16": "--print_config",  # eight GPUs and ImageNet-21k
+    "paper_i21k": "--print_config",  # eight GPUs and ImageNet-21k
     "few_shot": "--shots [1,2] --seeds 1",
     "real": "--real_labels real.json",  # or they would be downloaded
     "vtab": "--tasks [caltech101] --finetune '{steps: 2, warmup_steps: 0, batch_size: 4, image_size: 32, resize: 40}'",

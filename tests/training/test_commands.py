@@ -29,7 +29,6 @@ from hf_vit.training.build import load_for_finetuning
 from hf_vit.training.objectives import Classification
 from hf_vit.training.trainer import Trainer, TrainingStopped
 
-from ..paths import RECIPES
 from ..photographs import table_of, write_colors
 from ..processes import DIGITS, ONE_STEP, arguments, history, server, weights
 from ..tiny_models import SIZES, load_model, save_tiny
@@ -243,8 +242,8 @@ def test_finetuning_a_resnet_with_the_hyper_rule(colors, tmp_path):
     config = HfBiTConfig(embedding_size=32, depths=[1, 1], image_size=(32, 36), num_labels=11)
     HfBiTForImageClassification(config).save_pretrained(tmp_path / "model")
     HfViTImageProcessor("bit", size=(32, 36)).save_pretrained(tmp_path / "model")
-    settings = {"recipe": RECIPES / "bit_hyperrule_medium.yaml", "image_size": "32,36", "resize": 40, "flip": "false"}
-    settings |= {"learning_rate": 0.03, "warmup_steps": 5, "decay_steps": "20,25"}
+    settings = {"recipe": "bit_hyperrule", "select": "size=medium", "image_size": "32,36", "resize": 40}
+    settings |= {"flip": "false", "learning_rate": 0.03, "warmup_steps": 5, "decay_steps": "20,25"}
     metrics = finetune_colors(colors, tmp_path / "model", tmp_path / "out", **settings)
     assert metrics["accuracy"] >= 0.9
     classify = pipeline("image-classification", model=str(tmp_path / "out"))
