@@ -23,6 +23,7 @@ from .catalog import address_of
 from .files.download import sha256_at, sha256_of
 from .files.output import new_folder, own_file
 from .files.reading import read_image_processor, read_json_object
+from .files.removed_names import check_removed_arguments
 from .files.versions import require, versions_of
 from .models.configuration_hf_bit import HfBiTConfig
 from .models.configuration_hf_vit import HfViTConfig, read_settings, saved_class
@@ -92,6 +93,7 @@ def load(
         >>> processor("photo.png", return_tensors="pt").pixel_values.shape
         torch.Size([1, 3, 384, 512])
     """
+    check_removed_arguments("load", settings)
     check_name(name)
     check_choice("head", head, HEADS)
     if preset is not None:

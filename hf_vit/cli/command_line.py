@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from ..files.messages import user_errors
+from ..files.removed_names import check_removed
 from ..models.utils import check_choice
 from ..settings.options import OptionParser
 from . import (
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             commands = commands_of(parser)
             if name and not name.startswith("-"):
+                check_removed("command", name)
                 check_choice("command", name, commands)
             if "" in given:
                 raise ValueError(f"an argument is empty: {shlex.join(given)}")

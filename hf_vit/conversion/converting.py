@@ -15,7 +15,7 @@ from ..files.manifest import write_manifest
 from ..files.output import new_folder, write_text
 from ..files.reading import read_json, read_json_object, read_text
 from ..files.readme import render_readme
-from ..files.removed_names import describe_removed
+from ..files.removed_names import check_removed_arguments
 from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
@@ -175,9 +175,7 @@ def convert(
         >>> model, processor = convert("Ti_16-....npz")
         >>> saved = convert("Ti_16-....npz", labels="imagenet1k", read_weights=False).save("folder")
     """
-    for name in overrides:
-        if removed := describe_removed(f"convert({name})"):
-            raise ConversionError(removed)
+    check_removed_arguments("convert", overrides)
     if not isinstance(source, str | Path):
         raise ConversionError(f"source is a {type(source).__name__} (expected a path, a URL, or a name on the Hub)")
     grid = None if position_grid is None else as_pair(position_grid)

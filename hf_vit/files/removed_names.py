@@ -1,11 +1,13 @@
 """Public names that were removed or renamed: the one table. Each gives one error that names its replacement."""
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 _NO_AOT_INDUCTOR = "use torch-export, and compile its program with torch._inductor.aoti_compile_and_package"
 
 # Functions and classes by module, function arguments as `function(argument)`, options of commands as `--option`; other
-# names after what they are: `format X`, `recipe X`, `setting X` (of training; also an option, and a key of recipes).
+# names after what they are: `command X`, `configuration field X`, `format X`, `recipe X`, `setting X` (of training: a
+# keyword argument, an option, and a key of recipes).
 REMOVED_NAMES = {
     "hf_vit.analysis.attention_flow": "use attention_rollout",
     "hf_vit.conversion.check": "use convert(source, read_weights=False).report()",
@@ -79,6 +81,15 @@ def check_removed(kind: str, name: str) -> None:
     removed = describe_removed(f"{kind} {name}")
     if removed is not None:
         raise ValueError(removed)
+
+
+def check_removed_arguments(function: str, names: Iterable[str]) -> None:
+    """Raise ValueError if an argument of a function was removed; some arguments are configuration fields."""
+    for name in names:
+        removed = describe_removed(f"{function}({name})")
+        if removed is not None:
+            raise ValueError(removed)
+        check_removed("configuration field", name)
 
 
 def drop_removed_settings(values: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from ..devices import (
 )
 from ..evaluation.predictions import TOP_K
 from ..files.messages import did_you_mean, join_names
+from ..files.removed_names import check_removed_arguments
 from ..loading import find_model, load, set_class_names, set_preset
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
@@ -146,6 +147,7 @@ def build_config(settings: PretrainSettings) -> HfViTConfig | HfBiTConfig:
         ValueError: dropout or head mlp is set for a ResNet.
     """
     fields: dict[str, Any] = dict(settings.config)
+    check_removed_arguments("config", fields)
     if settings.image_size is not None:
         fields["image_size"] = settings.image_size
     if settings.variant:
