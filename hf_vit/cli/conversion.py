@@ -84,6 +84,10 @@ def convert(
         "(default: the checkpoint's)",
     ] = None,
     position_grid: Annotated[Size, "rows x columns of the position embeddings (default: a square)", "RxC"] = None,
+    weights: Annotated[
+        str | None, "which of several sets of weights in the file, such as ema (default: the only or the averaged one)"
+    ] = None,
+    head: Annotated[str | None, "for files of PyTorch: name of the layer that is the head, such as fc"] = None,
     set: Annotated[
         list[tuple[str, object]],
         "configuration field that the weights do not determine, such as num_attention_heads=4; may be repeated",
@@ -105,7 +109,7 @@ def convert(
 
     source = address_of(source, index)
     options: dict[str, Any] = {"labels": labels, "image_size": image_size}
-    options |= {"patch_size": patch_size, "position_grid": position_grid}
+    options |= {"patch_size": patch_size, "position_grid": position_grid, "weights": weights, "head": head}
     for name, value in set:
         if name in _NOT_FIELDS:
             raise ValueError(f"--set {name}={value}: {name} is not a configuration field")

@@ -11,11 +11,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from pickle import UnpicklingError
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import torch
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
@@ -31,11 +32,31 @@ from ..files.reading import read_json_object
 from ..files.tensorstore_arrays import TensorStoreReader, tensorstore_folder
 from ..models.utils import HUB_NAME, check_model_path
 from .tables import ConversionError
+from .weight_sets import choose_weights, find_weight_sets
 
 _TORCH_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _SUFFIXES = (".npz", *_TORCH_SUFFIXES, ".msgpack")
-# Keys under which training scripts store weights (timm, DeiT, MAE, DINO, Lightning); the first that exists is used.
-_CONTAINERS = ("state_dict_ema", "model_ema", "model", "state_dict", "teacher", "student")
+
+
+def _plain_dict(*_: Any) -> dict[Any, Any]:
+    """Stand in for a defaultdict, whose entries torch does not restore."""
+    return {}
+
+
+# What stands beside the weights in checkpoints of PyTorch, and runs no code when it is restored: options of a program,
+# NumPy's numbers (no arrays), paths and dictionaries; for some also their names in other versions.
+_NUMBER_KINDS = (*"?bhilqBHILQefd", "U1")
+_SAFE: list[Any] = [
+    argparse.Namespace,
+    (_plain_dict, "collections.defaultdict"),
+    *(dict, list, set, int, float, str),
+    np.dtype,
+    *{type(np.dtype(kind)) for kind in _NUMBER_KINDS},
+    *((np.float64(0).__reduce__()[0], f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]
+for _module in ("pathlib", "pathlib._local"):
+    _SAFE += [(PurePosixPath, f"{_module}.{kind}PosixPath") for kind in ("", "Pure")]
+    _SAFE += [(PureWindowsPath, f"{_module}.{kind}WindowsPath") for kind in ("", "Pure")]
 logger = logging.get_logger(__name__)
 # Weights in a folder with a config.json; the first that exists is used.
 _WEIGHTS = (
@@ -72,11 +93,16 @@ def container_of(path: Path) -> str:
     return "pickle" if start[:1] == b"\x80" or path.suffix in _TORCH_SUFFIXES else "npz"
 
 
-def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
-    """Read all arrays of a file; return name -> array, and the key that held them ("" for the root).
+def read_arrays(path: Path, weights: str | None = None) -> tuple[dict[str, torch.Tensor], str]:
+    """Read all arrays of a file; return name -> array, and the keys that held them ("" for the root).
+
+    Args:
+        path: the file.
+        weights: which of several sets of weights to read, see `choose_weights`.
 
     Raises:
-        ConversionError: the file is damaged, holds no arrays, or holds objects that would need code to restore.
+        ConversionError: the file is damaged, holds no arrays, holds objects that would need code to restore, or several
+            sets of weights.
     """
     try:
         contents: Any = load_file(path) if container_of(path) == "safetensors" else _read_pickle(path)
@@ -88,12 +114,13 @@ def read_arrays(path: Path) -> tuple[dict[str, torch.Tensor], str]:
     except Exception as error:  # damaged files raise anything: SafetensorError, RuntimeError, EOFError, KeyError, ...
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConversionError(f"cannot read {path.name}: {reason}") from error
-    contents = contents if isinstance(contents, dict) else {}
-    container = next((name for name in _CONTAINERS if isinstance(contents.get(name), dict)), "")
-    contents = contents[container] if container else contents
-    arrays = {str(name): value for name, value in contents.items() if isinstance(value, torch.Tensor)}
-    if not arrays:
-        raise ConversionError(f"{path.name} holds no dictionary of arrays")
+    sets = find_weight_sets(contents) if isinstance(contents, dict) else {}
+    if not sets:
+        keys = ", ".join(map(str, contents)) if isinstance(contents, dict) else type(contents).__name__
+        raise ConversionError(f"{path.name} holds no dictionary of arrays (found: {keys:.300})")
+    is_prefix = len(sets) == 1 and weights not in sets  # of names of arrays, see `TorchSource`
+    container = choose_weights(list(sets), None if is_prefix else weights, path.name)
+    arrays = sets[container]
     for name, array in arrays.items():
         is_dense = array.layout is torch.strided and not (array.is_nested or array.is_quantized or array.is_meta)
         if not is_dense or (array.is_floating_point() and array.element_size() < 2):
@@ -126,7 +153,7 @@ def _read_pickle(path: Path) -> Any:
     if is_archive:
         with zipfile.ZipFile(path) as archive:
             check_archive(archive, path.stat().st_size)
-    with open(path, "rb") as file, torch.serialization.safe_globals([argparse.Namespace]):  # DINO's settings, no code
+    with open(path, "rb") as file, torch.serialization.safe_globals(_SAFE):
         # From a file, a length in a damaged pickle takes up to 4 GB of memory; from a map, only what the file has.
         source: Any = path if is_archive else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         contents = torch.load(source, map_location="cpu", weights_only=True)
@@ -183,7 +210,7 @@ class Checkpoint:
         settings: the config.json in its folder; empty without one.
         shapes, dtypes: name -> shape or dtype of each array, in the order of the file. Empty for a folder of
             transformers, whose own loader reads the weights.
-        container: key of the file under which the arrays are stored; "" for the root.
+        container: keys of the file under which the arrays are stored, joined by "/"; "" for the root.
         read: function that reads an array by its name.
         streams: an array takes memory only when it is read.
     """
@@ -257,8 +284,12 @@ def _fetch_from(source: str, where: Mapping[str, Any]) -> Fetched:
 
 
 @contextmanager
-def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
+def open_checkpoint(fetched: Fetched, weights: str | None = None) -> Iterator[Checkpoint]:
     """Open a checkpoint, read names and shapes of its arrays, and close it at the end of the block.
+
+    Args:
+        fetched: the file or folder.
+        weights: which of several sets of weights to read, see `choose_weights`.
 
     Raises:
         ValueError: the file is damaged, or the folder does not hold exactly one checkpoint.
@@ -281,7 +312,7 @@ def open_checkpoint(fetched: Fetched) -> Iterator[Checkpoint]:
     if is_of_transformers and container not in ("msgpack", "tensorstore"):
         yield Checkpoint(location, path, settings)
     elif container in ("safetensors", "pickle"):
-        arrays, key = read_arrays(path)
+        arrays, key = read_arrays(path, weights)
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         dtypes = {name: str(array.dtype).removeprefix("torch.") for name, array in arrays.items()}
         yield Checkpoint(location, path, settings, shapes, dtypes, key, arrays.__getitem__)

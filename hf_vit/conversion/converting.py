@@ -128,6 +128,8 @@ def convert(
     patch_size: Size | None = None,
     position_grid: Size | None = None,
     preset: str | None = None,
+    weights: str | None = None,
+    head: str | None = None,
     read_weights: bool = True,
     where: Mapping[str, Any] | None = None,
     **overrides: Any,
@@ -160,6 +162,10 @@ def convert(
             their name.
         position_grid: (rows, columns) of the table of positions in the file; a square by default.
         preset: preset of the image processor; by default the preset of the checkpoint's evaluation.
+        weights: which of several sets of weights in a file to read, by its key or prefix, such as "ema"; by default the
+            only one, or the averaged one (EMA, teacher).
+        head: for a file of PyTorch, the name of the layer that is the head, such as "fc"; by default the source's own
+            name, or the only layer whose shapes fit.
         read_weights: False: read only the arrays that show what the model is; values are not checked. `report` then
             describes the model, and `save` streams the weights.
         where: arguments of `snapshot_download`, such as `revision`, for a name on the Hub.
@@ -179,7 +185,7 @@ def convert(
     if not isinstance(source, str | Path):
         raise ConversionError(f"source is a {type(source).__name__} (expected a path, a URL, or a name on the Hub)")
     grid = None if position_grid is None else as_pair(position_grid)
-    request = Request(grid, None, overrides, patch_size, not read_weights)
+    request = Request(grid, None, overrides, patch_size, not read_weights, weights, head)
     fetched = fetch_any(address_of(str(source)), where)
     return _convert(fetched, request, labels=labels, image_size=image_size, preset=preset)
 
@@ -200,7 +206,7 @@ def _convert(
         return _convert(fetched, complete, labels=labels, image_size=image_size, preset=preset)
 
     name = public_name(fetched)
-    with open_checkpoint(fetched) as checkpoint, name_checkpoint(name):
+    with open_checkpoint(fetched, request.weight_set) as checkpoint, name_checkpoint(name):
         if fetched.copy is not None:
             checkpoint = read_as_original(checkpoint, fetched.location)
         its_source, naming = recognize(checkpoint, request)

@@ -26,6 +26,7 @@ from ..models.modeling_hf_vit import (
 from ..models.pretrained import CONVERSION_RECORD, HfVisionPreTrainedModel
 from .checkpoint import Checkpoint
 from .tables import ConversionError, Rule, check_arrays, check_values, expand
+from .weight_sets import choose_weights
 
 Model = HfVisionPreTrainedModel
 Grid = tuple[int, int] | None
@@ -108,6 +109,8 @@ class Request:
     overrides: configuration fields that no array shows.
     patch_size: patch size of the model, if it differs from the stored kernel's.
     without_weights: leave the model on the meta device, and read only the arrays that are needed to recognize it.
+    weight_set: which of several sets of weights to read, see `choose_weights`.
+    head: name of the layer that is the head, for a file of PyTorch in which it has a name of its own.
     """
 
     position_grid: Grid = None
@@ -115,6 +118,8 @@ class Request:
     overrides: dict[str, Any] = field(default_factory=dict)
     patch_size: Size | None = None
     without_weights: bool = False
+    weight_set: str | None = None
+    head: str | None = None
 
 
 class Naming(NamedTuple):
@@ -275,24 +280,79 @@ class TorchSource(RuleSource):
     name: name in the record.
     marker: name of an array that every such model has; the prefix of this array is the prefix of all arrays.
     not_encoder: pattern of arrays that do not belong to the encoder.
+    encoder: the beginnings of names of the encoder's arrays, up to the first point.
     """
 
     outputs_first = True
     name: str
     marker: str
     not_encoder: str = ""
+    encoder: frozenset[str]
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
-        marked = [name for name in checkpoint.shapes if f".{name}".endswith(f".{self.marker}")]
-        if not marked:
+        names = checkpoint.shapes
+        prefixes = [name.removesuffix(self.marker) for name in names if f".{name}".endswith(f".{self.marker}")]
+        if not prefixes:
             return None
-        prefix = min(marked, key=len).removesuffix(self.marker)
-        arrays = {name.removeprefix(prefix): StoredArray(name) for name in checkpoint.shapes if name.startswith(prefix)}
+        wanted = None if request.weight_set == checkpoint.container else request.weight_set
+        prefix = choose_weights(sorted(prefixes, key=len), wanted, checkpoint.path.name)
+        other_sets = tuple(other for other in prefixes if other != prefix and other.startswith(prefix))
+        own = [name for name in names if name.startswith(prefix) and not (other_sets and name.startswith(other_sets))]
+        arrays = {name.removeprefix(prefix): StoredArray(name) for name in own}
         skipped = sorted(name for name in arrays if self.not_encoder and re.search(self.not_encoder, name))
         arrays = {self.canonical(name): stored for name, stored in arrays.items() if name not in skipped}
-        others = sorted(name for name in checkpoint.shapes if not name.startswith(prefix))
+        others = set(names) - set(own)
         dialect = {"names": self.name, "prefix": prefix, "container": checkpoint.container}
-        return Naming(dialect, arrays, skipped + others)
+        if self.head[0] not in arrays:
+            candidates = {**{name: StoredArray(name) for name in sorted(others)}, **arrays}
+            if head := self._find_head(checkpoint, candidates, arrays, request.head):
+                dialect["head"] = head
+                for kind, name in zip(("weight", "bias"), self.head, strict=True):
+                    stored = candidates[f"{head}.{kind}"]
+                    arrays.pop(f"{head}.{kind}", None)
+                    others.discard(stored.name)
+                    arrays[name] = stored
+        elif request.head is not None:
+            raise ConversionError(f"its head is {self.head[0]}; omit the name of the head")
+        return Naming(dialect, arrays, skipped + sorted({_set_of(name, prefixes) for name in others}))
+
+    def _find_head(
+        self,
+        checkpoint: Checkpoint,
+        candidates: Mapping[str, StoredArray],
+        encoder: Mapping[str, StoredArray],
+        wanted: str | None,
+    ) -> str | None:
+        """Return the name of a layer that can only be the head: (classes, width) and (classes,), and no other fits.
+
+        Args:
+            checkpoint: the open checkpoint.
+            candidates: all arrays of the file but the encoder's own.
+            encoder: the arrays of the encoder.
+            wanted: the name that the caller states.
+
+        Raises:
+            ConversionError: there is no layer of the stated name.
+        """
+        width = checkpoint.shapes[encoder[self.marker].name][0]
+        fitting = []
+        for name, stored in candidates.items():
+            layer = name.removesuffix(".weight")
+            shape = checkpoint.shapes[stored.name]
+            bias = candidates.get(f"{layer}.bias")
+            is_own = name.split(".")[0] in self.encoder or name == layer or bias is None
+            if not is_own and len(shape) == 2 and shape[1] == width and checkpoint.shapes[bias.name] == shape[:1]:
+                fitting.append(layer)
+        if wanted is not None:
+            if wanted not in fitting:
+                found = ", ".join(fitting) or "none"
+                raise ConversionError(f"it has no layer {wanted} from {width} channels to classes; found: {found}")
+            return wanted
+        if len(fitting) != 1:
+            return None
+        root = fitting[0].split(".")[0]
+        together = [name for name in candidates if name.split(".")[0] == root]
+        return fitting[0] if len(together) == 2 else None  # else it is a part of something larger
 
     def canonical(self, name: str) -> str:
         """Return the name in the rules."""
@@ -335,6 +395,12 @@ class TorchSource(RuleSource):
     def stated(self, settings: dict[str, Any], found: Fields) -> Fields:
         """Return the fields that the config.json of the weights states, in addition to those found in the arrays."""
         return {}
+
+
+def _set_of(name: str, prefixes: Iterable[str]) -> str:
+    """Return the prefix of the set of weights that an array belongs to; the name of the array if it is of none."""
+    found = [prefix for prefix in prefixes if prefix and name.startswith(prefix)]
+    return f"{max(found, key=len)}*" if found else name
 
 
 # By configuration: the bare encoder and the classifier.

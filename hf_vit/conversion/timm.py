@@ -206,6 +206,9 @@ class Timm(TorchSource):
     # heads of self-supervision and the decoder of MAE
     not_encoder = r"^(mask_token$|decoder_|decoder\.|head\.(mlp|last_layer)\.)"
     head = ("head.weight", "head.bias")
+    encoder = frozenset(
+        ("patch_embed", "blocks", "norm", "fc_norm", "norm_pre", "attn_pool", "pre_logits", "cls_token", POSITIONS)
+    )
     evaluation: dict[str, Any] = {"preset": "timm"}  # noqa: RUF012
     models = MODELS[HfViTConfig]
 
@@ -584,6 +587,7 @@ class TimmBit(Timm):
     name = "timm_bit"
     marker = "stages.0.blocks.0.conv1.weight"
     head = ("head.fc.weight", "head.fc.bias")
+    encoder = frozenset(("stem", "stages", "norm"))
     evaluation = {"preset": "timm", "resample": BILINEAR, "crop_pct": 0.875}  # noqa: RUF012
     models = MODELS[HfBiTConfig]
 

@@ -44,6 +44,7 @@ class Torchvision(TorchSource):
     name = "torchvision"
     marker = "conv_proj.weight"
     head = ("heads.head.weight", "heads.head.bias")
+    encoder = frozenset(("class_token", "conv_proj", "encoder"))
 
     def canonical(self, name: str) -> str:
         """Return the name in the rules; `linear_1` and `linear_2` are torchvision's names before 0.13."""

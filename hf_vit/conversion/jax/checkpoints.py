@@ -45,13 +45,26 @@ from ..source import (
     with_reason,
 )
 from ..tables import ConversionError, Rule
+from ..weight_sets import choose_weights
 from .tables import BIT_TABLES, POSITIONS, fingerprint_of, vit_table, with_flat_norms
 
 logger = logging.get_logger(__name__)
 
 _TOWER = "img/"
 # "0/": the first entry of the tuple (parameters, optimizer state, step) that vit_jax/train.py saves
-_PREFIXES = ("params/img/", "opt/target/img/", "img/", "params/", "opt/target/", "0/", "")
+_ROOTS = (
+    "params/",
+    "opt/target/",
+    "0/",
+    "",
+    "ema_params/",
+    "params_ema/",
+    "ema/",
+    "target/",
+    "model/",
+    "state/params/",
+)
+_PREFIXES = (*(f"{root}img/" for root in _ROOTS if root != "0/"), *_ROOTS)
 _OTHER_TOWERS = {"txt", "t", "llm"}  # other parts of a file with an image tower: text, temperature, language model
 _KERNEL = "embedding/kernel"  # of the patches
 _BLOCK = "Transformer/encoderblock_0"
@@ -155,9 +168,11 @@ class Jax(JaxSource):
     table = staticmethod(vit_table)  # pyright: ignore[reportAssignmentType]
 
     def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
-        prefix = next((prefix for prefix in _PREFIXES if prefix + _KERNEL in checkpoint.shapes), None)
-        if prefix is None:
+        prefixes = [prefix for prefix in _PREFIXES if prefix + _KERNEL in checkpoint.shapes]
+        towers = [prefix for prefix in prefixes if prefix.endswith(_TOWER)]
+        if not prefixes:
             return None
+        prefix = choose_weights(towers or prefixes, request.weight_set, checkpoint.path.name)
         own = {name.removeprefix(prefix): shape for name, shape in checkpoint.shapes.items() if name.startswith(prefix)}
         arrays = _arrays_in(own, prefix)
         dialect = _describe(_dialect_of(own), prefix, checkpoint, arrays)
