@@ -32,7 +32,7 @@ CASES = {
     "hybrid": (GOLDENS / "hybrid_r349.npz", {}, [SQUARE, PRESET]),
     "BiT": (GOLDENS / "bit_v1.npz", {}, [SQUARE, PRESET]),
     "timm": (PEERS / "timm_plain.safetensors", {**TIMM, **GRID}, ["hidden_act", "layer_norm_eps", PRESET]),
-    "timm folder": (PEERS / "timm_folder", GRID, []),
+    "timm folder": (PEERS / "timm_folder", GRID, [PRESET]),
     "DeiT": (PEERS / "deit.pth", {**TIMM, **GRID}, ["hidden_act", "layer_norm_eps", PRESET]),
     "timm BiT": (PEERS / "timm_bit.safetensors", {}, [SQUARE, PRESET]),
     "torchvision": (PEERS / "torchvision.pth", TIMM, [SQUARE, PRESET]),
