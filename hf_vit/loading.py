@@ -27,7 +27,14 @@ from .files.removed_names import check_removed_arguments
 from .files.versions import require, versions_of
 from .models.configuration_hf_bit import HfBiTConfig
 from .models.configuration_hf_vit import HfViTConfig, read_settings, saved_class
-from .models.image_processing_hf_vit import PRESETS, HfViTImageProcessor, stored_class, sync_processor_size
+from .models.image_processing_hf_vit import (
+    PRESETS,
+    HfViTImageProcessor,
+    add_jpeg_dct,
+    original_jpeg_dct,
+    stored_class,
+    sync_processor_size,
+)
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
 from .models.utils import HUB_NAME, LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
 from .registration import AUTO_MODELS, CONFIGURATIONS, MODEL_CLASSES
@@ -468,10 +475,11 @@ def load_processor(folder: str | os.PathLike, config: Any, **where: Any) -> HfVi
         return None
     try:
         if stored_class(stored) in (None, HfViTImageProcessor.__name__):
-            return HfViTImageProcessor.from_dict(stored)
+            return HfViTImageProcessor.from_dict(add_jpeg_dct(stored, folder, where))
         from .conversion.image_processors import translate_processor  # slow to import
 
-        return HfViTImageProcessor.for_model(config, **translate_processor(stored))
+        translated = translate_processor(stored)
+        return HfViTImageProcessor.for_model(config, **add_jpeg_dct(translated, folder, where))
     except (OSError, ImportError, MemoryError):
         raise
     except Exception as error:
@@ -485,7 +493,7 @@ def _make_processor(config: Any, files: ModelFiles) -> HfViTImageProcessor:
     if record is not None:
         recorded = read_json_object(record).get("preset")
         preset = recorded if isinstance(recorded, str) and recorded in PRESETS else preset
-    processor = HfViTImageProcessor.for_model(config, preset=preset)
+    processor = HfViTImageProcessor.for_model(config, preset=preset, jpeg_dct=original_jpeg_dct(preset, record))
     mean, std = processor.settings()["image_mean"], processor.settings()["image_std"]
     logger.warning(
         f"{files.name} holds no image processor. One was made with the preset {preset!r}, image_mean {mean} and "
@@ -533,8 +541,10 @@ def set_preset(processor: HfViTImageProcessor, preset: str, config: Any) -> None
     if preset == "native" and getattr(config, "stride", 1) != 1:
         raise ValueError("cannot set preset native: it cuts images into patches, and a ResNet needs whole images")
     kept = {name: getattr(processor, name) for name in _NORMALIZATION}
-    patches = {"patch_size": list(as_pair(config.patch_size))} if preset == "native" else {}
-    processor.update(preset=preset, **patches, **kept)
+    if preset == "native":  # of both, TensorFlow's NaFlex and transformers' SigLIP 2
+        kept["jpeg_dct"] = processor.jpeg_dct
+        kept["patch_size"] = list(as_pair(config.patch_size))
+    processor.update(preset=preset, **kept)
 
 
 def save_folder(

@@ -23,7 +23,7 @@ def write_features(path: Path, about: dict[str, Any], batches: Batches, overwrit
 
     Args:
         path: file to write; the suffix sets its format, one of `SUFFIXES`.
-        about: name and fingerprint of the model; a .csv does not store it.
+        about: name and fingerprint of the model, and how JPEGs were decoded; a .csv does not store it.
         batches: the batches, at least one.
         overwrite: replace an existing file.
 
@@ -85,7 +85,7 @@ def _write_csv(path: Path, about: dict[str, Any], batches: Batches) -> tuple[int
 
 
 class Features:
-    """Reader of a file of `write_features`: name and fingerprint of the model (`about`), image `names` and `chunks`.
+    """Reader of a file of `write_features`: the model and the decoder (`about`), image `names` and `chunks`.
 
     Raises:
         ValueError: it does not exist, or is not such a file.
@@ -96,6 +96,7 @@ class Features:
         try:
             about, self.names = self._open()
             self.about = {key: str(about[key]) for key in ("model", "sha256")}
+            self.about["jpeg_dct"] = str(about.get("jpeg_dct", "accurate"))  # missing in older files
         except (FileNotFoundError, PermissionError):
             raise
         except (ValueError, KeyError, OSError, TypeError, BadZipFile) as error:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json as json_format
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,6 +64,7 @@ def embed(
     folder = str(resolve_model(folder))
     model, processor = load_on(folder, device, backend, min(batch_size, len(found)), features=True)
     about = _identify(folder) | {"features": "pooler_output", "normalized": normalize}
+    about["jpeg_dct"] = getattr(processor, "jpeg_dct", "accurate")
     predictor = Predictor((model, processor), "embed", batch_size=batch_size, normalize=normalize)
     batches = predictor.batches(found, skip_unreadable=True)
     progress = BatchProgress("hf-vit embed", found)
@@ -131,6 +133,9 @@ def search(
             f"{features} was computed by another model than {folder}, by {stored.about['model']}; give that model's "
             "folder with --model, or run hf-vit embed again"
         )
+    if stored.about["jpeg_dct"] != getattr(processor, "jpeg_dct", "accurate"):
+        processor.update(jpeg_dct=stored.about["jpeg_dct"])
+        print(f"queries are decoded as the images of {features}, with jpeg_dct {processor.jpeg_dct}", file=sys.stderr)
     progress, names, vectors = BatchProgress("hf-vit search", found), [], []
     batches = Predictor((encoder, processor), "embed").batches(found, skip_unreadable=True)
     for read, outputs in progress.follow(batches):

@@ -39,7 +39,7 @@ from .source import (
 from .tables import ConversionError, name_checkpoint
 
 # Part of the key of cached conversions: raise it with every change by which a checkpoint gives another folder.
-CONVERSION_VERSION = 1
+CONVERSION_VERSION = 2
 FOLDER_FORMATS = ("hf_vit", "transformers")
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded
 _OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype"}

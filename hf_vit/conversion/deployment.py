@@ -4,7 +4,8 @@
 | --- | --- |
 | model.onnx, or model.xml and model.bin | levels 0 to 255 (batch, 3, height, width) -> logits, with normalization |
 | program.json, labels.json, preprocessing.json, thresholds.json | settings, see `hf_vit.runtimes.runner` |
-| predict.py | `python predict.py IMAGE ...`, a copy of `hf_vit.runtimes.runner` |
+| predict.py | `python predict.py IMAGE ...` |
+| classifier/ | what predict.py calls: copies of `hf_vit.runtimes.runner` and of the files that it imports |
 """
 
 import copy
@@ -26,9 +27,30 @@ from .tables import ConversionError
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
 _PROGRAMS = {"onnx": "model.onnx", "openvino": "model.xml"}
 _WRITTEN = (  # settings of the processor that preprocessing.json contains
-    *("preset", "size", "do_center_crop", "crop_size", "resample", "antialias", "resize_output"),
+    *("preset", "jpeg_dct", "size", "do_center_crop", "crop_size", "resample", "antialias", "resize_output"),
     *("rescale_factor", "do_rescale", "do_normalize", "image_mean", "image_std", "background"),
 )
+RUNNER = (  # files of hf_vit, which do not need torch
+    "runtimes/runner.py",
+    "models/image_decoding.py",
+    "models/image_formats.py",
+    "models/jpeg.py",
+    "files/image_files.py",
+)
+_SCRIPT = '''"""Classify images with the program in this folder: python predict.py IMAGE ..."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+sys.dont_write_bytecode = True  # no other files in this folder
+
+from classifier.runtimes.runner import Classifier, main  # noqa: E402, F401
+
+if __name__ == "__main__":
+    sys.exit(main(HERE))
+'''
 
 
 def export_deployment(
@@ -79,8 +101,11 @@ def export_deployment(
         write_json(draft / "thresholds.json", stored_thresholds(model.config))
         program = {"file": _PROGRAMS[to], "resizes": any_size, "scores": score_function(model.config)}
         write_json(draft / "program.json", program)
-        runner = files("hf_vit.runtimes") / "runner.py"
-        (draft / "predict.py").write_bytes(runner.read_bytes())
+        (draft / "predict.py").write_text(_SCRIPT, encoding="utf-8")
+        for name in RUNNER:
+            copy_of = draft / "classifier" / name
+            copy_of.parent.mkdir(parents=True, exist_ok=True)
+            copy_of.write_bytes((files("hf_vit") / name).read_bytes())
 
 
 def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None) -> HfViTImageProcessor:

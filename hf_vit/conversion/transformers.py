@@ -18,7 +18,7 @@ from ..files.output import new_folder, write_json
 from ..files.reading import read_image_processor
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, as_pair
-from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.image_processing_hf_vit import HfViTImageProcessor, add_jpeg_dct
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import CONVERSION_RECORD
 from ..models.utils import check_manifest
@@ -273,7 +273,8 @@ class Transformers(Source):
         folder = checkpoint.path.parent
         stored = read_image_processor(folder)
         if stored is not None:
-            return Inferred(translate_processor(stored), "stated in preprocessor_config.json")
+            settings = add_jpeg_dct(translate_processor(stored), folder, {})
+            return Inferred(settings, "stated in preprocessor_config.json")
         usual = THEIR_MODELS[checkpoint.settings["model_type"]].preprocessing
         logger.warning(
             f"{folder} holds no image processor. One was made with the preset {usual['preset']!r}, that of the "

@@ -66,6 +66,7 @@ class TrainTransform:
             with crop "inception" or "none".
         mode: "RGB" or "L", of the result.
         background: red, green and blue behind transparent parts.
+        jpeg_dct: cosine transform of JPEG files, that of the image processor.
     """
 
     size: tuple[int, int]
@@ -79,6 +80,7 @@ class TrainTransform:
     mode: str = "RGB"
     background: tuple[int, ...] = (255, 255, 255)
     reduced_decoding: bool = False
+    jpeg_dct: str = "fast"
 
     def __call__(self, image: Image.Image, rng: np.random.Generator, crop: Crop | None = None) -> np.ndarray:
         """Augment an image; `crop` is given if it has already been drawn."""
@@ -97,7 +99,7 @@ class TrainTransform:
             ImageReadingError: the image cannot be read.
         """
         if not self.reduced_decoding:
-            return self.sample(load_image(image, name=image["path"]), rng)
+            return self.sample(load_image(image, name=image["path"], jpeg_dct=self.jpeg_dct), rng)
         drawn: list[tuple[Crop, int, int]] = []
 
         def reduce_to(height: int, width: int) -> tuple[int, int]:
@@ -107,7 +109,7 @@ class TrainTransform:
             rows, columns = self.size
             return math.ceil(height * rows / crop.box.height), math.ceil(width * columns / crop.box.width)
 
-        decoded = load_image(image, reduce_to, image["path"])
+        decoded = load_image(image, reduce_to, image["path"], self.jpeg_dct)
         crop, height, width = drawn[0]
         box = crop.box.scaled(decoded.height / height, decoded.width / width)
         return self.sample(decoded, rng, crop._replace(box=box))
@@ -154,7 +156,8 @@ class ArrayTransform(TrainTransform):
 
     def load(self, image: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Return the "image" (height, width, channels) of a training sample."""
-        levels = read_image(image, self.num_channels, self.background, name=image["path"])  # (channels, height, width)
+        # (channels, height, width)
+        levels = read_image(image, self.num_channels, self.background, name=image["path"], jpeg_dct=self.jpeg_dct)
         height, width = levels.shape[-2:]
         crop = self.draw_crop(height, width, rng)
         output = "float" if levels.is_floating_point() else "truncated"

@@ -1,5 +1,6 @@
 """Image processor with the preprocessing of the original evaluations, as presets."""
 
+import json
 import math
 import os
 import reprlib
@@ -32,31 +33,41 @@ from .image_resizing import (
     resize,
     shortest_edge_size,
 )
-from .utils import ManifestCleanupMixin, Size, as_pair, check_arguments, check_limit, did_you_mean
+from .utils import (
+    LOCATION_ARGUMENTS,
+    ManifestCleanupMixin,
+    Size,
+    as_pair,
+    check_arguments,
+    check_limit,
+    did_you_mean,
+    find_file,
+)
 
 # Upper limits. For comparison, an image of 8,000 x 6,000 pixels has 2**25.5 pixels.
 MAX_OUTPUT_PIXELS = 2**26  # pixels per image, after the resize and after the crop
 MAX_CHANNELS = 1_024
 MAX_PATCHES = 2**20  # patches per image
 MAX_OUTPUT_VALUES = 2**28  # values per image, including padding
-# Resize of each preset.
+# Decoding and resize of each preset. TensorFlow decodes JPEGs with the fast cosine transform, Pillow with the accurate
+# one (see `jpeg`). NaFlex uses "native" too, with TensorFlow's decoder; its files are converted with "fast".
 PRESETS: dict[str, dict[str, Any]] = {
     # vit_jax: tf.image.resize(image, size), then (x - 127.5) / 127.5
-    "vit_jax": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
+    "vit_jax": {"jpeg_dct": "fast", "resample": BILINEAR, "antialias": False, "resize_output": "float"},
     # AugReg: resize_small(256)|central_crop(224), and resize_small(448)|central_crop(384)
-    "augreg": {"resample": AREA, "antialias": False, "resize_output": "truncated"},
+    "augreg": {"jpeg_dct": "fast", "resample": AREA, "antialias": False, "resize_output": "truncated"},
     # big_vision's classifiers: resize_small(256)|central_crop(224)|value_range(-1, 1)
-    "big_vision": {"resample": AREA, "antialias": False, "resize_output": "truncated"},
+    "big_vision": {"jpeg_dct": "fast", "resample": AREA, "antialias": False, "resize_output": "truncated"},
     # big_vision's image-text towers: resize(224)|value_range(-1, 1)
-    "lit": {"resample": BILINEAR, "antialias": False, "resize_output": "truncated"},
+    "lit": {"jpeg_dct": "fast", "resample": BILINEAR, "antialias": False, "resize_output": "truncated"},
     # big_transfer: tf.image.resize(image, size), then (x - 127.5) / 127.5, at 480 or 128 pixels (BiT-HyperRule)
-    "bit": {"resample": BILINEAR, "antialias": False, "resize_output": "float"},
+    "bit": {"jpeg_dct": "fast", "resample": BILINEAR, "antialias": False, "resize_output": "float"},
     # timm's entries for the released checkpoints
-    "timm": {"resample": BICUBIC, "antialias": True, "resize_output": "rounded"},
+    "timm": {"jpeg_dct": "accurate", "resample": BICUBIC, "antialias": True, "resize_output": "rounded"},
     # preprocessor_config.json of google/vit-* on the Hub
-    "transformers": {"resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
+    "transformers": {"jpeg_dct": "accurate", "resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
     # transformers' Siglip2ImageProcessor: aspect ratio kept, images as patches
-    "native": {"resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
+    "native": {"jpeg_dct": "accurate", "resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
 }
 # Presets that crop -> crop size / shorter side of the resized image, for crops below 384 pixels and from 384 on.
 _CROP_PCT = {"augreg": (7 / 8, 6 / 7), "big_vision": (7 / 8, 7 / 8), "timm": (0.9, 1.0)}
@@ -87,6 +98,8 @@ _DEFAULTS = {
 logger = logging.get_logger(__name__)
 # Keys of a preprocessor_config.json that are not settings, in addition to keys with a leading underscore.
 _FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map")
+# Files that training and `calibrate` write.
+_AFTER_CONVERSION = ("card_data.json", "recipe.yaml", "calibration.json")
 # Arguments of `preprocess` that are not settings of the processor.
 _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
 
@@ -252,6 +265,7 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
     """Keyword arguments of `HfViTImageProcessor`, which describes them; they extend `ImagesKwargs`."""
 
     preset: Literal["vit_jax", "augreg", "big_vision", "lit", "bit", "timm", "transformers", "native"] | None
+    jpeg_dct: Literal["fast", "accurate"] | None
     crop_pct: float | None
     resample: Literal[0, 1, 2, 3, 4, 5, "area"] | None
     antialias: bool | None
@@ -280,8 +294,8 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
     In the following, levels are pixel intensities from 0 to 255, before they are normalized.
 
     Args:
-        preset: named preprocessing, which sets the resize, the crop, the normalization and `num_channels`, but not the
-            image size:
+        preset: named preprocessing, which sets the JPEG decoder, the resize, the crop, the normalization and
+            `num_channels`, but not the image size:
 
             | preset | resize | levels |
             | --- | --- | --- |
@@ -294,6 +308,9 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
             | "transformers" | Pillow's bilinear, stretched to `size` | rounded |
             | "native" | Pillow's bilinear, aspect ratio kept, cut into patches | rounded |
 
+        jpeg_dct: cosine transform of JPEG files: "fast" (as TensorFlow's decoder; needs simplejpeg) or "accurate" (as
+            Pillow and PyTorch). It is "fast" in the presets from "vit_jax" to "bit". It applies to files, bytes, and
+            PIL images that were opened from a file and not decoded yet.
         size: size of the processed image in pixels, an int or {"height", "width"}; or {"shortest_edge"}, the shorter
             side of the resized image before the crop.
         crop_size: size of the center crop, by default `size`; smaller images get a black border.
@@ -364,6 +381,13 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         if settings.backend == "pillow" and torch.device(settings.device or "cpu").type != "cpu":
             raise ValueError(f'cannot compute on {settings.device} with backend="pillow"; use backend="torch"')
         return settings
+
+    @classmethod
+    def get_image_processor_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        """Read preprocessor_config.json, as in transformers; a file without `jpeg_dct` is completed."""
+        where = {name: kwargs[name] for name in LOCATION_ARGUMENTS if name in kwargs}
+        stored, unused = super().get_image_processor_dict(pretrained_model_name_or_path, **kwargs)
+        return add_jpeg_dct(stored, pretrained_model_name_or_path, where), unused
 
     @classmethod
     def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -470,6 +494,41 @@ class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
         return batch
 
 
+def add_jpeg_dct(stored: dict[str, Any], name: str | os.PathLike, where: dict[str, Any]) -> dict[str, Any]:
+    """Add `jpeg_dct` to settings that were stored before this setting existed, when Pillow decoded all JPEGs.
+
+    A folder of `hf-vit convert` has the weights of the original code, and the preset knows how that decodes. Any other
+    folder may have been trained, evaluated or calibrated with the accurate transform, and keeps it.
+
+    Args:
+        stored: content of preprocessor_config.json.
+        name: its path, that of its folder, or a name on the Hub.
+        where: arguments of `from_pretrained` that locate files.
+    """
+    if "jpeg_dct" in stored:
+        return stored
+    folder = os.path.dirname(name) or "." if os.path.isfile(name) else name
+    record = find_file(folder, "conversion.json", where, needs_hub=False)
+    if record is None or any(find_file(folder, file, where, needs_hub=False) for file in _AFTER_CONVERSION):
+        return {**stored, "jpeg_dct": "accurate"}
+    preset = stored.get("preset", "vit_jax")
+    return {**stored, "jpeg_dct": original_jpeg_dct(preset, record)}
+
+
+def original_jpeg_dct(preset: str, record: str | os.PathLike | None) -> str | None:
+    """Return how the original code of converted weights decodes JPEGs; None for an unknown preset.
+
+    Args:
+        preset: of the image processor. "native" is that of two libraries: big_vision and transformers.
+        record: path of conversion.json.
+    """
+    if preset == "native" and record is not None:
+        with open(record, encoding="utf-8") as file:
+            dialect = json.load(file).get("dialect", {})
+        return "fast" if dialect.get("names") == "big_vision" else "accurate"
+    return PRESETS.get(preset, {}).get("jpeg_dct")
+
+
 # Keep the image sizes of a model and its image processor equal.
 
 
@@ -543,6 +602,7 @@ def _process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Te
         keep_float=not settings.do_rescale,
         reduce_to=partial(_resized_size, settings=settings) if settings.reduced_decoding else None,
         name=name,
+        jpeg_dct=settings.jpeg_dct,
     )
     levels = levels.to(device="cpu" if settings.backend == "pillow" else settings.device)
     levels = _resize_and_crop(levels, settings)  # (..., channels, height, width)

@@ -1,1 +1,1 @@
-"""What runs an exported model without torch; it imports nothing else of this package."""
+"""What runs an exported model without torch. Deployment folders have copies of it, and of what it imports."""

@@ -1,6 +1,7 @@
 """Classify images with an exported program, exactly like hf_vit.
 
-Needs numpy, Pillow, and onnxruntime or openvino. A deployment folder has a copy of this file, predict.py, and:
+Needs numpy, Pillow, simplejpeg, and onnxruntime or openvino. A deployment folder has a copy of this file and of those
+that it imports; predict.py, which calls `main`; and:
 
 | file | content |
 | --- | --- |
@@ -22,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
-MAX_PIXELS = 2**27  # a small file can declare an image that fills the memory
-# Other formats are not opened, because Pillow starts a program for some of them (EPS).
-FORMATS = ["JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF"]
+from ..files.image_files import images_below
+from ..models.image_decoding import describe_range, load_upright, open_image, pixels_of
 
 
 class Classifier:
@@ -58,7 +58,7 @@ class Classifier:
 
     def pixel_values(self, path):
         """Return an image file as the program's input, (1, 3, height, width)."""
-        levels = read_image(path, self.preprocessing["background"])
+        levels = read_image(path, self.preprocessing["background"], self.preprocessing["jpeg_dct"])
         if self.program["resizes"]:
             levels = levels.round().astype(np.uint8)
         else:
@@ -97,38 +97,51 @@ class Classifier:
         return order[(scores >= np.asarray(lowest))[order]]
 
 
-def read_image(path, background):
+def read_image(path, background, jpeg_dct):
     """Read an image file, upright; transparent parts show the background.
+
+    Args:
+        background: red, green and blue.
+        jpeg_dct: "fast" or "accurate", the cosine transform of JPEGs.
 
     Returns:
         Levels (height, width, 3), uint8; of images with more than 8 bits float32.
+
+    Raises:
+        ValueError: the image cannot be read.
     """
-    Image.MAX_IMAGE_PIXELS = None  # the limit below is higher
-    with Image.open(path, formats=known_formats()) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise ValueError(f"it has {image.width} x {image.height} pixels; at most {MAX_PIXELS:,} are read")
-        image = ImageOps.exif_transpose(image)
-    if image.mode[0] in "IF":
-        return deep_to_levels(np.array(image))
-    if image.mode not in ("LA", "PA", "RGBA") and "transparency" not in image.info:
-        return np.array(image.convert("RGB"))
-    color, alpha = np.split(np.array(image.convert("RGBA"), np.float32), [3], axis=2)
-    return ((color * alpha + np.float32(background) * (255 - alpha)) / 255).round().astype(np.uint8)
+    Image.MAX_IMAGE_PIXELS = None  # the limit of `open_image` is another
+    try:
+        if str(path).endswith(".npy"):
+            raise ValueError("arrays are read by hf_vit only")
+        with open(path, "rb") as file, open_image(file) as image:
+            levels = to_levels(pixels_of(load_upright(image, jpeg_dct=jpeg_dct)))
+    except Exception as error:  # for a damaged file, decoders raise OSError, SyntaxError, struct.error, ...
+        raise ValueError(str(error).partition("\n")[0] or type(error).__name__) from error
+    if levels.ndim == 2:
+        return np.repeat(levels[..., None], 3, axis=2)
+    if levels.shape[2] == 3:
+        return levels
+    color, alpha = np.split(levels.astype(np.float32), [-1], axis=2)
+    blended = (color * alpha + np.float32(background) * (255 - alpha)) / 255
+    return blended if levels.dtype == np.float32 else blended.round().astype(np.uint8)
 
 
-def known_formats():
-    """Return the `FORMATS` that the installed Pillow reads."""
-    Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]
-
-
-def deep_to_levels(values):
-    """Convert integers of 16 bits, or floating point from 0 to 1, (height, width), to float32 levels."""
-    highest = 1 if values.dtype.kind == "f" else 65535
-    if not (values.min() >= 0 and values.max() <= highest):  # also true for NaN
-        raise ValueError(f"its values go from {values.min()} to {values.max()} (expected 0 to {highest})")
-    levels = (values.astype(np.float32) * np.float32(65535 // highest)).round() / np.float32(257)
-    return np.repeat(levels[..., None], 3, axis=2)
+def to_levels(pixels):
+    """Convert pixels, as of `pixels_of`, to levels: uint8, or float32 with a precision of 16 bits."""
+    if pixels.dtype == np.uint8:
+        return pixels
+    if pixels.dtype == np.uint16:
+        return pixels.astype(np.float32) / 257
+    low, high = pixels.min().item(), pixels.max().item()
+    is_float = pixels.dtype.kind == "f"
+    highest = 1 if is_float else 255
+    excess = 1e-6 if is_float else 0  # of values that leave [0, 1] by rounding
+    if not (low >= -excess and high <= highest + excess):  # also true for NaN
+        raise ValueError(f"its values go from {describe_range(low, high)} (expected 0 to {highest})")
+    if not is_float:
+        return pixels.astype(np.uint8)
+    return (pixels.clip(0, 1) * np.float32(65535)).round() / np.float32(257)
 
 
 def resize_and_crop(levels, settings):
@@ -197,15 +210,6 @@ def resize_rows_area(levels, new):
     return sum(levels[indices] * weights[:, None, None] for indices, weights in taps)
 
 
-def files_at(path):
-    """Return an image file; of a folder all image files, sorted."""
-    if not Path(path).is_dir():
-        return [path]
-    formats = known_formats()
-    suffixes = {suffix for suffix, name in Image.registered_extensions().items() if name in formats}
-    return sorted(file for file in Path(path).rglob("*") if file.suffix.lower() in suffixes)
-
-
 def printable(text):
     r"""Escape control characters, as \x1b, because labels and file names could control the terminal."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: found[0].encode("unicode_escape").decode(), text)
@@ -233,18 +237,25 @@ def make_parser(thresholds):
     return parser
 
 
-def main():
-    """Classify the images of the command line with the program beside this file; return the exit status."""
+def main(folder):
+    """Classify the images of the command line with the program of a folder; return the exit status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for names that the terminal's encoding lacks
-    classifier = Classifier(Path(__file__).resolve().parent)
+    classifier = Classifier(folder)
     options = vars(make_parser(classifier.thresholds).parse_args())
     images = options.pop("images")
     reject = options.pop("reject", False)
     form = "10.4g" if classifier.program["scores"] == "none" else "6.1%"
     status = 0
-    for path in (path for image in images for path in files_at(image)):
+    paths = []
+    for image in map(Path, images):
+        try:
+            paths += images_below(image) if image.is_dir() else [image]
+        except (OSError, ValueError) as error:
+            print(printable(str(error)), file=sys.stderr)
+            status = 1
+    for path in paths:
         try:
             logits = classifier.logits(path)
         except (OSError, ValueError) as error:
@@ -261,7 +272,3 @@ def main():
         if len(selected) == 0:
             print("  none of the classes")
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

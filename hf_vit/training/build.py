@@ -326,6 +326,7 @@ def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_
         "size": as_pair(config.image_size),
         "crop_area": (low, high),
         "resize": None if settings.resize is None else as_pair(settings.resize),
+        "jpeg_dct": processor.jpeg_dct,
         "background": tuple(processor.background),
     }
     if (channels := config.num_channels) not in (1, 3):

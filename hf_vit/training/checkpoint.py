@@ -350,6 +350,7 @@ def _state_of(trainer: "Trainer") -> dict[str, Any]:
         "shares": {"processes": layout.processes, "per_device_batch_size": layout.per_device},
         "settings": asdict(trainer.settings),
         "identity": trainer.fingerprint,
+        "jpeg_dct": trainer.transform.jpeg_dct,
         "scaler": scaler.state_dict() if scaler is not None else None,
     }
 
@@ -394,6 +395,17 @@ def saved_per_device(checkpoints: Checkpoints) -> int | None:
     for path in reversed(checkpoints.paths()):
         with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged checkpoint
             return int(read_state(path)["shares"]["per_device_batch_size"])
+    return None
+
+
+def saved_jpeg_dct(checkpoints: Checkpoints) -> str | None:
+    """Return the cosine transform of JPEGs in the newest readable checkpoint; None without one.
+
+    Checkpoints without it are of a version that decoded all JPEGs with Pillow.
+    """
+    for path in reversed(checkpoints.paths()):
+        with suppress(OSError, ValueError, TypeError):  # a damaged checkpoint
+            return str(read_state(path).get("jpeg_dct", "accurate"))
     return None
 
 

@@ -29,6 +29,7 @@ from ..evaluation.multi_label import choose_thresholds
 from ..evaluation.predictions import EvaluationBatches, predict, score, score_classes, to_device
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..settings.fields import TrainingSettings
 from ..settings.recipes import dump
 from . import checkpoint
@@ -45,7 +46,7 @@ from .build import (
     train_transform,
     training_batches,
 )
-from .checkpoint import Checkpoints, locked_output, saved_per_device
+from .checkpoint import Checkpoints, locked_output, saved_jpeg_dct, saved_per_device
 from .console import Console
 from .objectives import MaskedPatches, draw_patch_size
 from .optimization import MovingAverage, build_schedule, set_learning_rate
@@ -99,6 +100,9 @@ class Trainer:
         self.split, self.eval_split, self.config, self.command = split, eval_split, model.config, command
         self.output = Path(str(settings.output_dir))
         self.checkpoints = Checkpoints(self.output / "checkpoints", settings.keep_checkpoints)
+        jpeg_dct = saved_jpeg_dct(self.checkpoints) if settings.resume else None
+        if jpeg_dct is not None and isinstance(processor, HfViTImageProcessor):
+            processor.update(jpeg_dct=jpeg_dct)
         self.state = TrainState()
         self.num_steps = count_steps(settings, split)
         self.schedule = build_schedule(settings, self.num_steps)

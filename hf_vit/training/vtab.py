@@ -22,6 +22,7 @@ from ..files.output import own_file, write_json, write_text
 from ..files.removed_names import drop_removed_settings
 from ..loading import resolve_model
 from ..models.configuration_hf_vit import as_pair
+from ..models.image_processing_hf_vit import PRESETS
 from ..settings.fields import EvaluateSettings, FinetuneSettings
 from ..settings.recipes import build, merge
 from .build import load_for_finetuning
@@ -141,7 +142,8 @@ class Runner:
         free = {*FREE_ON_RESUME, "model"}
         values = {name: value for name, value in asdict(self.settings_of(task)).items() if name not in free}
         train, test = (fingerprint_data(split) for split in self._splits_of(data))
-        return {**self.origin, "train": train, "test": test, "finetune": values}
+        decoding = PRESETS.get(values["preset"], {}).get("jpeg_dct", "of the model")
+        return {**self.origin, "train": train, "test": test, "finetune": values, "jpeg_dct": decoding}
 
     def result_file(self, task: Task) -> Path:
         """Return the file with the result of a task."""

@@ -10,7 +10,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from hf_vit.loading import save_folder
 from hf_vit.models.image_processing_hf_vit import PRESETS, scale_and_offset
 from hf_vit.runtimes import runner
 
+from ..paths import ROOT
 from ..photographs import write_pictures
 from ..tiny_models import tiny
 
@@ -67,7 +67,9 @@ def test_the_same_pixels_and_classes_for_every_preset(preset, model, program, ph
     processor = HfViTImageProcessor(preset, size=SIZE, crop_pct=0.92, background=[200, 30, 90])
     for overwrite in (False, True):
         export(model, tmp_path / "deployed", "onnx", processor=processor, overwrite=overwrite)
-    assert (tmp_path / "deployed" / "predict.py").read_bytes() == Path(runner.__file__).read_bytes()
+    copies = tmp_path / "deployed" / "classifier"
+    for name in deployment.RUNNER:
+        assert (copies / name).read_bytes() == (ROOT / "hf_vit" / name).read_bytes()
     deployed = runner.Classifier(tmp_path / "deployed")
     scale, offset = scale_and_offset(1 / 255, [0.5] * 3, [0.5] * 3, "cpu")
     for path in photographs:
@@ -102,7 +104,7 @@ def test_the_command_writes_a_script_that_needs_no_torch(
     assert main(["export", str(folder), str(deployed), "--to", to]) == 0
     programs = {"onnx": {"model.onnx"}, "openvino": {"model.xml", "model.bin"}}[to]
     written = {".hf_vit", "program.json", "labels.json", "preprocessing.json", "thresholds.json", "predict.py"}
-    assert {path.name for path in deployed.iterdir()} == programs | written
+    assert {path.name for path in deployed.iterdir()} == programs | written | {"classifier"}
     assert json.loads((deployed / "preprocessing.json").read_text())["image_std"] == IMAGENET["image_std"]
     capsys.readouterr()
 

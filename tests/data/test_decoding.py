@@ -100,7 +100,7 @@ def test_training_decodes_like_the_image_processor(name):
     tolerance = 0.5 if name in DEEP_FILES else 0
     assert np.abs(trained["image"] - expected.transpose(1, 2, 0)).max() <= tolerance
     samples = NativeDataset(split, NATIVE, 0)
-    processor = HfViTImageProcessor(preset="native", patch_size=4, max_num_patches=6)
+    processor = HfViTImageProcessor(preset="native", patch_size=4, max_num_patches=6, jpeg_dct=NATIVE.jpeg_dct)
     expected = processor(FILES[name], **levels)
     assert samples.count_patches(0) == 6
     assert samples[0]["spatial_shapes"].tolist() == expected["spatial_shapes"][0].tolist() == [2, 3]

@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 import torch
 from datasets import load_dataset
+from PIL import Image
 from safetensors.torch import load_file
 
 import hf_vit
 from hf_vit.cli import main
+from hf_vit.files.reading import read_json_object
+from hf_vit.models.image_processing_hf_vit import PRESETS, HfViTImageProcessor
 from hf_vit.scripts.pretrain import pretrain
+
+from ..comparing import change_json
 
 HERE = Path(__file__).parent
 EXPECTED = np.load(HERE / "expected.npz")
@@ -61,6 +66,52 @@ def test_a_run_resumes_to_the_same_weights(old):
     history = json.loads((old / "run" / "checkpoints" / "step_00000005" / "state.json").read_text())["history"]
     assert sorted({entry["step"] for entry in history})[-1] == 5
     torch.testing.assert_close(load_file(old / "run" / "model.safetensors"), expected, rtol=0, atol=1e-5)
+    assert read_json_object(old / "run" / "preprocessor_config.json")["jpeg_dct"] == "accurate"  # as before the stop
+
+
+# Changes of an old folder -> how its JPEGs are decoded: (folder, preset, changes of conversion.json or None to delete
+# it, a further file) -> jpeg_dct
+FAST_PRESETS = [name for name, settings in PRESETS.items() if settings["jpeg_dct"] == "fast"]
+DECODERS = [
+    ("saved", "vit_jax", None, None, "accurate"),
+    ("run", "vit_jax", None, None, "accurate"),
+    ("run/best", "vit_jax", None, None, "accurate"),
+    ("lora", "vit_jax", None, None, "accurate"),
+    ("calibrated", "vit_jax", None, None, "accurate"),
+    *[("converted", preset, {}, None, "fast") for preset in FAST_PRESETS],
+    ("converted", "timm", {}, None, "accurate"),
+    ("converted", "transformers", {}, None, "accurate"),
+    ("converted", "native", {"names": "big_vision"}, None, "fast"),
+    ("converted", "native", {"names": "transformers"}, None, "accurate"),
+    ("converted", "vit_jax", None, None, "accurate"),
+    ("converted", "vit_jax", {}, "calibration.json", "accurate"),  # written by `calibrate`
+    ("converted", "vit_jax", {}, "card_data.json", "accurate"),  # written by training
+    ("converted", "native", {"names": "big_vision"}, "recipe.yaml", "accurate"),
+]
+
+
+@pytest.mark.parametrize(("name", "preset", "dialect", "file", "expected"), DECODERS)
+def test_how_jpegs_of_old_folders_are_decoded(name, preset, dialect, file, expected, old):
+    """What was trained or calibrated with Pillow's decoder keeps it; weights of the original get the original's."""
+    folder = old / name
+    (folder / "manifest.json").unlink(missing_ok=True)
+    change_json(folder / "preprocessor_config.json", preset=preset)
+    record = folder / "conversion.json"
+    if dialect is None:
+        record.unlink(missing_ok=True)
+    else:
+        change_json(record, dialect=read_json_object(record)["dialect"] | dialect)
+    if file is not None:
+        (folder / file).write_text("{}")
+    for processor in (
+        hf_vit.load(folder)[1],
+        HfViTImageProcessor.from_pretrained(folder),
+        HfViTImageProcessor.from_pretrained(folder / "preprocessor_config.json"),
+    ):
+        assert processor.jpeg_dct == expected
+        assert processor.preset == preset
+    processor.save_pretrained(old / "again")  # what is stated is kept
+    assert HfViTImageProcessor.from_pretrained(old / "again").jpeg_dct == expected
 
 
 def test_a_calibrated_folder_predicts_sets(old, capsys):
@@ -77,6 +128,33 @@ def test_features_are_searched(suffix, old, tmp_path, capsys):
     assert main(["search", str(features), query, "--model", str(old / "saved"), "--top-k", "1", "--json"]) == 0
     found = capsys.readouterr().out.replace(query, "")
     assert "cat/3.png" in found
+
+
+def test_queries_are_decoded_as_the_images_of_old_features(old, tmp_path, capsys):
+    """The features do not state the decoder: they were made with Pillow's, and the folder now decodes as TensorFlow."""
+    change_json(old / "converted" / "preprocessor_config.json", preset="vit_jax")
+    (old / "converted" / "manifest.json").unlink()
+    photograph = tmp_path / "noise.jpg"
+    noise = np.random.default_rng(0).integers(0, 256, (40, 72, 3), np.uint8)
+    Image.fromarray(noise).save(photograph)
+    image, features = str(photograph), str(tmp_path / "features.npz")
+    assert main(["embed", str(old / "converted"), image, "--output", features]) == 0
+    stored = dict(np.load(features))
+    about = json.loads(str(stored.pop("about")))
+    assert about.pop("jpeg_dct") == "fast"
+    model, processor = hf_vit.load(old / "converted")
+    vectors = {}
+    for jpeg_dct in ("fast", "accurate"):
+        inputs = processor(image, jpeg_dct=jpeg_dct, return_tensors="pt")
+        with torch.no_grad():
+            vectors[jpeg_dct] = model.base_model(**inputs).pooler_output.numpy()
+    np.testing.assert_allclose(stored["features"], vectors["fast"], rtol=0, atol=1e-5)
+    assert np.abs(vectors["fast"] - vectors["accurate"]).max() > 1e-3
+    stored["features"] = vectors["accurate"]
+    np.savez(features, **stored, about=json.dumps(about))
+    capsys.readouterr()
+    assert main(["search", features, image, "--model", str(old / "converted"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["similarity"] == pytest.approx(1, abs=2e-7)
 
 
 @pytest.mark.slow  # it starts processes

@@ -233,7 +233,8 @@ class Jax(JaxSource):
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
         location = checkpoint.location
         if dialect.get("patch_vectors"):
-            return Inferred({"preset": "native"}, "patches are vectors, as in NaFlex, which keeps the aspect ratio")
+            settings = {"preset": "native", "jpeg_dct": "fast"}
+            return Inferred(settings, "patches are vectors, as in NaFlex, which keeps the aspect ratio")
         if dialect["prefix"].endswith(_TOWER):
             return _evaluated_as({"preset": "lit"}, "image towers", location)
         known = evaluation_of(location)
