@@ -64,7 +64,7 @@ def embed(
     folder = str(resolve_model(folder))
     model, processor = load_on(folder, device, backend, min(batch_size, len(found)), features=True)
     about = _identify(folder) | {"features": "pooler_output", "normalized": normalize}
-    about["jpeg_dct"] = getattr(processor, "jpeg_dct", "accurate")
+    about["jpeg_dct"] = processor.jpeg_dct
     predictor = Predictor((model, processor), "embed", batch_size=batch_size, normalize=normalize)
     batches = predictor.batches(found, skip_unreadable=True)
     progress = BatchProgress("hf-vit embed", found)
@@ -133,7 +133,7 @@ def search(
             f"{features} was computed by another model than {folder}, by {stored.about['model']}; give that model's "
             "folder with --model, or run hf-vit embed again"
         )
-    if stored.about["jpeg_dct"] != getattr(processor, "jpeg_dct", "accurate"):
+    if stored.about["jpeg_dct"] != processor.jpeg_dct:
         processor.update(jpeg_dct=stored.about["jpeg_dct"])
         print(f"queries are decoded as the images of {features}, with jpeg_dct {processor.jpeg_dct}", file=sys.stderr)
     progress, names, vectors = BatchProgress("hf-vit search", found), [], []

@@ -29,7 +29,6 @@ from ..evaluation.multi_label import choose_thresholds
 from ..evaluation.predictions import EvaluationBatches, predict, score, score_classes, to_device
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
-from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..settings.fields import TrainingSettings
 from ..settings.recipes import dump
 from . import checkpoint
@@ -101,7 +100,7 @@ class Trainer:
         self.output = Path(str(settings.output_dir))
         self.checkpoints = Checkpoints(self.output / "checkpoints", settings.keep_checkpoints)
         jpeg_dct = saved_jpeg_dct(self.checkpoints) if settings.resume else None
-        if jpeg_dct is not None and isinstance(processor, HfViTImageProcessor):
+        if jpeg_dct is not None:
             processor.update(jpeg_dct=jpeg_dct)
         self.state = TrainState()
         self.num_steps = count_steps(settings, split)
