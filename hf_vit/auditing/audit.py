@@ -26,7 +26,8 @@ from torch.nn import functional as F
 from ..data.issues import Issue, clean, name_images, write_issues
 from ..data.labels import match_to_split, require_labels
 from ..data.sources import names_of_splits
-from ..data.splits import Split, assign_folds, open_named
+from ..data.splits import Split, assign_folds, open_named, source_of
+from ..data.summary import log_splits, write_unused
 from ..data.workers import count_workers
 from ..devices import start_accelerator
 from ..evaluation.features import Extractor, LogisticRegression
@@ -188,9 +189,13 @@ def open_audited(settings: AuditSettings) -> list[AuditedSplit]:
     Raises:
         ValueError: images have no label or several, or all have the same.
     """
-    names = settings.splits or sorted(names_of_splits(str(settings.dataset), settings.dataset_config), key=_rank)
+    source = source_of(settings)
+    names = settings.splits or sorted(source.names, key=_rank)
     raw = replace(settings, exclude=None, relabel=None)
-    opened = [AuditedSplit(name, *clean(open_named(raw, name), settings, name)) for name in names]
+    opened = [AuditedSplit(name, *clean(open_named(raw, name, source=source), settings, name)) for name in names]
+    log_splits(source, {one.name: one.split for one in opened})
+    if settings.output_dir is not None:
+        write_unused(Path(settings.output_dir), source.unused)
     for name, split, _ in opened:
         require_labels(split, name)
         split.class_numbers("an audit")
@@ -202,7 +207,7 @@ def open_audited(settings: AuditSettings) -> list[AuditedSplit]:
         require_labels(first, " and ".join(names), two_classes=True)
     if settings.train not in (None, settings.dataset):
         no_labels = dict.fromkeys(("label_column", "label_names", "num_labels"))
-        other = replace(raw, dataset=settings.train, dataset_config=None, **no_labels)
+        other = replace(raw, dataset=settings.train, dataset_config=None, layout=None, **no_labels)
         found = names_of_splits(settings.train)
         for name in ["train"] if "train" in found else found:
             split = open_named(other, name, needs_labels=False)

@@ -142,11 +142,14 @@ def shard(
     ] = None,
     quality: Annotated[int, "quality of the JPEGs with --size, 1 to 100"] = 95,
     images: Annotated[int, "images per shard"] = 10_000,
+    layout: Annotated[
+        Literal["class", "split/class"] | None, "what the folders at the top are, as in finetune (default: found)"
+    ] = None,
     workers: Annotated[int, "number of processes (default: one per CPU)", {"type": parse_count}] = os.cpu_count() or 1,
 ) -> None:
     """Write a data set as shuffled WebDataset tar files with an index; run it again to resume after an interruption."""
     from ..data.shard_writing import ShardPlan, write_shards
 
-    plan = ShardPlan(source, config, size, quality, images)
+    plan = ShardPlan(source, config, layout, size, quality, images)
     for split, count in write_shards(plan, output, list(splits), workers).items():
         print(f"{output}/{split}-*.tar: {count} images")

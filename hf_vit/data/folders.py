@@ -1,134 +1,316 @@
-"""Folders of images as data sets: CLASS/FILE, SPLIT/CLASS/FILE, or labels in a table.
+"""Folders as data sets: images in folders of classes, images with tables of labels, and Parquet or tar files.
 
-A table is labels.csv, or a metadata.csv of `datasets` with several labels. Of the other folders, an index is stored in
-the Hugging Face assets cache: `index.json` (last change of each directory, to see whether the index is still valid)
-and, for every split, an Arrow file that later runs and workers map into memory. `datasets` itself reads all other
-layouts (with metadata, archives, other depths, or split names in file names).
+`layout` decides what is which split. Of a folder, an index is stored in the Hugging Face assets cache: `index.json`
+(the last change of each directory, to see whether the index is still valid) and, for every split of images without a
+table, an Arrow file that later runs and workers map into memory.
 """
 
-import csv
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import datasets
 import pyarrow as pa
-from datasets.data_files import NON_WORDS_CHARS, SPLIT_KEYWORDS
-from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from filelock import FileLock
 from huggingface_hub import cached_assets_path
 from tqdm import tqdm
 
-from ..files.image_files import IMAGE_SUFFIXES, is_companion, name_not_taken
+from ..files.image_files import IMAGE_SUFFIXES, is_companion
 from ..files.messages import join_names
-from ..files.output import new_folder
-from ..files.reading import read_csv, read_text
+from ..files.output import MARK, new_folder
+from .layout import Arrangement, Folder, arrange, arrange_files
+from .tables import TABLES, has_labels, load_tables
 
 _THREADS = 16  # for listing directories, which mostly waits for the disk or the network
+_DEEPEST = 8  # folders in folders that are listed
 EXTENSIONS = frozenset(IMAGE_SUFFIXES)
-_FOREIGN = (*ImageFolder.METADATA_FILENAMES, ".zip")  # suffixes of files that `datasets` reads besides images
-_SPLITS = {
-    str(split): re.compile(rf"(?:^|[{NON_WORDS_CHARS}])(?:{'|'.join(words)})(?:[{NON_WORDS_CHARS}]|$)")
-    for split, words in SPLIT_KEYWORDS.items()
-}
-TABLES = {"labels.csv": "image", "metadata.csv": "file_name"}  # file -> its column of paths
+SHARD_SUFFIXES = (".parquet", ".tar")
+_ARCHIVES = (".zip", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+
+# Reasons for which something is not used
+_EMPTY = "not used, folders without images"
+_OUTPUTS = "not used, folders that hf-vit wrote"
+_UNKNOWN = "not used, files that are no images"
+_PACKED = "not used, archives (unpack them)"
+_DEEP = "not used, folders that are too deep"
+_BESIDE_SHARDS = "not used, images beside Parquet or tar files"
+_OTHER_SHARDS = "not used, tar files beside Parquet files"
+_TABLES = "not used, tables without a column of labels"
 
 
-class _UnsupportedLayout(Exception):
-    """A folder that `datasets` has to read."""
+@dataclass
+class FolderIndex:
+    """What a folder holds.
+
+    Args:
+        kind: "images", "tables", or the suffix of shards.
+        digest: of the names of the images.
+        splits: for each split the user's folders, or the paths of the shards.
+        unused: names of what is not used, by reason.
+        changed: last change of each directory, in nanoseconds.
+        tables: paths of the tables with labels.
+        images: paths of the images, if there are tables.
+    """
+
+    kind: str
+    digest: str
+    splits: dict[str, list[str]]
+    unused: dict[str, list[str]]
+    changed: dict[str, int]
+    tables: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+
+
+class FolderData(NamedTuple):
+    """Splits of a folder: opened, or the paths of shards; the user's folders or files of each; and what is not used."""
+
+    splits: dict[str, Any]
+    sources: dict[str, list[str]]
+    unused: dict[str, list[str]]
+    suffix: str | None = None  # of shards
 
 
 class _Listing(NamedTuple):
-    """Images in one directory, whose path is relative to the folder and ends with a slash."""
+    """One directory, whose path is relative to the folder and ends with a slash."""
 
     directory: str
     changed: int  # nanoseconds
+    state: tuple[int, int]  # device and inode
     directories: list[str]
-    names: list[str]
-    not_taken: list[str]  # suffixes of files that are neither images nor their companions
+    images: list[str]
+    others: list[str]  # names of other files
+    is_output: bool  # of hf_vit
 
 
-def load_folder(folder: Path) -> dict[str, datasets.Dataset] | None:
-    """Load the splits of a folder of images from its index; a missing or outdated index is made first.
+def load_folder(folder: Path, title: str, layout: str | None = None, label_column: str | None = None) -> FolderData:
+    """Open the splits of a folder from its index; a missing or outdated one is made first.
+
+    Args:
+        title: the folder as the user named it, for messages.
+        layout: as in `arrange`.
+        label_column: the column of a table that the user names.
 
     Returns:
-        For each split the columns image (an undecoded path) and label, with rows sorted by path; None for a folder with
-        another layout.
+        For each split of images the columns image (an undecoded path) and, if there are classes, label, with rows
+        sorted by path.
+
+    Raises:
+        ValueError: the folder has no images, or can be read in two ways.
     """
     folder = Path(os.path.abspath(folder))
     _refuse_undecodable(str(folder))
-    key = json.dumps([str(folder), sorted(EXTENSIONS), "not_taken"])
+    key = json.dumps([str(folder), sorted(EXTENSIONS), layout, label_column])
     cache = cached_assets_path("hf_vit", "folders", hashlib.sha256(key.encode()).hexdigest()[:16])
-    index = cache / "index"
+    file = cache / "index" / "index.json"
     with FileLock(cache / "lock"):
-        about = _read_index(index / "index.json", folder)
-        if about is None:
-            try:
-                about = _write_index(index, folder, _list_all(folder))
-            except _UnsupportedLayout:
-                return None
-    name_not_taken(folder, about["not_taken"])
-    splits = {split: datasets.Dataset.from_file(str(index / f"{split}.arrow")) for split in about["splits"]}
-    for split, samples in splits.items():  # from the images' names, not from the index file
-        samples._fingerprint = f"{about['digest']}-{split}"
-    return splits
+        index = _read_index(file, folder)
+        if index is None:
+            shutil.rmtree(file.parent, ignore_errors=True)
+            with new_folder(file.parent) as draft:
+                index = _write_index(draft, folder, title, layout, label_column)
+                (draft / file.name).write_text(json.dumps(asdict(index)), encoding="utf-8")
+    if index.kind == "tables":
+        splits, sources, unused = load_tables(folder, index.tables, index.images, title, layout)
+        return FolderData(splits, sources, index.unused | unused)
+    if index.kind != "images":
+        shards = {split: [f"{folder.as_posix()}/{name}" for name in names] for split, names in index.splits.items()}
+        return FolderData(shards, index.splits, index.unused, index.kind)
+    opened = {split: datasets.Dataset.from_file(str(file.parent / f"{split}.arrow")) for split in index.splits}
+    for split, samples in opened.items():  # from the images' names, not from the index file
+        samples._fingerprint = f"{index.digest}-{split}"
+    return FolderData(opened, index.splits, index.unused)
 
 
-def _read_index(file: Path, folder: Path) -> dict[str, Any] | None:
+def _read_index(file: Path, folder: Path) -> FolderIndex | None:
     """Read an index; None if a directory has changed since it was made."""
     try:
-        about = json.loads(file.read_text(encoding="utf-8"))
+        index = FolderIndex(**json.loads(file.read_text(encoding="utf-8")))
         with ThreadPoolExecutor(_THREADS) as pool:
-            changes = pool.map(lambda name: (folder / name).stat().st_mtime_ns, about["changed"])
-            return about if list(changes) == list(about["changed"].values()) else None
-    except (OSError, ValueError, KeyError):
+            changes = pool.map(lambda name: (folder / name).stat().st_mtime_ns, index.changed)
+            return index if list(changes) == list(index.changed.values()) else None
+    except (OSError, ValueError, TypeError):
         return None
 
 
-def _list_all(folder: Path) -> list[_Listing]:
-    """List a folder level by level."""
-    found, level = [], [""]
+def _write_index(draft: Path, folder: Path, title: str, layout: str | None, label_column: str | None) -> FolderIndex:
+    """List a folder, decide what it holds, and write the Arrow files of its images."""
+    unused: dict[str, list[str]] = {}
+    listings = _list_all(folder, unused)
+    changed = {listing.directory: listing.changed for listing in listings}
+    root = _tree_of(listings)
+    images = [] if root is None else root.files()
+    others = [listing.directory + name for listing in listings for name in listing.others]
+    tables = [name for name in others if PurePath(name).name in TABLES and (images or not name.endswith(".parquet"))]
+    shards = [name for name in others if name.lower().endswith(SHARD_SUFFIXES) and name not in tables]
+    _name_other_files(unused, [name for name in others if name not in shards and name not in tables])
+    if root is None and not shards:
+        raise no_images(title, unused)
+    if shards:
+        if root is not None and len(root.below()) > 1:
+            pattern = PurePath(title, shards[0]).with_name(f"*{PurePath(shards[0]).suffix}")
+            raise ValueError(
+                f"{title} can be read in two ways: as images in folders, or as {join_names(shards, 2)} (choose files "
+                f"with --dataset '{pattern.as_posix()}', or move them)"
+            )
+        unused |= {_BESIDE_SHARDS: images, _TABLES: tables}
+        suffix = next(suffix for suffix in SHARD_SUFFIXES if any(name.lower().endswith(suffix) for name in shards))
+        used = [name for name in shards if name.lower().endswith(suffix)]
+        numbers = arrange_files(used, title, layout)
+        splits = {split: [used[number] for number in files] for split, files in numbers.items()}
+        unused[_OTHER_SHARDS] = [name for name in shards if name not in used]
+        return FolderIndex(suffix, "", splits, _without_empty(unused), changed)
+    assert root is not None
+    of_tables = FolderIndex("tables", "", {}, _without_empty(unused), changed, tables, images)
+    if tables and has_labels(folder, tables, label_column):
+        return of_tables
+    arrangement = arrange(root, title, layout)
+    if tables and all(None in classes for classes in arrangement.splits.values()):
+        return of_tables
+    unused[_TABLES] = tables
+    unused |= arrangement.unused
+    unused[_EMPTY] = _empty_folders(listings, root)
+    digest = _write_images(draft, folder, arrangement)
+    return FolderIndex("images", digest, arrangement.sources, _without_empty(unused), changed)
+
+
+def _without_empty(unused: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {reason: sorted(names) for reason, names in unused.items() if names}
+
+
+def no_images(title: str, unused: dict[str, list[str]]) -> ValueError:
+    """Return the error for a folder without images, which names what is in it."""
+    kinds = Counter(PurePath(name).suffix.lower() for names in unused.values() for name in names)
+    found = join_names([suffix or "files without suffix" for suffix, _ in kinds.most_common()])
+    archives = join_names(unused.get(_PACKED, []), 3)
+    remedy = f"; unpack {archives}" if archives else ""
+    return ValueError(
+        f"{title} has no images{f', only {found}' if found else ''} (expected a folder with images in CLASS/FILE or a "
+        f"labels.csv, or .parquet or .tar files; a data set of save_to_disk: use to_parquet){remedy}"
+    )
+
+
+def _name_other_files(unused: dict[str, list[str]], names: list[str]) -> None:
+    """Name the files that are neither images nor expected beside them."""
+    for name in names:
+        reason = _PACKED if name.lower().endswith(_ARCHIVES) else _UNKNOWN
+        if not is_companion(PurePath(name).name):
+            unused.setdefault(reason, []).append(name)
+
+
+def _list_all(folder: Path, unused: dict[str, list[str]]) -> list[_Listing]:
+    """List a folder level by level; a link to a folder above it is not followed."""
+    found: list[_Listing] = []
+    level = [("", frozenset[tuple[int, int]]())]  # with the folders above each
     with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in range(3):
-            listed = pool.map(lambda name: list_directory(folder, name), level)
+        for _ in range(_DEEPEST):
+            listed = pool.map(lambda entry: list_directory(folder, entry[0]), level)
             listings = list(tqdm(listed, f"Listing {folder}", len(level), unit=" folders", delay=1))
-            found += listings
-            level = [f"{listing.directory}{name}/" for listing in listings for name in listing.directories]
+            below = []
+            for listing, (_, above) in zip(listings, level, strict=True):
+                if listing.state in above:
+                    continue
+                if listing.is_output and listing.directory:
+                    unused.setdefault(_OUTPUTS, []).append(listing.directory)
+                    found.append(listing._replace(directories=[], images=[], others=[]))
+                    continue
+                found.append(listing)
+                inside = above | {listing.state}
+                below += [(f"{listing.directory}{name}/", inside) for name in listing.directories]
+            level = below
     if level:
-        raise _UnsupportedLayout
+        unused[_DEEP] = [name for name, _ in level]
     return found
 
 
 def list_directory(folder: Path, directory: str) -> _Listing:
     """List one directory, without hidden files and directories whose name begins with two underscores."""
-    changed = (folder / directory).stat().st_mtime_ns
-    directories, names, not_taken = [], [], []
+    status = (folder / directory).stat()
+    directories, images, others, is_output = [], [], [], False
     with os.scandir(folder / directory) as entries:
         for entry in entries:
+            is_output = is_output or entry.name == MARK
             if entry.name.startswith("."):
                 continue
             _refuse_undecodable(entry.name)
             if entry.is_dir():
                 if not entry.name.startswith("__"):
                     directories.append(entry.name)
-            elif _is_image(entry.name):
-                names.append(entry.name)
-            elif entry.name.lower().endswith(_FOREIGN):
-                raise _UnsupportedLayout
-            elif not is_companion(entry.name):
-                not_taken.append(os.path.splitext(entry.name)[1].lower())
-    return _Listing(directory, changed, sorted(directories), sorted(names), not_taken)
+            elif is_image_name(entry.name):
+                images.append(entry.name)
+            else:
+                others.append(entry.name)
+    state = (status.st_dev, status.st_ino)
+    return _Listing(
+        directory, status.st_mtime_ns, state, sorted(directories), sorted(images), sorted(others), is_output
+    )
 
 
-def _is_image(name: str) -> bool:
+def _tree_of(listings: list[_Listing]) -> Folder | None:
+    """Return the folder with those of its folders that have images at any depth; None if none has."""
+    folders = {listing.directory: Folder(listing.directory, listing.images) for listing in listings}
+    for path, folder in sorted(folders.items(), reverse=True):  # the deepest first
+        if path and (folder.images or folder.folders):
+            parent = path.rstrip("/").rpartition("/")[0]
+            folders[f"{parent}/" if parent else ""].folders.append(folder)
+    for folder in folders.values():
+        folder.folders.sort(key=lambda inner: inner.path)
+    root = folders[""]
+    return root if root.images or root.folders else None
+
+
+def _empty_folders(listings: list[_Listing], root: Folder) -> list[str]:
+    """Return the folders without images whose parents have images; those inside them are not named."""
+    holding = {"": root}
+    for folder in _all_folders(root):
+        holding[folder.path] = folder
+    outputs = {listing.directory for listing in listings if listing.is_output}
+    empty = []
+    for listing in listings:
+        parent = listing.directory.rstrip("/").rpartition("/")[0]
+        is_below = (f"{parent}/" if parent else "") in holding
+        if listing.directory not in holding and is_below and listing.directory not in outputs:
+            empty.append(listing.directory)
+    return empty
+
+
+def _all_folders(folder: Folder) -> Iterator[Folder]:
+    yield folder
+    for inner in folder.folders:
+        yield from _all_folders(inner)
+
+
+def _write_images(draft: Path, folder: Path, arrangement: Arrangement) -> str:
+    """Write an Arrow file for each split, whose rows are sorted by path; return a digest of the names and classes."""
+    names = sorted({name for classes in arrangement.splits.values() for name in classes if name is not None})
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+    columns: dict[str, Any] = {"image": datasets.Image()}
+    if names:
+        columns["label"] = datasets.ClassLabel(names=names)
+    schema = datasets.Features(columns).arrow_schema
+    digest = hashlib.sha256()
+    for split, classes in arrangement.splits.items():
+        inner = [(each, name) for name, folders in classes.items() for each in folders]
+        with pa.OSFile(str(draft / f"{split}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
+            for each, name in sorted(inner, key=lambda pair: pair[0].path):
+                paths = [f"{folder}/{each.path}{file}" for file in each.images]
+                labels = [numbers.get(name)] * len(paths)
+                digest.update(repr((split, paths, labels)).encode())
+                arrays = [pa.array([{"bytes": None, "path": path} for path in paths], schema.field("image").type)]
+                if names:
+                    arrays.append(pa.array(labels, pa.int64()))
+                stream.write_table(pa.table(arrays, schema=schema))
+    return digest.hexdigest()[:32]
+
+
+def is_image_name(name: str) -> bool:
     """Return whether a file with this name is an image; hidden files are not."""
     return os.path.splitext(name)[1].lower() in EXTENSIONS and not name.startswith(".")
 
@@ -141,150 +323,3 @@ def _refuse_undecodable(name: str) -> None:
         raise ValueError(
             f"the name {os.fsencode(name)!r} is not {sys.getfilesystemencoding()}: rename it, or set PYTHONUTF8=1"
         ) from None
-
-
-def find_splits(name: str) -> list[str]:
-    """Return the splits that the name of a folder means, as in `datasets`."""
-    return [split for split, pattern in _SPLITS.items() if pattern.search(name)]
-
-
-def _find_classes(listings: list[_Listing]) -> dict[str, list[tuple[str, _Listing]]]:
-    """Return (name, images) of each class by split, as `datasets` finds them, in the order of their paths.
-
-    Raises:
-        _UnsupportedLayout: the layout is neither CLASS/FILE nor SPLIT/CLASS/FILE.
-    """
-    listings = sorted((listing for listing in listings if listing.names), key=lambda listing: listing.directory)
-    depths = {listing.directory.count("/") for listing in listings}
-    if depths not in ({1}, {2}):
-        raise _UnsupportedLayout
-    splits: dict[str, list[tuple[str, _Listing]]] = {}
-    folders: dict[str, list[str]] = {}  # of each split; none for classes without split
-    for listing in listings:
-        *outer, name, _ = listing.directory.split("/")
-        found = find_splits(outer[0]) if outer else ["train"]
-        inner = [name] if outer else [name, *listing.names]
-        if len(found) != 1 or any(map(find_splits, inner)) or folders.setdefault(found[0], outer) != outer:
-            raise _UnsupportedLayout
-        splits.setdefault(found[0], []).append((name, listing))
-    if any(len(classes) < 2 for classes in splits.values()):
-        raise _UnsupportedLayout
-    return splits
-
-
-def _write_index(index: Path, folder: Path, listings: list[_Listing]) -> dict[str, Any]:
-    """Write the index of a folder atomically, and return the content of index.json; rows are sorted by path."""
-    splits = _find_classes(listings)
-    names = sorted({name for classes in splits.values() for name, _ in classes})
-    numbers = {name: number for number, name in enumerate(names)}
-    schema = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}).arrow_schema
-    digest = hashlib.sha256()
-    shutil.rmtree(index, ignore_errors=True)
-    with new_folder(index) as draft:
-        for split, classes in splits.items():
-            with pa.OSFile(str(draft / f"{split}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
-                for name, listing in classes:
-                    paths = [f"{folder}/{listing.directory}{file}" for file in listing.names]
-                    labels = [numbers[name]] * len(paths)
-                    digest.update(repr((split, paths, labels)).encode())
-                    images = pa.array([{"bytes": None, "path": path} for path in paths], schema.field("image").type)
-                    stream.write_table(pa.table([images, pa.array(labels, pa.int64())], schema=schema))
-        changed = {listing.directory: listing.changed for listing in listings}
-        not_taken = Counter(chain.from_iterable(listing.not_taken for listing in listings))
-        about = {
-            "digest": digest.hexdigest()[:32],
-            "splits": list(splits),
-            "changed": changed,
-            "not_taken": not_taken,
-        }
-        (draft / "index.json").write_text(json.dumps(about), encoding="utf-8")
-    return about
-
-
-def find_table(folder: Path) -> Path | None:
-    """Return the table of labels at the top of a folder, if there is one."""
-    if (table := folder / "labels.csv").is_file():
-        return table
-    if not (table := folder / "metadata.csv").is_file():
-        return None
-    header = next(csv.reader(read_text(table).splitlines()), [])
-    return table if {"file_name", "labels"} <= set(header) else None  # `datasets` reads those with one label per image
-
-
-def load_table(table: Path) -> dict[str, datasets.Dataset]:
-    """Load the splits of a folder of images with a table of labels.
-
-    The columns are the path of an image, relative to the folder, and either `labels` (class names separated by ";") or
-    one column of 0 and 1 per class. A column `split` is optional; without it, images in `train/`, `val/` or `test/` are
-    of that split, and all others of `train`.
-
-    Returns:
-        For each split the columns image (an undecoded path) and labels (a list of classes).
-
-    Raises:
-        ValueError: the table has other columns, or names an image twice, or one that is not in the folder, or no class,
-            or one that does not exist, or lacks an image in the directory of another one.
-        OSError: a directory does not exist.
-    """
-    folder, image_column = os.path.abspath(table.parent), TABLES[table.name]
-    header, rows = read_csv(table)
-    classes = [name for name in header if name not in (image_column, "split", "labels")]
-    is_ambiguous = ("labels" in header) == bool(classes) or "label" in classes
-    if image_column not in header or len(set(header)) < len(header) or is_ambiguous:
-        raise ValueError(
-            f"{table} has the columns {join_names(header) or 'none'} (expected {image_column} and labels, or "
-            f"{image_column} and a column for each class; split is optional)"
-        )
-    labels: dict[str, list[str]] = {}  # by path of the image
-    splits: dict[str, list[str]] = {}  # paths
-    for number, row in enumerate(rows, start=2):
-        image = row[image_column] or ""
-        path = os.path.normpath(os.path.join(folder, image))
-        marks = [str(row[name]).strip() for name in classes]
-        is_whole = None not in row and None not in row.values() and {*marks} <= {"0", "1"}
-        if not is_whole or not path.startswith(folder + os.sep) or path in labels:
-            raise ValueError(
-                f"line {number} of {table} is {join_names(list(map(str, row.values())))} (expected {len(header)} "
-                "fields: an image of the folder that is on no other line, and 0 or 1 for each class)"
-            )
-        if classes:
-            labels[path] = [name for name, mark in zip(classes, marks, strict=True) if mark == "1"]
-        else:
-            found = (name.strip() for name in row["labels"].split(";"))
-            labels[path] = list(dict.fromkeys(filter(None, found)))
-        splits.setdefault(_split_of(row, image), []).append(path)
-    directories = {os.path.dirname(path) for path in labels}
-    entries = [entry for directory in directories for entry in os.scandir(directory)]
-    files = {entry.path for entry in entries}
-    images = {entry.path for entry in entries if _is_image(entry.name)}
-    if wrong := sorted((images - labels.keys()) | (labels.keys() - files)):
-        raise ValueError(
-            f"{table} lacks images of its folder, or names others that do not exist: {join_names(wrong)} (expected a "
-            "line for each image, with empty labels if it has none)"
-        )
-    others = files - {entry.path for entry in entries if entry.is_dir()} - images
-    others = [path for path in others if not is_companion(os.path.basename(path))]
-    name_not_taken(folder, Counter(os.path.splitext(path)[1].lower() for path in others))
-    names = classes or sorted(set(chain(*labels.values())))
-    if not names:
-        raise ValueError(f"{table} has no labels")
-    kind = datasets.List(datasets.ClassLabel(names=names))
-    features = datasets.Features({"image": datasets.Image(decode=False), "labels": kind})
-    opened = {}
-    for split, paths in splits.items():
-        paths.sort()
-        images = [{"bytes": None, "path": path} for path in paths]
-        columns = {"image": images, "labels": [labels[path] for path in paths]}
-        opened[split] = datasets.Dataset.from_dict(columns, features=features)
-        states = [(path, labels[path], os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
-        opened[split]._fingerprint = hashlib.sha256(repr(states).encode()).hexdigest()[:32]
-    return opened
-
-
-def _split_of(row: dict[str, str], image: str) -> str:
-    """Return the split of a row: that of its column, else the one that the image's first folder means, else train."""
-    if "split" in row:
-        return row["split"].strip()
-    first, _, rest = image.partition("/")
-    found = find_splits(first) if rest else []
-    return found[0] if len(found) == 1 else "train"

@@ -13,7 +13,7 @@ from ..files.output import own_file
 from ..files.predictions import Table
 from ..files.reading import read_csv
 from ..settings.fields import DataSettings
-from .sources import load_split, names_of_splits
+from .sources import names_of_splits, open_source
 
 if TYPE_CHECKING:
     from .splits import Split
@@ -75,8 +75,10 @@ def name_images(split: "Split", settings: DataSettings, spec: str) -> list[str]:
     names = [_relative(path, folder) if is_file else "" for path, is_file in split.paths()]
     if all(names):
         return names
+    source = open_source(str(settings.dataset), settings.dataset_config, settings.layout)
+    spec = source.resolve(spec)
     parts = {part.split("[")[0] for part in spec.split("+")}
-    lengths = {part: len(load_split(str(settings.dataset), part, settings.dataset_config)) for part in parts}
+    lengths = {part: len(source.load(part)) for part in parts}
     ranges = datasets.ReadInstruction.from_spec(spec).to_absolute(lengths)
     rows = [f"{part.splitname}[{row}]" for part in ranges for row in range(part.from_, part.to)]
     return [name or row for name, row in zip(names, rows, strict=True)]
@@ -150,7 +152,7 @@ def _read_labels(path: str) -> dict[str, str]:
 def _check_known(named: Iterable[str], known: list[str], settings: DataSettings, spec: str) -> None:
     """Raise ValueError for an image that neither this split nor another one of the data set has."""
     unknown = sorted(set(named).difference(known))
-    splits = names_of_splits(str(settings.dataset), settings.dataset_config) if unknown else []
+    splits = names_of_splits(str(settings.dataset), settings.dataset_config, settings.layout) if unknown else []
     for name in unknown:
         row = _ROW.fullmatch(name)
         is_row_elsewhere = row is not None and row[1] != spec and row[1] in splits

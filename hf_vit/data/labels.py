@@ -106,7 +106,14 @@ def require_labels(split: "Split", name: str, two_classes: bool = False) -> None
         name: the split's name, for the message.
         two_classes: also if all images have the same labels.
     """
-    if split.label_column is None or split.is_sharded:
+    if split.label_column is None:
+        return
+    if two_classes and split.are_counted and split.num_labels > len(split) / 2:
+        raise ValueError(
+            f"the column {split.label_column} of {name} has {split.num_labels:,} classes for {len(split):,} images: "
+            "name the column of the labels with --label-column (also if it is this one)"
+        )
+    if split.is_sharded:
         return
     known, counts = range(split.num_labels), split.label_counts()
     if missing := sum(count for numbers, count in counts.items() if any(number not in known for number in numbers)):

@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -20,8 +20,9 @@ from ..settings.fields import DataSettings, check_bounds, setting
 from .fingerprint import fingerprint_data
 from .samplers import ShuffledSampler
 from .shards import index_shards
-from .sources import names_of_splits
+from .sources import open_source
 from .splits import Split, open_named
+from .summary import log_splits
 
 _PLAN = "shards.json"
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
@@ -33,6 +34,9 @@ class ShardPlan:
 
     source: str  # data set, as for `sources.load_split`
     config: str | None = setting(None, "configuration of a Hub data set")
+    layout: Literal["class", "split/class"] | None = setting(
+        None, "what the folders at the top are, as in finetune; by default found"
+    )
     size: int | None = setting(
         None, "shorter side in pixels to which larger images are resized; none: keep their size", at_least=1
     )
@@ -59,7 +63,9 @@ def write_shards(plan: ShardPlan, output: Path, splits: list[str], workers: int)
     """
     if Path(plan.source).is_dir() and output.resolve().is_relative_to(Path(plan.source).resolve()):
         raise ValueError(f"cannot write {output} inside {plan.source}, the folder of the images; choose another folder")
-    opened = {name: _open(plan, name) for name in splits or names_of_splits(plan.source, plan.config)}
+    source = open_source(plan.source, plan.config, plan.layout)
+    opened = {name: _open(plan, name) for name in splits or source.names}
+    log_splits(source, opened)
     _write_plan(plan, {name: fingerprint_data(split) for name, split in opened.items()}, output)
     written = {}
     for split_name, split in opened.items():
@@ -102,7 +108,7 @@ def _write_plan(plan: ShardPlan, data: dict[str, Any], output: Path) -> None:
 
 @lru_cache(8)
 def _open(plan: ShardPlan, split_name: str) -> Split:
-    source = DataSettings(dataset=plan.source, dataset_config=plan.config)
+    source = DataSettings(dataset=plan.source, dataset_config=plan.config, layout=plan.layout)
     try:
         split = open_named(source, split_name)
     except ValueError:  # images without labels

@@ -36,9 +36,10 @@ from ..files.download import filesystem_of
 from ..files.messages import join_names
 from ..files.output import new_file, write_text
 from ..models.configuration_hf_vit import MAX_LABELS
+from .columns import find_column, find_label_column, is_image, is_image_struct
 from .folders import EXTENSIONS
 from .samplers import Block, BlockSampler, Draw
-from .sources import check_image_paths, find_column, find_label_column, is_image, is_image_struct
+from .sources import check_image_paths
 
 _HEADER = 512  # bytes before the content of a tar's member
 _VERSION = 1
@@ -66,6 +67,7 @@ class ShardIndex:
     image_column: str
     label_column: str | None
     num_labels: int | None
+    are_counted: bool = False  # the classes are the values of the column, not stated
 
     @cached_property
     def units(self) -> dict[str, np.ndarray]:
@@ -137,7 +139,11 @@ def index_shards(files: Sequence[str], names: list[str] | None) -> int:
     about = json.loads(table.schema.metadata[b"hf_vit"]) | {"stamps": [[size, None] for size, _ in stamps]}
     if names is not None:
         label = datasets.Features({about["label_column"]: datasets.ClassLabel(names=names)}).to_dict()
-        about = about | {"features": about["features"] | label, "num_labels": len(names)}
+        about = about | {
+            "features": about["features"] | label,
+            "num_labels": len(names),
+            "are_counted": False,
+        }
     _write_index(path, table.replace_schema_metadata({"hf_vit": json.dumps(about)}))
     return table.num_rows
 
@@ -159,6 +165,8 @@ def _index_name(files: Sequence[str], columns: Columns) -> str:
     """File name of the index of some shards; that of tars always has the labels."""
     if files[0].endswith(".tar"):
         columns = Columns(columns.image, columns.label or "cls")
+    elif columns.label is None:
+        columns = (*columns, "names before types")  # the column is found by another rule than in earlier indexes
     return f"hf_vit_index-{_digest([list(map(basename, files)), columns])}.arrow"
 
 
@@ -198,7 +206,8 @@ def _load(path: str, cached: str, files: Sequence[str], stamps: list) -> ShardIn
         return None
     features = datasets.Features.from_dict(about["features"])
     names = (about[name] for name in ("image_column", "label_column", "num_labels"))
-    return ShardIndex(path, list(files), stamps, np.array(about["ends"], np.int64), features, *names)
+    ends = np.array(about["ends"], np.int64)
+    return ShardIndex(path, list(files), stamps, ends, features, *names, about.get("are_counted", False))
 
 
 def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
@@ -240,6 +249,7 @@ def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
         "image_column": first["image_column"],
         "label_column": label,
         "num_labels": len(names) or max(part["num_labels"] for part in parts) or None,
+        "are_counted": first["feature"] is None,
     }
     shutil.rmtree(folder)
     return units.replace_schema_metadata({"hf_vit": json.dumps(about)})

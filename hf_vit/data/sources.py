@@ -1,4 +1,4 @@
-"""Sources of data sets (a Hub name, a folder or files, IDX files, scikit-learn's digits), and their columns."""
+"""Sources of data sets: a Hub name, a folder or files, IDX files, scikit-learn's digits."""
 
 import glob
 import gzip
@@ -7,9 +7,10 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,58 +25,140 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from ..files.download import filesystem_of
 from ..files.limits import MAX_ARRAYS, allowed, check_limit
-from ..files.messages import did_you_mean, shorten
+from ..files.messages import did_you_mean, join_names, shorten
 from ..files.reading import read_yaml
 from ..models.utils import redact_secrets
-from .folders import find_table, load_folder, load_table
+from .columns import is_image, is_image_struct
+from .folders import SHARD_SUFFIXES, load_folder
+from .layout import SPLIT_NAMES, arrange_files, resolve_split
 
-_TEXT = ("string", "large_string")
-# Types of lists of labels.
-_LISTED = (*_TEXT, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 _BUILDERS = {".parquet": "parquet", ".tar": "webdataset"}  # suffix -> builder of `datasets`
-_NO_IMAGES = {"", ".arrow", ".csv", ".json", ".jsonl", ".lock", ".md", ".tsv", ".txt"}  # suffixes of other files
 _EXPECTED = "a folder with images in CLASS/FILE or a labels.csv, or .parquet or .tar files"
-_VALIDATION = re.compile(r"\b(val|valid|dev)\b")  # other names of this split
 _IDX_IMAGES = "*-images-idx3-ubyte*"  # files of MNIST's format
 _MAX_IDX_BYTES = 2**28  # unpacked; the images of MNIST have 47 MB
 
 
-def load_split(name: str, split: str, config: str | None = None, streaming: bool = False) -> Any:
-    """Open one split of a data set: a `datasets.Dataset`, or the names of its shards when streaming.
+@dataclass
+class Source:
+    """The splits of a data set.
+
+    Args:
+        name: as the user named it.
+        splits: of each split the opened images, or the names of its shards; of a data set on the Hub nothing.
+        sources: of each split the user's folders or files.
+        unused: names of what is not used, by reason.
+        loading: arguments with which `datasets` loads shards and data sets of the Hub; none for the others.
+        is_folder: whether it is a folder of images, whose rows are sorted by path.
+    """
+
+    name: str
+    splits: Mapping[str, Any]
+    sources: dict[str, list[str]] = field(default_factory=dict)
+    unused: dict[str, list[str]] = field(default_factory=dict)
+    loading: dict[str, Any] = field(default_factory=dict)
+    is_folder: bool = False
+
+    def load(self, split: str, streaming: bool = False) -> Any:
+        """Open one split, as `load_split`."""
+        with _errors_about(f"split {split!r} of {self.name}"):
+            split = self.resolve(split)
+            if "://" in self.name or (streaming and self.loading):
+                splits = self.splits or datasets.load_dataset_builder(**self.loading).config.data_files or {}
+                return _shards_of(splits, split)
+            if self.splits:
+                self._require(split)
+            if not self.loading:
+                return slice_split(self.splits, split)
+            samples: Any = datasets.load_dataset(split=split, **self.loading)
+            if samples.info.builder_name != "imagefolder":  # whose paths come from a listing, not from the data
+                path = Path(self.name).expanduser()
+                folder = path if path.is_dir() else path.parent
+                for column, feature in samples.features.items():
+                    if is_image(feature) or is_image_struct(feature):
+                        check_image_paths(samples.data.column(column), column, folder if self.splits else None)
+            return samples
+
+    def resolve(self, split: str) -> str:
+        """Return a name or slice with the names of this data set: "val[:3]+test" becomes "validation[:3]+test"."""
+        parts = [part.strip() for part in split.split("+")]
+        names = [part.partition("[")[0] for part in parts]
+        if not self.splits and all(name in SPLIT_NAMES for name in names):  # of the Hub, which need not be asked
+            return split
+        return "+".join(
+            resolve_split(name, self.names) + part.removeprefix(name) for name, part in zip(names, parts, strict=True)
+        )
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Return the names of the splits."""
+        if self.splits:
+            return list(self.splits)
+        builder = datasets.load_dataset_builder(**self.loading)
+        return [str(split) for split in builder.config.data_files or builder.info.splits or ()]
+
+    def _require(self, split: str) -> None:
+        for part in split.split("+"):
+            name = part.partition("[")[0].strip()
+            if name not in self.splits:
+                raise unknown_split(name, self.sources or {key: [] for key in self.splits})
+
+
+def unknown_split(name: str, sources: dict[str, list[str]]) -> ValueError:
+    """Return the error for a split that does not exist; it names the user's folders."""
+    found = [f"{split} ({join_names(folders, 3)})" if any(folders) else split for split, folders in sources.items()]
+    return ValueError(f"there is no split {name!r}, only {', '.join(found)}")
+
+
+def open_source(
+    name: str, config: str | None = None, layout: str | None = None, label_column: str | None = None
+) -> Source:
+    """Find the splits of a data set.
 
     Args:
         name: a Hub name, a folder of images (with a labels.csv if they may have several labels), of parquet or tar
             files, or of IDX files, a file, a glob, "digits", or the address of shards with a glob or a range in it,
             such as "s3://bucket/train-{0000..0146}.tar".
-        split: a name, or a slice such as "train[:98%]" (not of shards). "val", "valid" and "dev" mean "validation" if
-            the data set has no split of that name.
         config: configuration of a Hub data set.
+        layout: as in `layout.arrange`.
+        label_column: the column of a table that the user names.
+
+    Raises:
+        ValueError: there is no such data set, or it can be read in two ways; the message is one sentence.
+    """
+    with _errors_about(name):
+        source = _find(name, layout, label_column)
+    if source.loading and config is not None:
+        source.loading["name"] = config
+    return source
+
+
+def load_split(
+    name: str, split: str, config: str | None = None, streaming: bool = False, layout: str | None = None
+) -> Any:
+    """Open one split of a data set: a `datasets.Dataset`, or the names of its shards when streaming.
+
+    Args:
+        name, config, layout: as in `open_source`.
+        split: a name, or a slice such as "train[:98%]" (not of shards). Names that mean the same split may be
+            exchanged: "val" and "validation".
         streaming: read parquet and tar files in place; always so for addresses.
 
     Raises:
         ValueError: there is no such data set or split, or its rows name files outside of its folder; the message is one
             sentence.
     """
-    if found := _VALIDATION.search(split):
-        names = names_of_splits(name, config)
-        if found[0] not in names and "validation" in names:
-            split = _VALIDATION.sub("validation", split)
-    with _errors_about(f"split {split!r} of {name}"):
-        splits, loading = _find(name)
-        if "://" in name or (streaming and loading and loading["path"] != "imagefolder"):
-            if splits is None:
-                splits = datasets.load_dataset_builder(name=config, **loading).config.data_files or {}
-            return _shards_of(splits, split)
-        if not loading:
-            return slice_split(splits, split)
-        samples: Any = datasets.load_dataset(name=config, split=split, **loading)
-        if samples.info.builder_name != "imagefolder":  # whose paths come from a listing, not from the data
-            path = Path(name).expanduser()
-            folder = None if splits is None else path if path.is_dir() else path.parent
-            for column, feature in samples.features.items():
-                if is_image(feature) or is_image_struct(feature):
-                    check_image_paths(samples.data.column(column), column, folder)
-        return samples
+    return open_source(name, config, layout).load(split, streaming)
+
+
+def names_of_splits(name: str, config: str | None = None, layout: str | None = None) -> list[str]:
+    """Return the names of the splits of a data set that `load_split` can open.
+
+    Raises:
+        ValueError: there is no such data set; the message is one sentence.
+    """
+    source = open_source(name, config, layout)
+    with _errors_about(name):
+        return source.names
 
 
 @contextmanager
@@ -90,47 +173,53 @@ def _errors_about(what: str) -> Iterator[None]:
         raise ValueError(redact_secrets(f"cannot read {what}: {reason}")) from error
 
 
-def _find(name: str) -> tuple[Any, dict[str, Any]]:
-    """Find a data set by its name.
-
-    Returns:
-        Its data sets, or the names of its shards, by split; None if only `datasets` knows them. And the arguments with
-        which `datasets` loads it; none if it is opened or remote.
-    """
+def _find(name: str, layout: str | None, label_column: str | None) -> Source:
+    """Find a data set by its name."""
     path = Path(name).expanduser()
     if name == "digits":
-        return load_digits(), {}
+        return Source(name, load_digits())
     if "://" in name:
-        return _find_remote(name), {}
+        return Source(name, *_find_remote(name, layout))
     if not path.is_dir():
-        if path.suffix not in _BUILDERS:
+        if path.suffix not in SHARD_SUFFIXES:
             if path.is_file():
                 raise ValueError(f"a file of this kind is no data set (expected {_EXPECTED})")
             _require_on_hub(name)
-            return None, {"path": name}
+            return Source(name, {}, loading={"path": name})
         files = [path] if path.is_file() else sorted(path.parent.glob(path.name))
         if not files:
             raise ValueError(f"there is no file {name}")
-        return _local_shards(files)
+        splits, sources = _sort_shards([file.as_posix() for file in files], f"{path.parent}/", name, layout)
+        return Source(name, splits, sources, loading=_loading_of(splits, path.suffix))
     if any(path.glob(_IDX_IMAGES)):
-        return _load_idx_folder(path), {}
-    if (table := find_table(path)) is not None:
-        return load_table(table), {}
-    for suffix in _BUILDERS:
-        if files := sorted(path.rglob(f"*{suffix}")):
-            return _local_shards(files)
-    if splits := load_folder(path):
-        return splits, {}
-    if all(file.suffix.lower() in _NO_IMAGES for file in path.rglob("*") if file.is_file()):
-        raise ValueError(f"it has no images (expected {_EXPECTED}; a data set of save_to_disk: use to_parquet)")
-    return None, {"path": "imagefolder", "data_dir": str(path)}
+        return Source(name, _IdxFolder(path))
+    splits, sources, unused, suffix = load_folder(path, name, layout, label_column)
+    if suffix is not None:
+        return Source(name, splits, sources, unused, _loading_of(splits, suffix))
+    return Source(name, splits, sources, unused, is_folder=True)
 
 
-def _local_shards(files: list[Path]) -> tuple[dict[str, list[str]], dict[str, Any]]:
-    """Return parquet or tar files by split, and the arguments with which `datasets` loads them."""
-    shards = _files_by_split([file.as_posix() for file in files])
-    escaped = {split: [glob.escape(name) for name in names] for split, names in shards.items()}  # `a[1].parquet`
-    return shards, {"path": _BUILDERS[files[0].suffix], "data_files": escaped}
+def _loading_of(splits: dict[str, list[str]], suffix: str) -> dict[str, Any]:
+    """Return the arguments with which `datasets` loads parquet or tar files."""
+    escaped = {split: [glob.escape(name) for name in names] for split, names in splits.items()}  # `a[1].parquet`
+    return {"path": _BUILDERS[suffix.lower()], "data_files": escaped}
+
+
+def _sort_shards(
+    files: Sequence[str], root: str, title: str, layout: str | None
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return files by split, and their short names by split.
+
+    Args:
+        root: beginning of the names, which counts for no split.
+    """
+    short = [
+        file.removeprefix(root).lstrip("/") if file.startswith(root) else file.rpartition("/")[2] for file in files
+    ]
+    numbers = arrange_files(short, title, layout)
+    splits = {split: [files[number] for number in found] for split, found in numbers.items()}
+    sources = {split: [short[number] for number in found] for split, found in numbers.items()}
+    return splits, sources
 
 
 def check_image_paths(images: pa.ChunkedArray, column: str, folder: Path | None = None) -> None:
@@ -150,23 +239,6 @@ def check_image_paths(images: pa.ChunkedArray, column: str, folder: Path | None 
             )
 
 
-def names_of_splits(name: str, config: str | None = None) -> list[str]:
-    """Return the names of the splits of a data set that `load_split` can open.
-
-    Raises:
-        ValueError: there is no such data set; the message is one sentence.
-    """
-    path = Path(name).expanduser()
-    if path.is_dir() and (files := sorted(path.glob(_IDX_IMAGES))):
-        return [_split_of_idx(file) for file in files]  # decoding them takes long
-    with _errors_about(name):
-        splits, loading = _find(name)
-        if splits is None:
-            builder = datasets.load_dataset_builder(name=config, **loading)
-            splits = builder.config.data_files or builder.info.splits or ()
-        return [str(split) for split in splits]
-
-
 def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
     """The shards of one split."""
     shards = [str(file) for key, names in files.items() for file in names if str(key) == split]
@@ -180,9 +252,12 @@ def _shards_of(files: Mapping[str, Sequence[str]], split: str) -> list[str]:
     return shards
 
 
-def _find_remote(name: str) -> dict[str, list[str]]:
-    """Remote shards by split, of an address with ranges and stars, or of a folder."""
+def _find_remote(name: str, layout: str | None) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Sort remote shards into splits as `_sort_shards`, of an address with ranges and stars, or of a folder."""
     found: list[str] = []
+    root = re.split(r"[*{]", name)[0]
+    if not name.endswith(SHARD_SUFFIXES) and "*" not in name:
+        root = f"{root.rstrip('/')}/"
     for address in _expand(name):
         if not address.endswith((".tar", ".parquet")):
             address = f"{address.rstrip('/')}/**"
@@ -192,7 +267,7 @@ def _find_remote(name: str) -> dict[str, list[str]]:
             found += [filesystem.unstrip_protocol(path) for path in names if path.endswith((".tar", ".parquet"))]
         else:
             found.append(address)
-    return _files_by_split(found)
+    return _sort_shards(found, root[: root.rfind("/") + 1], redact_secrets(name), layout)
 
 
 def _expand(address: str) -> list[str]:
@@ -235,22 +310,13 @@ def _require_on_hub(name: str) -> None:
         raise ValueError(f"its metadata names the file {shorten(outside[0][1:])}, which is not in the data set")
 
 
-def _files_by_split(files: Sequence[str]) -> dict[str, list[str]]:
-    """Sort files into splits by their names, as the Hub does; other files are training data."""
-    splits: dict[str, list[str]] = {}
-    for file in files:
-        *_, folder, name = ["", *file.split("/")]
-        named = [split for split in ("train", "validation", "test") if split in name or split == folder]
-        splits.setdefault(named[0] if named else "train", []).append(file)
-    return splits
-
-
-def slice_split(splits: dict[str, datasets.Dataset], split: str) -> datasets.Dataset:
+def slice_split(splits: Mapping[str, datasets.Dataset], split: str) -> datasets.Dataset:
     """Return `train`, `train[:98%]` or `train[10:20]+test` of opened data sets.
 
     Raises:
         ValueError: there is no such split.
     """
+    splits = dict(splits)
     lengths = {name: len(dataset) for name, dataset in splits.items()}
     try:
         parts = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
@@ -288,15 +354,27 @@ def split_digits(count: int) -> tuple[np.ndarray, np.ndarray]:
     return order[: count * 4 // 5], order[count * 4 // 5 :]
 
 
-def _load_idx_folder(folder: Path) -> dict[str, datasets.Dataset]:
-    """Load the splits of a folder in MNIST's format: `train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`, ..."""
-    splits = {}
-    for file in sorted(folder.glob(_IDX_IMAGES)):
+class _IdxFolder(Mapping):
+    """Splits of a folder in MNIST's format: `train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`, ...
+
+    They are decoded when they are read, which takes long.
+    """
+
+    def __init__(self, folder: Path):
+        self._files = {_split_of_idx(file): file for file in sorted(folder.glob(_IDX_IMAGES))}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, split: str) -> datasets.Dataset:
+        file = self._files[split]
         images = read_idx(file)
         labels = read_idx(file.with_name(file.name.replace("images-idx3", "labels-idx1")))
         names = [str(number) for number in range(int(labels.max()) + 1)]
-        splits[_split_of_idx(file)] = _from_arrays(images, labels, names)
-    return splits
+        return _from_arrays(images, labels, names)
 
 
 def _split_of_idx(file: Path) -> str:
@@ -321,92 +399,3 @@ def read_idx(file: Path) -> np.ndarray:
         return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
     except (OSError, EOFError, ValueError, zlib.error, struct.error) as error:
         raise ValueError(f"cannot read {file}: {error}") from None
-
-
-def is_image(feature: Any) -> bool:
-    """Return whether a column has images."""
-    return isinstance(feature, datasets.Image)
-
-
-def is_image_struct(feature: Any) -> bool:
-    """Return whether a column has what an image column stores, without its type: bytes and paths."""
-    return isinstance(feature, dict) and feature.keys() == {"bytes", "path"}
-
-
-def is_text(feature: Any) -> bool:
-    """Return whether a column has text."""
-    return isinstance(feature, datasets.Value) and feature.dtype in _TEXT
-
-
-def is_list_of(feature: Any, kind: type) -> bool:
-    """Return whether a column has lists of `kind`."""
-    return isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind)
-
-
-def find_column(features: Mapping[str, Any], name: str | None, fits: Callable[[Any], bool], what: str) -> str:
-    """Return the column called `name`; without a name, the only column that fits.
-
-    Args:
-        what: kind of the column, "image" or "label", in the message.
-
-    Raises:
-        ValueError: there is no such column, or not exactly one fits; the message lists the columns.
-    """
-    if name is not None:
-        if name not in features:
-            raise ValueError(f"there is no column {name!r}; the columns are {', '.join(features)}")
-        return name
-    found = [column for column, feature in features.items() if fits(feature)]
-    if len(found) != 1:
-        several = f"there are {len(found)} columns of type {what}: choose one with --{what}-column"
-        count = several if found else f"there is no column of type {what}"
-        raise ValueError(f"{count}; the columns are {_listing(features)}")
-    return found[0]
-
-
-# Kinds of label columns; without a name, a column of the first kind that exists is taken.
-_LABELS: tuple[Callable[[Any], bool], ...] = (
-    lambda feature: isinstance(feature, datasets.ClassLabel),
-    lambda feature: is_list_of(feature, datasets.ClassLabel),
-    lambda feature: isinstance(feature, datasets.Value) and "int" in feature.dtype,
-    lambda feature: is_list_of(feature, datasets.Value) and feature.feature.dtype in _LISTED,
-)
-
-
-def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
-    """Return the column called `name`.
-
-    By default that of class labels, else of lists of them, else of integers, else of lists of names or integers, else
-    a column of text called "label".
-
-    Raises:
-        ValueError: there is no such column, or not exactly one, or it has no labels.
-    """
-    if name is None:
-        for is_label in _LABELS:
-            if any(map(is_label, features.values())):
-                return find_column(features, None, is_label, "label")
-        if not is_text(features.get("label")):
-            raise no_classes(features)
-        return "label"
-    feature = features[find_column(features, name, is_text, "label")]
-    is_other = is_text(feature) or feature == datasets.Value("bool")
-    if not is_other and not any(is_label(feature) for is_label in _LABELS):
-        raise ValueError(f"the column {name} has no class labels; the columns are {_listing(features)}")
-    return name
-
-
-def no_classes(features: Mapping[str, Any]) -> ValueError:
-    """Return the error for images without labels."""
-    return ValueError(
-        f"the images have no classes (columns: {_listing(features)}); make a folder of images for each of two classes "
-        "or more (FOLDER/CLASS/IMAGE), or name a column with --label-column"
-    )
-
-
-def _listing(features: Mapping[str, Any]) -> str:
-    """Return the columns with their types."""
-    return ", ".join(
-        f"{name} ({feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__})"
-        for name, feature in features.items()
-    )

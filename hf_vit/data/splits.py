@@ -12,29 +12,21 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from ..files.messages import shorten
+from ..files.messages import join_names, shorten
 from ..models.configuration_hf_vit import MAX_LABELS
 from ..models.image_reading import ImageReadingError
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
+from .columns import find_column, find_label_column, is_image, is_list_of, is_text, no_classes
 from .issues import clean
 from .labels import match_to_split, require_labels, state_classes
+from .layout import EVALUATION_SPLITS, resolve_split, split_named
 from .shards import Columns, ShardedDataset, open_index, stored_class_names
-from .sources import (
-    find_column,
-    find_label_column,
-    is_image,
-    is_list_of,
-    is_text,
-    load_split,
-    names_of_splits,
-    no_classes,
-)
+from .sources import Source, open_source
+from .summary import log_classes_without_evaluation, log_holdout, log_splits
 
 SKIPPED_IMAGES = "skipped_images.txt"  # file of an output folder: a line for each unreadable image
 _ROWS_AT_ONCE = 1000
 _MOST_LOGGED = 10  # unreadable images that are logged by name
-_EVAL_SPLITS = ("validation", "val", "valid", "dev", "test")  # the first existing one is used
-_HELD_OUT = 0.1  # share of each class, if there is none of these splits
 _FEWEST = 10  # smallest training split from which images are held out
 
 logger = logging.getLogger(__name__)
@@ -51,6 +43,8 @@ class Split:
     num_labels: int
     multi_label: bool = False
     numbers: list[int] | None = None  # the data's class number -> the one to use; None: the same
+    are_counted: bool = False  # the classes are the values of a column, not stated by the data or an option
+    unused: dict[str, list[str]] = field(default_factory=dict)  # names of what is not used of the data, by reason
     skipped_file: Path | None = None  # list of the unreadable images
     _skipped: set[str] = field(default_factory=set)  # unreadable images that this process has met
 
@@ -141,6 +135,10 @@ class Split:
         labels = _read_column(self.samples, self.label_column).fill_null(-1).to_pylist()
         return np.array([self._renumber(label) for label in labels], np.int64)
 
+    def class_indices(self) -> list[int]:
+        """Return the numbers of the classes that have images, sorted."""
+        return sorted({number for numbers in self.label_counts() for number in numbers if number >= 0})
+
     def _renumber(self, label: int) -> int:
         return label if self.numbers is None or label < 0 else self.numbers[label]
 
@@ -163,10 +161,12 @@ def open_split(
     Raises:
         ValueError: not exactly one column fits; the message lists the columns.
     """
+    given_column, are_counted = label_column, False
     if isinstance(samples, list):
         index = open_index(samples, Columns(image_column, label_column, needs_labels, counts_labels))
         samples = ShardedDataset(index, together)
         image_column, label_column = index.image_column, index.label_column
+        are_counted = index.are_counted
     else:
         image_column = find_column(samples.features, image_column, is_image, "image")
         try:
@@ -177,15 +177,17 @@ def open_split(
             ) from error
         if needs_labels or label_column is not None:
             label_column = find_label_column(samples.features, label_column)
+            are_counted = not _states_classes(samples.features[label_column])
             samples = _encode_names(samples, label_column, needs_labels)
     if label_column is None:
         return Split(samples, image_column, None, None, 0)
+    are_counted = are_counted and given_column is None
     feature = samples.features[label_column]
     if multi_label := is_list_of(feature, datasets.ClassLabel):
         feature = feature.feature
     if isinstance(feature, datasets.ClassLabel):
         names = list(feature.names or [])
-        return Split(samples, image_column, label_column, names, len(names), multi_label)
+        return Split(samples, image_column, label_column, names, len(names), multi_label, are_counted=are_counted)
     if not isinstance(samples, ShardedDataset):
         num_labels = max(_read_column(samples, label_column).drop_null().to_pylist(), default=-1) + 1
     elif is_list_of(feature, datasets.Value):
@@ -193,7 +195,12 @@ def open_split(
     else:
         num_labels = samples.index.num_labels or 0
     _check_count(num_labels, label_column)
-    return Split(samples, image_column, label_column, None, num_labels)
+    return Split(samples, image_column, label_column, None, num_labels, are_counted=are_counted)
+
+
+def _states_classes(feature: Any) -> bool:
+    """Return whether a column states its classes, which are not only its values."""
+    return isinstance(feature, datasets.ClassLabel) or is_list_of(feature, datasets.ClassLabel)
 
 
 def _encode_names(samples: datasets.Dataset, column: str, needs_labels: bool) -> datasets.Dataset:
@@ -235,28 +242,57 @@ def _read_column(samples: datasets.Dataset, column: str) -> pa.ChunkedArray:
     return samples.select_columns([column]).with_format("arrow")[:][column]
 
 
-def open_named(settings: DataSettings, name: str, needs_labels: bool = True) -> Split:
-    """Open the split of the settings' data set that has this name."""
-    assert settings.dataset
-    samples = load_split(settings.dataset, name, settings.dataset_config, settings.streaming)
+def source_of(settings: DataSettings) -> Source:
+    """Find the splits of the settings' data set."""
+    return open_source(str(settings.dataset), settings.dataset_config, settings.layout, settings.label_column)
+
+
+def open_named(settings: DataSettings, name: str, needs_labels: bool = True, source: Source | None = None) -> Split:
+    """Open the split of the settings' data set that has this name, or a slice of it.
+
+    Args:
+        source: the data set, if it was opened before.
+
+    Raises:
+        ValueError: there is no such split, or it cannot be read; or a slice of a folder lacks a class.
+    """
+    source = source or source_of(settings)
+    samples = source.load(name, settings.streaming)
     are_stated = settings.num_labels is not None or settings.label_names is not None
     together = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
     columns = settings.image_column, settings.label_column
     split = open_split(samples, *columns, needs_labels, not are_stated, together)
     if split.label_column is not None and split.label_names is None and not split.is_sharded:
-        split = _name_classes_of_tars(split, settings, name)
+        split = _name_classes_of_tars(split, settings, name, source)
+    if source.is_folder and "[" in name and split.label_column is not None:
+        _refuse_partial_slice(split, settings, name, source)
+    split.unused = source.unused
     if settings.exclude or settings.relabel:
         split, _ = clean(split, settings, name)
     split.skipped_file = None if settings.output_dir is None else Path(settings.output_dir) / SKIPPED_IMAGES
     return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
 
 
-def _name_classes_of_tars(split: Split, settings: DataSettings, name: str) -> Split:
+def _refuse_partial_slice(split: Split, settings: DataSettings, name: str, source: Source) -> None:
+    """Raise ValueError if a slice of a folder, whose rows are sorted, lacks a class of the whole."""
+    whole_name = "+".join(dict.fromkeys(part.partition("[")[0].strip() for part in name.split("+")))
+    whole = open_split(source.load(whole_name), settings.image_column, settings.label_column)
+    classes = whole.label_names or [f"class {number}" for number in range(whole.num_labels)]
+    had, has = ({classes[number] for number in one.class_indices()} for one in (whole, split))
+    if missing := sorted(had - has):
+        raise ValueError(
+            f"{name} of {source.name} lacks {len(missing)} of its {len(had)} classes ({join_names(missing, 3)}), "
+            "because the images of a folder are sorted: use whole splits, and hold out a share of each class with "
+            "--eval-split auto --eval-fraction 0.1"
+        )
+
+
+def _name_classes_of_tars(split: Split, settings: DataSettings, name: str, source: Source) -> Split:
     """Name the classes of local tars, which have only numbers, as the index of `hf-vit shard` does."""
     path = Path(str(settings.dataset)).expanduser()
     if split.samples.info.builder_name != "webdataset" or not (path.is_dir() or path.suffix == ".tar"):
         return split
-    files = load_split(str(path), re.split(r"[\[+]", name)[0], streaming=True)
+    files = source.load(re.split(r"[\[+]", name)[0], streaming=True)
     names = stored_class_names(files, Columns(settings.image_column, settings.label_column))
     return split if names is None else dataclasses.replace(split, label_names=names, num_labels=len(names))
 
@@ -270,7 +306,8 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     Raises:
         ValueError: the classes differ, or images have no labels.
     """
-    split = open_named(settings, settings.train_split, needs_labels)
+    source = source_of(settings)
+    split = open_named(settings, settings.train_split, needs_labels, source)
     if needs_labels:
         require_labels(split, settings.train_split, two_classes=True)
     if split.multi_label and settings.task == "single-label":
@@ -278,35 +315,49 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     if settings.loss == AUTO:
         settings.loss = "sigmoid" if split.multi_label or settings.task == "multi-label" else "softmax"
     if settings.eval_split == AUTO:
-        names = str(settings.dataset), settings.dataset_config, settings.train_split
-        settings.eval_split = find_eval_split(*names)
-    if settings.eval_split is None:
-        return split, None
+        settings.eval_split = find_eval_split(source, settings.train_split)
+    used = {settings.train_split: split}
+    eval_split = None
     if settings.eval_split == AUTO:
-        return split_off_holdout(split)
-    eval_split = open_named(settings, settings.eval_split, needs_labels)
-    require_labels(eval_split, settings.eval_split)
-    return split, match_to_split(split, eval_split, settings.train_split, settings.eval_split)
+        split, eval_split = split_off_holdout(split, settings.eval_fraction)
+    elif settings.eval_split is not None:
+        eval_split = open_named(settings, settings.eval_split, needs_labels, source)
+        require_labels(eval_split, settings.eval_split)
+        eval_split = match_to_split(split, eval_split, settings.train_split, settings.eval_split)
+        used[settings.eval_split] = eval_split
+    log_splits(source, used)
+    if settings.eval_split == AUTO:
+        log_holdout(eval_split, settings.eval_fraction)
+    log_classes_without_evaluation(split, eval_split)
+    return split, eval_split
 
 
-def find_eval_split(dataset: str, config: str | None, train_split: str) -> str:
+def find_eval_split(source: Source, train_split: str) -> str:
     """Return the name of the split to evaluate on; "auto" if only the training split exists."""
-    names = names_of_splits(dataset, config)
-    trained_on = train_split.split("[")[0]
-    return next((name for name in _EVAL_SPLITS if name in names and name != trained_on), "auto")
+    trained_on = {part.partition("[")[0].strip() for part in source.resolve(train_split).split("+")}
+    for meaning in EVALUATION_SPLITS:
+        names = [name for name in source.names if split_named(name) == meaning and name not in trained_on]
+        if names:
+            return resolve_split(meaning, names)
+    return AUTO
 
 
-def split_off_holdout(split: Split) -> tuple[Split, Split | None]:
-    """Divide a split into training images and a held-out tenth of each class, drawn with a fixed seed.
+def split_off_holdout(split: Split, fraction: float = 0.1) -> tuple[Split, Split | None]:
+    """Divide a split into training images and a held-out share of each class, drawn with a fixed seed.
 
-    Nothing is held out of shards and of fewer than 10 images.
+    At least one image of each class that has two is held out. Nothing is held out of shards and of fewer than 10
+    images.
     """
     if split.is_sharded or len(split) < _FEWEST:
         return split, None
-    classes = _classes_to_divide(split, "a held-out tenth")
+    classes = _classes_to_divide(split, "a held-out share of each class")
     drawn = np.random.default_rng(0).permutation(len(split))
-    by_class = [drawn[classes[drawn] == number] for number in np.unique(classes)]
-    held_out = np.concatenate([rows[: round(_HELD_OUT * len(rows))] for rows in by_class])
+    held_out = []
+    for number in np.unique(classes):
+        rows = drawn[classes[drawn] == number]
+        count = max(round(fraction * len(rows)), 1) if len(rows) > 1 else 0
+        held_out.append(rows[: min(count, len(rows) - 1)])
+    held_out = np.concatenate(held_out)
     if not len(held_out):
         held_out = drawn[:1]  # at least one image
     return _select(split, np.setdiff1d(drawn, held_out)), _select(split, np.sort(held_out))

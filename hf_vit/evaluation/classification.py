@@ -11,8 +11,9 @@ from accelerate import Accelerator
 
 from ..data.fingerprint import fingerprint_data
 from ..data.labels import match_to_model, names_of
-from ..data.sources import names_of_splits
-from ..data.splits import Split, find_eval_split, open_named, split_off_holdout
+from ..data.sources import Source
+from ..data.splits import Split, find_eval_split, open_named, source_of, split_off_holdout
+from ..data.summary import log_splits, write_unused
 from ..devices import describe_device
 from ..files.download import fetch
 from ..files.messages import join_names, shorten
@@ -66,26 +67,37 @@ def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
     Raises:
         ValueError: the model was trained on an unknown part of these data.
     """
-    data = str(settings.dataset), settings.dataset_config
-    if settings.split is not None or "test" in (names_of_splits(*data) or ["test"]):
+    source = source_of(settings)
+    split, name, whole = _choose_split(settings, source)
+    log_splits(source, {whole: split})
+    if settings.output_dir is not None:
+        write_unused(Path(settings.output_dir), source.unused)
+    return split, name
+
+
+def _choose_split(settings: EvaluateSettings, source: Source) -> tuple[Split, str, str]:
+    """Return the split of `open_default_split`, its name for messages, and the name of the split that it is part of."""
+    if settings.split is not None or "test" in (source.names or ["test"]):
         name = settings.split or "test"
-        return open_named(settings, name), name
+        return open_named(settings, name, source=source), name, name
     file = find_model(str(settings.model)).find("card_data.json")
     record = {} if file is None else read_json_object(file)
     train_split = record.get("train_split") or settings.train_split
-    is_trained_on = Path(str(record.get("dataset"))).resolve() == Path(data[0]).resolve()
+    is_trained_on = Path(str(record.get("dataset"))).resolve() == Path(source.name).resolve()
     if record.get("eval_split") == AUTO:
-        train, held_out = split_off_holdout(open_named(settings, train_split))
+        fraction = record.get("settings", {}).get("eval_fraction", 0.1)
+        train, held_out = split_off_holdout(open_named(settings, train_split, source=source), fraction)
         if held_out is not None and fingerprint_data(train) == record.get("fingerprint"):
-            return held_out, f"the held-out tenth of {train_split}"
+            return held_out, f"the held-out images of {train_split}", train_split
         if is_trained_on:
             raise ValueError(
-                f"cannot find the images of {data[0]} that were held out when {settings.model} was trained: the folder "
-                f"has changed, or has fewer than 10 images; use --split {train_split} to evaluate all images"
+                f"cannot find the images of {source.name} that were held out when {settings.model} was trained: the "
+                "folder has changed, has fewer than 10 images, or was divided by an earlier version; use --split "
+                f"{train_split} to evaluate all images"
             )
-    name = record.get("eval_split") if is_trained_on else find_eval_split(*data, train_split)
+    name = record.get("eval_split") if is_trained_on else find_eval_split(source, train_split)
     name = train_split if name in (None, AUTO) else name
-    return open_named(settings, name), name
+    return open_named(settings, name, source=source), name, name
 
 
 def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:

@@ -56,6 +56,11 @@ class DataSettings:
     dataset_config: str | None = _data(None, "configuration of a Hub data set that has several")
     image_column: str | None = _data(None, "name of the image column; by default the only column of images")
     label_column: str | None = _data(None, "name of the label column; by default the only column of labels")
+    layout: Literal["class", "split/class"] | None = _data(
+        None,
+        "what the folders at the top are, where names can be read in two ways: class (no name is a split) or "
+        "split/class (each is a split); by default found",
+    )
     streaming: bool = _data(False, "read parquet and tar files without copying them; always on for URLs")
     num_labels: int | None = _data(None, "number of classes, for labels without names; by default counted", above=0)
     label_names: str | None = _data(None, "text file of the class names, one per line, in the order of their numbers")
@@ -112,11 +117,18 @@ class DataSettings:
 class TrainingSettings(DataSettings):
     """Settings of both fine-tuning and pre-training."""
 
-    train_split: str = _data("train", "split to train on, such as train or train[:98%]")
+    train_split: str = _data("train", "split to train on, such as train")
     eval_split: str | None = _data(
         None,
-        "split to evaluate on, such as test or train[98%:]; auto: a held-out split, or a tenth of train_split; by "
-        "default no evaluation",
+        "split to evaluate on, such as test; auto: a held-out split, or eval_fraction of train_split; by default no "
+        "evaluation",
+    )
+    eval_fraction: float = _data(
+        0.1,
+        "share of the training images of each class that eval_split auto holds out, at least one of two; drawn with a "
+        "fixed seed",
+        above=0,
+        below=1,
     )
     prefetch_factor: int = _data(4, "batches that each data worker loads ahead in training", above=0)
     steps: int | None = _length(None, "length of the run in optimizer steps; set this or epochs", above=0)
@@ -327,8 +339,8 @@ class FinetuneSettings(TrainingSettings):
 
     eval_split: str | None = _data(
         AUTO,
-        "split to evaluate on; auto: the validation, val, valid, dev or test split, else a tenth of the training "
-        "images of each class, which is held out from training; none: no evaluation",
+        "split to evaluate on; auto: the validation, test or holdout split (or val, valid, dev, eval, testing), else "
+        "eval_fraction of the training images of each class, which is held out from training; none: no evaluation",
     )
     folds: int | None = _data(
         None,

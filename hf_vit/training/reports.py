@@ -84,7 +84,10 @@ def _describe_run(trainer: "Trainer", details: Mapping[str, Any]) -> dict[str, s
 
 def held_out_of(settings: TrainingSettings) -> str:
     """Describe the images for evaluation, as in the settings."""
-    return "a tenth of the training images" if settings.eval_split == AUTO else str(settings.eval_split)
+    if settings.eval_split != AUTO:
+        return str(settings.eval_split)
+    share = "a tenth" if settings.eval_fraction == 0.1 else f"{settings.eval_fraction:.3g}"
+    return f"{share} of the training images"
 
 
 def describe_best(metrics: Mapping[str, Any]) -> str:

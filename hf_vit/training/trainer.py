@@ -24,6 +24,7 @@ from ..data.device_augmentation import CropTransform, DeviceAugmentation
 from ..data.labels import distinguish, names_of
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
+from ..data.summary import write_unused
 from ..devices import mark_step, sharded_parameters
 from ..evaluation.multi_label import choose_thresholds
 from ..evaluation.predictions import EvaluationBatches, predict, score, score_classes, to_device
@@ -167,6 +168,8 @@ class Trainer:
         settings = self.settings
         self.phase = "resuming"
         self.fingerprint = fingerprint_run(settings, self.split)
+        if self.accelerator.is_main_process:
+            write_unused(self.output, self.split.unused)
         if settings.resume:
             checkpoint.resume(self)
         self.phase = "starting"

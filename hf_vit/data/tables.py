@@ -1,0 +1,244 @@
+"""Tables with the labels of a folder's images: labels.csv, and `datasets`' metadata.csv, .jsonl or .parquet.
+
+A labels.csv has several labels per image: classes separated by ";" in the column `labels`, or a column of 0 and 1 for
+each class; it names every image of its folders. A metadata table names images in the column `file_name`, and its column
+of labels is found by `columns.find_label_column`. Both may have a column `split`; without it, `layout` decides.
+"""
+
+import csv
+import hashlib
+import json
+import os
+import re
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..files.messages import join_names
+from ..files.reading import read_csv, read_text
+from .columns import named_like_labels
+from .layout import arrange_images, split_key
+
+# Name of a table -> its column of paths, which are relative to the table
+TABLES = {
+    "labels.csv": "image",
+    "metadata.csv": "file_name",
+    "metadata.jsonl": "file_name",
+    "metadata.parquet": "file_name",
+}
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)")
+_NO_ROW = "not used, images without a row in a table"
+_NO_IMAGE = "not used, rows of tables without an image"
+_OTHER_TABLES = "not used, tables beside labels.csv"
+Loaded = tuple[dict[str, datasets.Dataset], dict[str, list[str]], dict[str, list[str]]]
+
+
+def has_labels(folder: Path, tables: list[str], label_column: str | None) -> bool:
+    """Return whether one of the tables has a column whose name says that it has labels, or that the user names."""
+    for name in tables:
+        header = _read_header(folder / name)
+        columns = [column for column in header if column not in (TABLES[PurePosixPath(name).name], "split")]
+        if PurePosixPath(name).name == "labels.csv" or label_column in columns or named_like_labels(columns):
+            return True
+    return False
+
+
+def _read_header(table: Path) -> list[str]:
+    if table.suffix == ".parquet":
+        return list(pq.read_schema(table).names)
+    lines = read_text(table).splitlines()
+    if table.suffix == ".csv":
+        return next(csv.reader(lines), [])
+    return list(json.loads(lines[0])) if lines else []
+
+
+def load_tables(folder: Path, tables: list[str], images: list[str], title: str, layout: str | None) -> Loaded:
+    """Load the splits of a folder of images with tables.
+
+    Args:
+        tables: paths of the tables, relative to the folder.
+        images: paths of all images of the folder.
+        title: the folder's name, for messages.
+        layout: as in `layout.arrange`.
+
+    Returns:
+        For each split the columns image (an undecoded path) and those of the tables, with rows sorted by path; the
+        user's folders of each split; and names of what is not used, by reason.
+
+    Raises:
+        ValueError: a table has other columns, or names an image twice, or one outside of its folder; or a labels.csv
+            lacks an image, or names one that does not exist.
+    """
+    labels = [name for name in tables if PurePosixPath(name).name == "labels.csv"]
+    unused: dict[str, list[str]] = {}
+    if labels:
+        rows, features = _read_labels(folder, labels, images, title)
+        unused[_OTHER_TABLES] = [name for name in tables if name not in labels]
+    else:
+        rows, features, unused[_NO_IMAGE] = _read_metadata(folder, tables, set(images), title)
+        unused[_NO_ROW] = sorted(set(images) - rows.keys())
+    paths = sorted(rows)
+    found = arrange_images(paths, layout)
+    splits: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}
+    for path, split in zip(paths, found, strict=True):
+        stated = str(rows[path].pop("split", None) or "").strip()
+        split = split_key(stated) if stated else split
+        source = "column split" if stated else f"{path.rpartition('/')[0]}/".lstrip("/")
+        splits.setdefault(split, []).append(path)
+        sources.setdefault(split, [])
+        if source not in sources[split]:
+            sources[split].append(source)
+    opened = {}
+    for split, names in splits.items():
+        columns: dict[str, list] = {"image": [{"bytes": None, "path": f"{folder}/{path}"} for path in names]}
+        columns |= {column: [rows[path].get(column) for path in names] for column in features if column != "image"}
+        opened[split] = datasets.Dataset.from_dict(columns, features=features)
+        states = []
+        for path in names:
+            status = os.stat(folder / path)
+            content = rows[path].get("labels", rows[path])
+            states.append((f"{folder}/{path}", content, status.st_size, status.st_mtime_ns))
+        opened[split]._fingerprint = hashlib.sha256(repr(states).encode()).hexdigest()[:32]
+    return opened, sources, {reason: names for reason, names in unused.items() if names}
+
+
+def _image_path(table: str, image: str) -> str | None:
+    """Return the path of an image that a table names, relative to the folder; None: outside of the table's folder."""
+    outer = os.path.dirname(table)
+    path = os.path.normpath(os.path.join(outer, image))
+    is_outside = os.path.isabs(image) or path.startswith("..") or not image
+    is_inside = not is_outside and (not outer or path.startswith(f"{outer}/"))
+    return path.replace(os.sep, "/") if is_inside else None
+
+
+def _read_labels(
+    folder: Path, tables: list[str], images: list[str], title: str
+) -> tuple[dict[str, dict[str, Any]], datasets.Features]:
+    """Return the row of each image of labels.csv, with its list of classes, and the columns."""
+    rows: dict[str, dict[str, Any]] = {}
+    names: list[str] = []
+    for table in tables:
+        header, lines = read_csv(folder / table)
+        classes = [name for name in header if name not in ("image", "split", "labels")]
+        is_ambiguous = ("labels" in header) == bool(classes) or "label" in classes
+        if "image" not in header or len(set(header)) < len(header) or is_ambiguous:
+            raise ValueError(
+                f"{title}/{table} has the columns {join_names(header) or 'none'} (expected image and labels, or image "
+                "and a column for each class; split is optional)"
+            )
+        for number, line in enumerate(lines, start=2):
+            path = _image_path(table, line["image"] or "")
+            marks = [str(line[name]).strip() for name in classes]
+            is_whole = None not in line and None not in line.values() and {*marks} <= {"0", "1"}
+            if not is_whole or path is None or path in rows:
+                raise ValueError(
+                    f"line {number} of {title}/{table} is {join_names(list(map(str, line.values())))} (expected "
+                    f"{len(header)} fields: an image of the folder that is on no other line, and 0 or 1 for each class)"
+                )
+            if classes:
+                labels = [name for name, mark in zip(classes, marks, strict=True) if mark == "1"]
+            else:
+                labels = _divide(line["labels"])
+            rows[path] = {"labels": labels, "split": line.get("split")}
+        names += [name for name in classes if name not in names]
+    directories = {os.path.dirname(path) for path in rows}
+    expected = {image for image in images if os.path.dirname(image) in directories}
+    if wrong := sorted(expected.symmetric_difference(rows)):
+        raise ValueError(
+            f"{title}/{tables[0]} lacks images of its folder, or names others that do not exist: {join_names(wrong)} "
+            "(expected a line for each image, with empty labels if it has none)"
+        )
+    names = names or sorted(set(chain(*(row["labels"] for row in rows.values()))))
+    if not names:
+        raise ValueError(f"{title}/{tables[0]} has no labels")
+    return rows, _features({"labels": datasets.List(datasets.ClassLabel(names=names))})
+
+
+def _divide(text: str) -> list[str]:
+    """Return the classes of a text that separates them by semicolons."""
+    found = (name.strip() for name in text.split(";"))
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def _features(columns: dict[str, Any]) -> datasets.Features:
+    return datasets.Features({"image": datasets.Image(decode=False), **columns})
+
+
+def _read_metadata(
+    folder: Path, tables: list[str], images: set[str], title: str
+) -> tuple[dict[str, dict[str, Any]], datasets.Features, list[str]]:
+    """Return the row of each image of metadata tables, the columns of all tables, and the rows without an image."""
+    rows: dict[str, dict[str, Any]] = {}
+    missing = []
+    columns: dict[str, None] = {}
+    are_texts = True
+    for table in sorted(tables):
+        lines, are_csv = _read_rows(folder / table)
+        are_texts = are_texts and are_csv
+        for number, line in enumerate(lines, start=2 if are_csv else 1):
+            image = line.pop("file_name", None)
+            if not isinstance(image, str) or None in line:
+                raise ValueError(
+                    f"row {number} of {title}/{table} has no file_name, or other fields than its header (the columns "
+                    f"are {join_names(list(map(str, line))) or 'none'})"
+                )
+            path = _image_path(table, image)
+            if path is None or path in rows:
+                raise ValueError(
+                    f"row {number} of {title}/{table} names {image} (expected an image of the table's folder that no "
+                    "other row names)"
+                )
+            if path not in images:
+                missing.append(path)
+                continue
+            rows[path] = line
+            columns |= dict.fromkeys(line)
+    columns.pop("split", None)
+    columns.pop("image", None)
+    typed = {}
+    for column in columns:
+        values = {path: row.get(column) for path, row in rows.items()}
+        values, feature = _convert(column, values, are_texts)
+        if feature is None:
+            continue
+        typed[column] = feature
+        for path, value in values.items():
+            rows[path][column] = value
+    return rows, _features(typed), sorted(missing)
+
+
+def _read_rows(table: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Return the rows of a metadata table, and whether its values are text without types, as in CSV."""
+    if table.suffix == ".csv":
+        return read_csv(table)[1], True
+    if table.suffix == ".parquet":
+        return pq.read_table(table).to_pylist(), False
+    try:
+        return [dict(json.loads(line)) for line in read_text(table).splitlines() if line.strip()], False
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{table} is no JSON Lines file of one object per image: {error}") from error
+
+
+def _convert(column: str, values: dict[str, Any], are_texts: bool) -> tuple[dict[str, Any], Any]:
+    """Return the values of a column with their type, as `datasets` finds it; None: it can have no labels."""
+    if column == "labels" and all(isinstance(value, str | None) for value in values.values()):
+        lists = {path: _divide(value or "") for path, value in values.items()}
+        names = sorted(set(chain(*lists.values())))
+        return lists, datasets.List(datasets.ClassLabel(names=names)) if names else None
+    if are_texts:
+        given = [value for value in values.values() if value not in (None, "")]
+        parse: Any = int if all(map(_WHOLE_NUMBER.fullmatch, given)) else str
+        values = {path: None if value in (None, "") else parse(value) for path, value in values.items()}
+    try:
+        array = pa.array(list(values.values()))
+    except (pa.ArrowException, OverflowError):
+        return values, None
+    is_known = pa.types.is_integer(array.type) or pa.types.is_string(array.type) or pa.types.is_list(array.type)
+    if not is_known and not pa.types.is_boolean(array.type):
+        return values, None
+    return values, datasets.features.features.generate_from_arrow_type(array.type)
