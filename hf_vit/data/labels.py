@@ -108,12 +108,9 @@ def require_labels(split: "Split", name: str, two_classes: bool = False) -> None
     """
     if split.label_column is None:
         return
-    if two_classes and split.are_counted and split.num_labels > len(split) / 2:
-        raise ValueError(
-            f"the column {split.label_column} of {name} has {split.num_labels:,} classes for {len(split):,} images: "
-            "name the column of the labels with --label-column (also if it is this one)"
-        )
     if split.is_sharded:
+        if two_classes:
+            _refuse_too_many_classes(split, name)
         return
     known, counts = range(split.num_labels), split.label_counts()
     if missing := sum(count for numbers, count in counts.items() if any(number not in known for number in numbers)):
@@ -125,6 +122,17 @@ def require_labels(split: "Split", name: str, two_classes: bool = False) -> None
         names = split.label_names or [f"class {number}" for number in known]
         label = _listing([names[number] for number in sorted(set(next(iter(counts))))]) or "none"
         raise ValueError(f"all {len(split)} images of {name} have the same label: {label} (expected two classes)")
+    if two_classes:
+        _refuse_too_many_classes(split, name)
+
+
+def _refuse_too_many_classes(split: "Split", name: str) -> None:
+    """Raise ValueError if a column that no option named has more values than half of the images, as an id or a year."""
+    if split.are_counted and not split.multi_label and split.num_labels > len(split) / 2:
+        raise ValueError(
+            f"the column {split.label_column} of {name} has {split.num_labels:,} classes for {len(split):,} images: "
+            "name the column of the labels with --label-column (also if it is this one)"
+        )
 
 
 def read_label_map(path: str) -> dict[str, str | int]:

@@ -180,7 +180,10 @@ def _add_splits(found: Arrangement, root: Folder, named: list[Folder], others: l
     without = [folder for folder in named if with_classes and not folder.folders]
     for folder in without:
         if split_named(folder.name) == "train":
-            raise ValueError(f"{title}/{folder.path} has no class folders, but other splits of {title} have")
+            have = _paths([other for other in named if other.folders])
+            raise ValueError(
+                f"{folder.path} of {title} has images but no class folders, while {have} has class folders"
+            )
         found.unused[NO_CLASSES] += folder.files()
     used = [folder for folder in named if folder not in without]
     keys = _keys(used, title)
