@@ -252,9 +252,10 @@ def _classes(found: Arrangement, folder: Folder, title: str) -> dict[str | None,
     if len(folder.folders) < 2 and (folder.images or not folder.folders):
         return {None: _without_classes(folder, title)}
     if holding and outer:
+        option = "" if split_named(folder.name) else ", or take all images below a class with --layout class"
         raise ValueError(
             f"{_paths(outer)} of {title} have images one folder too deep, such as {outer[0].files()[0]}, and "
-            f"{_paths(holding)} have not: move them, or take all images below a class with --layout class"
+            f"{_paths(holding)} have not: move them{option}"
         )
     found.unused[STRAY] += [folder.path + image for image in folder.images]
     classes: dict[str | None, list[Folder]] = {inner.name: [inner] for inner in holding}

@@ -15,6 +15,7 @@ import pyarrow as pa
 from ..files.messages import join_names, shorten
 from ..models.configuration_hf_vit import MAX_LABELS
 from ..models.image_reading import ImageReadingError
+from ..models.utils import redact_secrets
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 from .columns import find_column, find_label_column, is_image, is_list_of, is_text, no_classes
 from .issues import clean
@@ -261,7 +262,10 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True, sou
     are_stated = settings.num_labels is not None or settings.label_names is not None
     together = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
     columns = settings.image_column, settings.label_column
-    split = open_split(samples, *columns, needs_labels, not are_stated, together)
+    try:
+        split = open_split(samples, *columns, needs_labels, not are_stated, together)
+    except ValueError as error:
+        raise ValueError(f"{redact_secrets(source.name)}, {name}: {error}") from error
     if split.label_column is not None and split.label_names is None and not split.is_sharded:
         split = _name_classes_of_tars(split, settings, name, source)
     if source.is_folder and "[" in name and split.label_column is not None:

@@ -386,7 +386,7 @@ def resume(trainer: "Trainer") -> None:
     if scaler is not None and saved["scaler"]:
         scaler.load_state_dict(saved["scaler"])
     for name in vars(trainer.state):
-        setattr(trainer.state, name, saved[name])
+        setattr(trainer.state, name, saved.get(name, getattr(trainer.state, name)))
     accelerator.print(f"Resuming from {path} at step {trainer.state.step} of {trainer.num_steps}.")
 
 

@@ -65,6 +65,7 @@ class TrainState:
 
     step: int = 0  # optimizer steps done
     best: float = -math.inf  # quality of the best evaluation (see `Trainer.quality_of`)
+    best_loss: float = math.inf  # loss of the best evaluation, which decides between equal qualities
     best_step: int | None = None  # step of the best evaluation
     no_better: int = 0  # number of evaluations since the best one
     skipped: int = 0  # unreadable images, over all processes
@@ -278,14 +279,18 @@ class Trainer:
         return score(self.predictions) | score_classes(self.predictions, distinguish(names_of(self.config)))
 
     def keep_best(self, metrics: dict[str, float]) -> None:
-        """Log the metrics of an evaluation, and save the model to best/ if they are the best so far."""
+        """Log the metrics of an evaluation, and save the model to best/ if they are the best so far.
+
+        Of equal qualities, that with the lower loss is better; early stopping counts only the quality.
+        """
         self.metrics = metrics
         if metrics:
             self.console.log_evaluation(metrics)
             quality, state = self.quality_of(metrics), self.state
-            state.no_better += 1
-            if quality > state.best:
-                state.best, state.best_step, state.no_better = quality, state.step, 0
+            loss = metrics.get("loss", math.inf)
+            state.no_better = 0 if quality > state.best else state.no_better + 1
+            if (quality, -loss) > (state.best, -state.best_loss):
+                state.best, state.best_loss, state.best_step = quality, loss, state.step
                 self.save_model(self.output / "best", with_card_data=True)
         self.model.train()
         self.console.restart()

@@ -154,7 +154,7 @@ def pretrained(tmp_path_factory):
 def finetune_strips(strips, pretrained, output, **changes) -> dict:
     settings = {"model": pretrained, "dataset": strips, "preset": "native", "output_dir": output, "steps": 12}
     settings |= {"batch_size": 8, "learning_rate": 0.03, "crop_area": "0.5,1", "num_workers": 0, "report_to": "none"}
-    settings |= {"token_drop": 0.3, "dropout": 0.1, "save_every": 4, "eval_every": 50, "eval_split": "train[:20]"}
+    settings |= {"token_drop": 0.3, "dropout": 0.1, "save_every": 4, "eval_every": 50, "eval_split": "train[:30]"}
     return finetune(arguments(**{**settings, **changes}))
 
 
@@ -177,7 +177,7 @@ def test_killed_and_resumed_is_bit_identical(strips, pretrained, tmp_path, monke
     finetune_strips(strips, pretrained, tmp_path / "killed", resume="true")
     assert re.search(r"\b4\b.*\b12\b", capsys.readouterr().out)
     torch.testing.assert_close(weights(tmp_path / "killed"), weights(tmp_path / "whole"), rtol=0, atol=0)
-    again = evaluate(arguments(model=tmp_path / "whole", dataset=strips, split="train[:20]", num_workers=0))
+    again = evaluate(arguments(model=tmp_path / "whole", dataset=strips, split="train[:30]", num_workers=0))
     assert again["loss"] == pytest.approx(metrics["loss"], rel=1e-5)  # an evaluation drops no patches
     saved = json.loads((tmp_path / "whole" / "preprocessor_config.json").read_text())
     assert (saved["preset"], saved["max_num_patches"]) == ("native", 30)

@@ -248,3 +248,12 @@ def test_early_stopping(tmp_path, capsys, monkeypatch):
     settings |= {"best_metric": "accuracy/3", "overwrite": "true"}
     with pytest.raises(TrainingStopped, match="accuracy/3"):
         pretrain(arguments(**settings))
+
+
+def test_of_equal_accuracies_the_lower_loss_is_best(tmp_path, monkeypatch):
+    """The metrics are invented."""
+    losses = chain([3.0, 1.0, 2.0], repeat(2.5))
+    monkeypatch.setattr(Trainer, "evaluate", lambda trainer: {"loss": next(losses), "accuracy": 0.5, "samples": 9})
+    settings = {**ONE_STEP, "steps": 8, "eval_every": 2, "save_every": 50, "output_dir": tmp_path / "out"}
+    metrics = pretrain(arguments(**settings, best_metric="accuracy"))
+    assert (metrics["best_step"], metrics["best"]) == (4, 0.5)
