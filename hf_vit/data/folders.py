@@ -172,7 +172,7 @@ def _write_index(draft: Path, folder: Path, title: str, layout: str | None, labe
     if tables and has_labels(folder, tables, label_column):
         return of_tables
     arrangement = arrange(root, title, layout)
-    if tables and all(None in classes for classes in arrangement.splits.values()):
+    if tables and all(len(classes) < 2 for classes in arrangement.splits.values()):
         return of_tables
     unused[_TABLES] = tables
     unused |= arrangement.unused
