@@ -112,6 +112,8 @@ def load(
 
     where = {key: settings.pop(key) for key in LOCATION_ARGUMENTS if key in settings}
     files = find_model(name, **where)
+    if files.origin is not None and settings.pop("variant", None) is not None:
+        raise ValueError(f"{name} is a model of another library, of which hf_vit reads no variant; omit variant")
     if files.adapter is None:
         model = _load_weights(files, head, settings)
         processor = _find_processor(model.config, files)

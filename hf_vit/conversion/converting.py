@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 from transformers import PreTrainedConfig
+from transformers.utils import logging
 
-from ..catalog import address_of, built_in_class_names, layers_missing_in
+from ..catalog import address_of, built_in_class_names, layers_missing_in, released_with
 from ..files.download import Fetched, public_name, sha256_at
 from ..files.manifest import write_manifest
 from ..files.output import new_folder, write_text
@@ -24,6 +25,7 @@ from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.utils import check_choice
 from .checkpoint import Checkpoint, checkpoint_in, fetch_any, open_checkpoint, read_shards
 from .exporting import export
+from .jax.checkpoints import JaxSource
 from .jax.tables import fingerprint_of, original_arrays
 from .recognition import recognize
 from .source import (
@@ -39,7 +41,8 @@ from .source import (
 from .tables import ConversionError, name_checkpoint
 
 # Part of the key of cached conversions: raise it with every change by which a checkpoint gives another folder.
-CONVERSION_VERSION = 2
+CONVERSION_VERSION = 3
+logger = logging.get_logger(__name__)
 FOLDER_FORMATS = ("hf_vit", "transformers")
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded
 _OF_ANY_MODEL = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype"}
@@ -222,6 +225,14 @@ def _convert(
         record["copy"] = {"name": fetched.copy, "without": layers_missing_in(fetched.copy)}
     if not request.without_weights:
         record["fingerprint"] = _fingerprint(model, request.weights)
+        address = released_with(record["fingerprint"])
+        if address is not None and isinstance(its_source, JaxSource) and checkpoint.location != address:
+            logger.warning(f"{name} has the weights of {address}, whose preset and class names are used")
+            known = replace(checkpoint, location=address)
+            if not preset:
+                preprocessing = its_source.preprocessing(known, naming.dialect)
+            if labels is None and has_head(model):
+                labels = its_source.labels(known, model.config.num_labels or 0)
     sizes = _set_sizes(model, request, image_size)
     if labels is not None:
         set_labels(model, labels)

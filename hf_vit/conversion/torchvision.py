@@ -52,7 +52,7 @@ class Torchvision(TorchSource):
 
     def sizes(self, shapes: Shapes, grid: Grid) -> Fields:
         pixels = shapes[self.marker][2:]
-        theirs = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "position_interpolation": "bicubic"}
+        theirs = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "position_interpolation": "bicubic_aligned"}
         return {
             "patch_size": shapes.patch_size(self.marker, rows=2),
             **shapes.sizes(self.marker, num_channels=1, hidden_size=0),

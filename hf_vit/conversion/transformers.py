@@ -160,6 +160,8 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """
     general = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype", "num_labels", "quantization_config"}
     ours = {name: value for name, value in settings.items() if name in general and name != "architectures"}
+    if "id2label" in settings:
+        ours |= _translate_labels(settings)
     shared = THEIR_MODELS[settings["model_type"]].settings
     ours |= {name: settings.get(name, default) for name, default in shared.items()}
     own = (settings.get(OWN_FIELD) or {}).get("config", {})
@@ -175,6 +177,24 @@ def translate_settings(settings: dict[str, Any]) -> dict[str, Any]:
     if settings["model_type"] == "vit-hybrid":
         ours |= _translate_stem(settings.get("backbone_config") or {})
     return {**ours, **own}
+
+
+def _translate_labels(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `id2label` and `label2id` with indices from 0 and text, as transformers reads nearly any; {} for null."""
+    stored = settings["id2label"]
+    if stored is None:
+        return {"id2label": None, "label2id": None}
+    indices = sorted(stored, key=int)
+    names = {}
+    for index, key in enumerate(indices):
+        name = stored[key]
+        names[index] = f"LABEL_{index}" if name is None else str(name)
+    if names == {int(key): stored[key] for key in indices}:
+        return {"id2label": names, "label2id": settings.get("label2id")}
+    logger.warning(
+        f"id2label of config.json was read as {dict(list(names.items())[:3])}, ...: indices from 0, and text"
+    )
+    return {"id2label": names, "label2id": {name: index for index, name in names.items()}}
 
 
 def _translate_stem(bit: dict[str, Any]) -> dict[str, Any]:
@@ -242,6 +262,9 @@ class Transformers(Source):
             weights["predictor.bias"] = weights.pop("decoder.0.bias")
         skipped = {name for name in weights if name.endswith("embeddings.mask_token") or name.startswith("decoder.")}
         config = build_config({**fields, **request.overrides})
+        head = weights.get("classifier.weight")
+        if is_classifier(settings) and head is not None and len(head) != config.num_labels:
+            raise ConversionError(f"its head has {len(head)} classes, and its config.json names {config.num_labels}")
         model_class = HfViTForMaskedPatchPrediction if predicts else MODELS[type(config)][is_classifier(settings)]
         model, info = model_class.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             None,

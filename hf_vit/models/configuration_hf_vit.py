@@ -389,7 +389,8 @@ class HfViTConfig(HfVisionConfig):
             layers and no class token.
         position_interpolation: resampling of learned position embeddings for other image sizes: "jax" (bilinear,
             aligned corners), "jax_exact" (the same, with the original's rounding error), "bilinear" or "bicubic"
-            (half-pixel centers, antialiased, as in timm), or "bicubic_aliased" (not antialiased, as in transformers).
+            (half-pixel centers, antialiased, as in timm), "bicubic_aliased" (not antialiased, as in transformers), or
+            "bicubic_aligned" (aligned corners, as in torchvision).
         pool_patches_only: exclude the class token from "mean" and "map" pooling, as in timm.
         norm_after_pooling: apply the final LayerNorm after the pooling (timm's `fc_norm`); `last_hidden_state` is then
             not normalized.
@@ -438,7 +439,9 @@ class HfViTConfig(HfVisionConfig):
     position_embedding_type: Literal["learned", "sincos2d", "learned2d", "relative", "none"] = "learned"
     position_embedding_placement: Literal["input", "every_layer", "every_layer_shared"] = "input"
     attention_axes: Literal["all", "axial"] = "all"
-    position_interpolation: Literal["jax", "jax_exact", "bilinear", "bicubic", "bicubic_aliased"] = "jax"
+    position_interpolation: Literal["jax", "jax_exact", "bilinear", "bicubic", "bicubic_aliased", "bicubic_aligned"] = (
+        "jax"
+    )
     pool_patches_only: bool = False
     norm_after_pooling: bool = False
     image_size_history: list[Size] | None = None

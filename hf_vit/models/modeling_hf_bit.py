@@ -96,6 +96,7 @@ class HfBiTModel(HfBiTPreTrainedModel):
             `pooler_output`: (batch, hidden_size), the mean of `last_hidden_state` over rows and columns.
             `hidden_states`: (batch, channels, rows, columns), the input of the first stage and the output of each.
         """
+        self.check_forward_arguments(kwargs)
         feature_map = self.resnet(self._prepare_images(pixel_values))
         self.warn_about_image_size(pixel_values, kwargs.get("interpolate_pos_encoding"))  # pyright: ignore - the same argument as in HfViTModel
         if self.norm is not None:
@@ -159,6 +160,7 @@ class HfBiTBackbone(BackboneMixin, HfBiTPreTrainedModel):
         Returns:
             `feature_maps`: (batch, channels, rows, columns) for each name in `out_features`.
         """
+        self.check_forward_arguments(kwargs)
         feature_map = self.resnet.root(self._prepare_images(pixel_values))
         maps = [feature_map]
         for stage in self.resnet.stages:

@@ -649,6 +649,7 @@ class HfViTModel(HfViTEncoder):
             `hidden_states`: (batch, tokens, hidden_size), the input of the first layer and the output of every layer.
             `attentions`: (batch, heads, tokens, tokens) for every layer, with any attention implementation.
         """
+        self.check_forward_arguments(kwargs)
         grid = None
         if spatial_shapes is None:
             grid = self.grid_of(pixel_values, patch_size)
@@ -752,6 +753,7 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
         Returns:
             `feature_maps`: (batch, hidden_size, rows, columns) for each name in `out_features`.
         """
+        self.check_forward_arguments(kwargs)
         grid = self.grid_of(pixel_values, patch_size)
         tokens = self.embeddings(pixel_values, grid, patch_size=patch_size)
         stages = [index for index, name in enumerate(self.stage_names) if name in self.out_features]  # 0: "stem"

@@ -139,6 +139,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
             corruption: the corruption of each patch, without `bool_masked_pos`. If both are None, it is sampled by
                 `sample_corruption`.
         """
+        self.check_forward_arguments(kwargs)
         grid = self.grid_of(pixel_values)
         self.vit.warn_about_image_size(pixel_values, interpolate_pos_encoding)
         embeddings = self.vit.embeddings

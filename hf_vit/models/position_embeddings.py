@@ -76,7 +76,8 @@ def resize_position_embeddings(
         method: "jax": bilinear with aligned corners, as `scipy.ndimage.zoom(order=1)` in `interpolate_posembed`
             (google-research/vision_transformer, vit_jax/checkpoint.py). "jax_exact": the same, with that function's
             rounding error, see `_linear_weights`. "bilinear", "bicubic": half-pixel centers, antialiased, as in timm.
-            "bicubic_aliased": not antialiased, as in transformers.
+            "bicubic_aliased": not antialiased, as in transformers. "bicubic_aligned": the same with aligned corners, as
+            `interpolate_embeddings` of torchvision (models/vision_transformer.py).
 
     Returns:
         (tables, num_prefix_tokens + new_rows * new_columns, hidden_size), in the dtype of the input.
@@ -95,8 +96,10 @@ def resize_position_embeddings(
         patches = torch.einsum("rh,cw,bhwd->brcd", rows, columns, patches)
     else:
         patches = patches.permute(0, 3, 1, 2)  # (tables, hidden_size, old_rows, old_columns)
-        mode, antialias = method.removesuffix("_aliased"), not method.endswith("_aliased")
-        patches = F.interpolate(patches, size=new_grid, mode=mode, align_corners=False, antialias=antialias)
+        mode = method.partition("_")[0]
+        is_aligned = method == "bicubic_aligned"
+        is_antialiased = method in ("bilinear", "bicubic")
+        patches = F.interpolate(patches, size=new_grid, mode=mode, align_corners=is_aligned, antialias=is_antialiased)
         patches = patches.permute(0, 2, 3, 1)
     return torch.cat([prefix, patches.flatten(1, 2).to(dtype)], dim=1)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import TransformersKwargs, logging
 
 from .configuration_hf_vit import HfVisionConfig
 from .packed_linear import freeze
@@ -20,6 +20,7 @@ from .utils import (
     ManifestCleanupMixin,
     Size,
     as_pair,
+    check_arguments,
     check_limit,
     check_manifest,
     read_json_object,
@@ -35,6 +36,8 @@ HEAD_KEYS = r"^classifier\."  # pattern of a classification head's parameters
 # head of ViT-g/14 has 31 million parameters.
 _MAX_NEW_PARAMETERS = 2**27
 _ADAPTED = ("image_size", "patch_size", "num_channels")  # `from_pretrained` adapts the weights if these fields change
+# Arguments of `forward` of any model of transformers, used or not
+_FORWARD_ARGUMENTS = {*TransformersKwargs.__annotations__, "interpolate_pos_encoding", "return_dict"}
 # Standard deviation of a standard normal distribution truncated at -2 and 2 (jax.nn.initializers.variance_scaling).
 _TRUNCATED_STD = 0.87962566103423978
 
@@ -73,6 +76,10 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
     def __init__(self, config: HfVisionConfig, *args: Any, **kwargs: Any):
         config.validate_architecture()
         super().__init__(config, *args, **kwargs)
+
+    def check_forward_arguments(self, kwargs: dict[str, Any]) -> None:
+        """Raise ValueError for an argument of `forward` that neither transformers' models nor these have."""
+        check_arguments(f"{type(self).__name__}.forward", kwargs, _FORWARD_ARGUMENTS)
 
     @classmethod
     def from_pretrained(

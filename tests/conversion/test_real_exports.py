@@ -1,5 +1,7 @@
 """The real ViT-Ti/16 in other formats: the same weights, and the same logits on real photographs."""
 
+import os
+
 import pytest
 import torch
 import transformers
@@ -50,3 +52,16 @@ def test_onnxruntime_computes_the_same_logits(shared, onnxruntime, tmp_path):
     torch.testing.assert_close(theirs / logits.abs().max(), logits / logits.abs().max(), rtol=0, atol=1e-5)
     torch.testing.assert_close(theirs.softmax(dim=1), logits.softmax(dim=1), rtol=0, atol=1e-5)
     assert theirs.argmax(dim=1).tolist() == logits.argmax(dim=1).tolist()
+
+
+@pytest.mark.parametrize("read_weights", [True, False])
+def test_a_released_file_of_another_name_is_recognized_by_its_weights(shared, tmp_path, caplog, read_weights):
+    """The preset of its evaluation and ImageNet's class names are used, and said; what the caller states wins."""
+    os.symlink(shared / NPZ, tmp_path / "mine.npz")
+    saved = convert(tmp_path / "mine.npz", read_weights=read_weights).save(tmp_path / "saved")
+    assert saved.processor.preset == "augreg"
+    assert saved.model.config.id2label[281].startswith("tabby")
+    assert "gs://vit_models/augreg/Ti_16" in caplog.text
+    stated, processor = convert(tmp_path / "mine.npz", preset="vit_jax", labels=[f"kind {i}" for i in range(1000)])
+    assert processor.preset == "vit_jax"
+    assert stated.config.id2label[281] == "kind 281"

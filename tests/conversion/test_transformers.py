@@ -401,3 +401,40 @@ def test_convert_for_transformers_keeps_the_record(tmp_path, goldens, capsys, ru
     assert main(["convert", str(goldens / "vit_gap.npz"), str(tmp_path / "gap"), "--for", "transformers"]) == 2
     assert not (tmp_path / "gap").exists()
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({str(index): index for index in range(11)}, "0"),  # numbers
+        ({str(index + 1): f"kind {index}" for index in range(11)}, "kind 0"),  # counted from 1
+        ({str(index): None for index in range(11)}, "LABEL_0"),
+        ({"0": "a", "1": "b"}, "11 classes.*2"),
+        (None, "11 classes.*2"),  # transformers' default
+    ],
+)
+def test_class_names_that_transformers_accepts_are_read(tmp_path, names, expected):
+    their_model("ViTForImageClassification").save_pretrained(tmp_path)
+    change_json(tmp_path / "config.json", id2label=names, label2id=None)
+    if "classes" in expected:
+        with pytest.raises(ConversionError, match=expected):
+            convert(tmp_path)
+        return
+    model, _ = convert(tmp_path)
+    assert len(model.config.id2label) == 11
+    assert model.config.id2label[0] == expected
+    assert all(model.config.label2id[name] == index for index, name in model.config.id2label.items())
+
+
+@pytest.mark.parametrize("dtype", ["auto", torch.float32, "bfloat16"])
+def test_dtypes_of_a_folder_of_transformers(tmp_path, dtype):
+    their_model("ViTForImageClassification").save_pretrained(tmp_path)
+    model, _ = hf_vit.load(tmp_path, dtype=dtype)
+    assert model.dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+
+
+def test_a_variant_of_a_folder_of_transformers_is_refused(tmp_path):
+    their_model("ViTForImageClassification").save_pretrained(tmp_path, variant="fp16")
+    their_model("ViTForImageClassification").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="variant"):
+        hf_vit.load(tmp_path, variant="fp16")

@@ -50,3 +50,14 @@ def test_half_precision_is_resampled_in_float32():
     expected = resize_position_embeddings(table.float(), (3, 4), (7, 5), 0)
     assert ours.dtype == torch.bfloat16
     torch.testing.assert_close(ours, expected.bfloat16(), rtol=0, atol=0)
+
+
+def test_torchvisions_positions():
+    """`interpolate_embeddings` of torchvision: bicubic with aligned corners; made with torch's own interpolation."""
+    torch.manual_seed(0)
+    table = torch.randn(1, 1 + 4 * 4, 6)
+    grid = table[:, 1:].permute(0, 2, 1).reshape(1, 6, 4, 4)
+    resized = torch.nn.functional.interpolate(grid, size=7, mode="bicubic", align_corners=True)
+    expected = torch.cat([table[:, :1], resized.reshape(1, 6, 49).permute(0, 2, 1)], dim=1)
+    found = resize_position_embeddings(table, (4, 4), (7, 7), 1, "bicubic_aligned")
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
