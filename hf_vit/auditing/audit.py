@@ -345,7 +345,7 @@ def measure_split(split: Split, num_channels: int, num_threads: int) -> Iterator
 def measure(content: bytes, num_channels: int = 3) -> Measures:
     """Measure the image of a file's content; with other channels than color, their mean is the gray level."""
     gray_from = 1 if num_channels == 3 else num_channels
-    image = read_image(content, gray_from, reduce_to=lambda height, width: (_LONGER_SIDE, _LONGER_SIDE))
+    image = read_image(content, gray_from)
     levels = image.float().mean(dim=0)
     height, width = levels.shape if is_npy(content) else read_size(content)
     image = Image.fromarray(levels.byte().numpy())
