@@ -118,3 +118,28 @@ def test_few_images(count, held_out):
     train, test = split_off_holdout(Split(samples, "image", "label", names, 4))
     assert (None if test is None else len(test)) == held_out
     assert len(train) + (held_out or 0) == count
+
+
+def test_the_share_that_is_held_out_and_classes_without_a_held_out_image(tmp_path, caplog):
+    write_images(tmp_path, {"ants": 20, "bees": 8, "wasps": 2, "owls": 1})
+    train, held_out = open_splits(settings_of(tmp_path, eval_fraction=0.25))
+    assert np.bincount(held_out.class_numbers(), minlength=4).tolist() == [5, 2, 0, 1]
+    assert not set(paths(train)) & set(paths(held_out))
+    assert any("evaluated" in line and "owls" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("spec", ["train[:98%]", "train[90%:]", "train[:5]+train[5:9]"])
+def test_a_slice_of_a_folder_that_lacks_a_class_is_refused(tmp_path, spec):
+    write_images(tmp_path, {"ants": 20, "bees": 18, "wasps": 1})
+    with pytest.raises(ValueError, match="--eval-fraction"):
+        open_splits(settings_of(tmp_path, train_split=spec))
+    assert len(load_split(str(tmp_path), spec)) > 0  # it is what it is in `datasets`
+
+
+def test_two_folders_of_one_split_need_a_choice(tmp_path):
+    for name in ("train", "val", "valid"):
+        write_images(tmp_path / name, {"ants": 4, "bees": 2})
+    with pytest.raises(ValueError, match="--eval-split val"):
+        open_splits(settings_of(tmp_path))
+    _, chosen = open_splits(settings_of(tmp_path, eval_split="valid"))
+    assert all("/valid/" in path for path in paths(chosen))
