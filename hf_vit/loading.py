@@ -20,8 +20,9 @@ from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
-from .files.download import sha256_at, sha256_of
-from .files.output import new_folder, own_file
+from .files.download import sha256_at
+from .files.manifest import check_manifest, sha256_of
+from .files.output import new_folder, own_file, restore_interrupted
 from .files.reading import read_image_processor, read_json_object
 from .files.removed_names import check_removed_arguments
 from .files.versions import require, versions_of
@@ -89,8 +90,8 @@ def load(
         The model, in evaluation mode, and the processor.
 
     Raises:
-        ValueError: the model is of an unknown architecture, or cannot have this size or preset; weights are missing; or
-            a file is damaged.
+        ValueError: the model is of an unknown architecture, or cannot have this size or preset; weights are missing; a
+            file is damaged, or does not match the manifest.json of its folder.
         OSError: a file cannot be read or downloaded, or a conversion cannot be cached.
         ImportError: it is an adapter, and PEFT is not installed.
 
@@ -119,6 +120,7 @@ def load(
         processor = _find_processor(model.config, files)
     else:
         model, processor = _load_adapted(files, settings)
+    check_manifest(files.name, files.where)
     if head == "none":
         model = model.base_model
     if head == "new":
@@ -230,6 +232,7 @@ def find_model(name: str | os.PathLike, **where: Any) -> ModelFiles:
     """
     check_name(name)
     location = address_of(str(name))
+    restore_interrupted(location)
     try:
         config = _read_config(location, where)
     except OSError:  # the folder of an adapter has no config.json
@@ -415,7 +418,9 @@ def _load_adapted(files: ModelFiles, settings: Mapping[str, Any]) -> tuple[Any, 
     if different:
         raise ValueError(f"the adapter {name} does not fit {base}: only one has {', '.join(sorted(different)[:3])}")
     model = adapted.merge_and_unload()
-    return model, _find_processor(model.config, files, base_files)
+    processor = _find_processor(model.config, files, base_files)
+    check_manifest(base_files.name, base_files.where)
+    return model, processor
 
 
 def _replace_head(model: Any, labels: int | Sequence[str] | None, keep_pre_logits: bool) -> None:

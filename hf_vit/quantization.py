@@ -35,9 +35,9 @@ from .backends.int8 import FORMAT, PROGRAM_FILES, Int8Model
 from .backends.program_model import fingerprint_weights, read_openvino
 from .catalog import imagenet_numbers
 from .conversion.programs import make_openvino
-from .files.download import sha256_of
 from .files.image_files import images_below
-from .files.output import new_folder, refuse_existing, write_json
+from .files.manifest import sha256_of
+from .files.output import new_folder, refuse_existing, refuse_inputs, write_json
 from .files.versions import require
 from .loading import copy_reports, load, resolve_model
 from .models.modeling_hf_vit import HfViTForImageClassification
@@ -81,6 +81,7 @@ def quantize(
         FileExistsError: `output` exists, and `overwrite` is False.
         ImportError: the extra `quantization` is not installed.
     """
+    refuse_inputs(output, folder, *images)
     refuse_existing(output, overwrite)
     require("nncf", "openvino")
     files = _choose_images(images)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..files.output import check_no_model, new_folder
+from ..files.output import check_no_model, new_folder, refuse_inputs
 from ..files.pages import data_uri, render_page
 from ..files.predictions import Prediction, most_likely
 from ..models.configuration_hf_vit import score_function
@@ -71,6 +71,7 @@ def inspect(
     """
     if not isinstance(processor, HfViTImageProcessor):
         raise ValueError(f"cannot inspect {title}: it has no hf_vit image processor; save one next to the model")
+    refuse_inputs(output, *images)
     check_no_model(output)
     with new_folder(output, overwrite) as temporary:
         report = _Report(temporary)

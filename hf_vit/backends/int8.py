@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from ..conversion.programs import Scaling, make_onnx
-from ..files.download import sha256_of
+from ..files.manifest import sha256_of
 from ..files.reading import read_json_object
 from ..files.versions import require
 from ..models.modeling_hf_vit import HfViTForImageClassification

@@ -29,11 +29,11 @@ from transformers.utils.generic import ModelOutput
 
 from ..conversion import programs
 from ..conversion.programs import PROGRAM_MODELS, make_onnx, make_openvino
-from ..files.manifest import write_manifest
+from ..files.manifest import MANIFEST, check_files, write_manifest
 from ..files.output import new_folder
 from ..files.versions import require
 from ..models.packed_linear import forbid_changes
-from ..models.utils import MANIFEST, as_pair, check_files
+from ..models.utils import as_pair
 
 _Loaded = TypeVar("_Loaded")
 Program = Callable[[torch.Tensor], list[torch.Tensor]]  # (batch, channels, height, width) float32 -> its outputs

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..files.messages import silence_progress_bars
-from ..files.output import new_file
-from .arguments import ImageSize, Model, Overwrite, check_figure, check_output, parse_positive
+from ..files.output import new_file, refuse_existing
+from .arguments import ImageSize, Model, Overwrite, check_figure, parse_positive
 
 
 def inspect(
@@ -18,7 +18,7 @@ def inspect(
     overwrite: Overwrite = False,
 ) -> None:
     """Write a report on a model: filters, position embeddings and attention."""
-    check_output(output, overwrite, folder)
+    refuse_existing(output, overwrite)
     silence_progress_bars()
     import matplotlib  # noqa: F401
 

@@ -8,7 +8,7 @@ import argparse
 import inspect
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal
@@ -112,7 +112,22 @@ def check_figure(option: str, path: Path, overwrite: bool) -> None:
         raise ValueError(f"{option} is {path} (expected a name that ends in .png, .jpg, .pdf or .svg)")
 
 
-def check_output(output: Path, overwrite: bool, *sources: str) -> None:
-    """Raise an error if an output may not be written, or would replace a folder that it is made from."""
-    refuse_inputs(output, *sources)
-    refuse_existing(output, overwrite)
+# Parameters of commands that are written, and texts that are no paths. All others may be paths that are read.
+_OUTPUTS = ("output", "sheet", "static", "published")
+_NO_PATHS = ("split", "splits", "image_column", "config", "preset", "name", "license", "message")
+
+
+def check_outputs(arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError if a command would write what it reads.
+
+    Args:
+        arguments: parameters of the command -> values.
+    """
+    inputs = []
+    for name, value in arguments.items():
+        if name not in (*_OUTPUTS, *_NO_PATHS):
+            values = value if isinstance(value, list) else [value]
+            inputs += [one for one in values if isinstance(one, str | Path)]
+    for name in _OUTPUTS:
+        if arguments.get(name) is not None:
+            refuse_inputs(arguments[name], *inputs)

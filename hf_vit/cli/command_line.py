@@ -23,7 +23,7 @@ from . import (
     retrieval,
     training,
 )
-from .arguments import add_arguments
+from .arguments import add_arguments, check_outputs
 
 SCRIPTS = {  # in the folder training/, installed as hf_vit.scripts; their settings have their own parser
     "finetune": "Fine-tune a model on your images.",
@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if "" in given:
                 raise ValueError(f"an argument is empty: {shlex.join(given)}")
             arguments = vars(commands[name].parse_args(given[1:]) if name in commands else parser.parse_args(given))
-            arguments.pop("run")(**arguments)
+            run = arguments.pop("run")
+            check_outputs(arguments)
+            run(**arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0

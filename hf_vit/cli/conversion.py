@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..files.messages import silence_progress_bars
+from ..files.output import refuse_existing
+from ..files.reading import parse_json
 from ..files.removed_names import describe_removed
-from .arguments import Count, Model, Overwrite, SaveFor, Size, check_output, parse_size
+from .arguments import Count, Model, Overwrite, SaveFor, Size, parse_size
 
 
 def catalog(
@@ -54,8 +56,8 @@ def _setting(text: str) -> tuple[str, object]:
     if not (separator and name.isidentifier()):
         raise argparse.ArgumentTypeError(f"cannot read {text!r} (expected FIELD=VALUE)")
     try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
+        return name, parse_json(value, text)
+    except ValueError:
         return name, value
 
 
@@ -100,7 +102,7 @@ def convert(
     if not check:
         if output is None:
             raise ValueError("there is no output folder; give one, or --check")
-        check_output(output, overwrite, source)
+        refuse_existing(output, overwrite)
     silence_progress_bars()
     from .. import conversion
     from ..catalog import address_of
@@ -181,7 +183,7 @@ def export(
     """Write a model in another format."""
     if size == "any" and to == "torch-export":
         raise ValueError(f"--size any needs --to onnx, not {to}")
-    check_output(output, overwrite, folder)
+    refuse_existing(output, overwrite)
     silence_progress_bars()
     from .. import conversion
     from ..loading import load

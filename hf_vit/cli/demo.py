@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from ..files.messages import silence_progress_bars
-from .arguments import Overwrite, check_output
+from ..files.output import refuse_existing
+from .arguments import Overwrite
 
 
 def demo(
@@ -40,7 +41,7 @@ def demo(
 
     models = [model, second_model] if second_model else [model]
     if static is not None:
-        check_output(static, overwrite, *models)
+        refuse_existing(static, overwrite)
         write_static_page(models, static, examples=examples, runtime=runtime, overwrite=overwrite)
         print(f"saved in {static}; its README.md explains how to open the page and how to upload it to the Hub")
     elif Path(model, "page.json").is_file():

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..files.output import new_file
 from ..files.predictions import Table
+from ..files.reading import parse_json
 
 SUFFIXES = (".parquet", ".npz", ".csv")
 _KEY = b"hf_vit"  # key in the metadata of a parquet file
@@ -107,10 +108,10 @@ class Features:
             import pyarrow.parquet as pq
 
             with pq.ParquetFile(self._path) as file:
-                about = json.loads(file.schema_arrow.metadata[_KEY])
+                about = parse_json(file.schema_arrow.metadata[_KEY].decode(), str(self._path))
                 return about, file.read(columns=["file"])["file"].to_pylist()
         with open(self._path, "rb") as file, np.load(file) as arrays:  # on an error np.load may leave a file open
-            return json.loads(str(arrays["about"])), arrays["files"].tolist()
+            return parse_json(str(arrays["about"]), str(self._path)), arrays["files"].tolist()
 
     def chunks(self) -> Iterator[np.ndarray]:
         """Yield arrays (images, features) of float32, at most 8192 images each; a .npz is read as a whole."""

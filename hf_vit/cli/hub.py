@@ -79,9 +79,9 @@ def verify(
     ],
 ) -> None:
     """Check the files of a folder against its manifest."""
+    from ..files.manifest import MANIFEST, check_files, read_manifest
     from ..files.messages import join_names
     from ..files.reading import read_text
-    from ..models.utils import MANIFEST, check_files, read_manifest
 
     manifest = folder / MANIFEST
     checked = check_files(manifest, thorough=True)

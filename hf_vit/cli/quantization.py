@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 from ..files.messages import silence_progress_bars
-from .arguments import Model, Overwrite, check_output
+from ..files.output import refuse_existing
+from .arguments import Model, Overwrite
 
 
 def quantize(
@@ -27,7 +28,7 @@ def quantize(
     """Quantize a classifier to int8, so that it runs faster on a CPU."""
     if not 0 <= min_agreement <= 1:
         raise ValueError(f"--min-agreement is {min_agreement} (expected 0 to 1)")
-    check_output(output, overwrite, folder)
+    refuse_existing(output, overwrite)
     silence_progress_bars()
     from ..quantization import quantize
 
@@ -60,7 +61,7 @@ def calibrate(
     overwrite: Overwrite = False,
 ) -> None:
     """Calibrate the probabilities of a classifier, and fit thresholds for `predict --coverage` and `--reject`."""
-    check_output(output, overwrite, folder)
+    refuse_existing(output, overwrite)
     silence_progress_bars()
     from ..evaluation.calibration import calibrate
 

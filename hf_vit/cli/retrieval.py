@@ -77,7 +77,7 @@ def embed(
 
 def _identify(folder: str) -> dict[str, Any]:
     """Return the folder or name of a model, and one SHA-256 of its weights and its preprocessing."""
-    from ..files.download import sha256_of
+    from ..files.manifest import sha256_of
     from ..models.utils import find_file
 
     path = Path(folder) if Path(folder).is_dir() else Path(str(find_file(folder, "config.json", {}))).parent

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from ..catalog import address_of, built_in_class_names, layers_missing_in, released_with
 from ..files.download import Fetched, public_name, sha256_at
 from ..files.manifest import write_manifest
-from ..files.output import new_folder, write_text
+from ..files.output import new_folder, refuse_inputs, write_text
 from ..files.reading import read_json, read_json_object, read_text
 from ..files.readme import render_readme
 from ..files.removed_names import check_removed_arguments
@@ -57,14 +57,15 @@ class Conversion:
             (`image_embeds`) if an image tower has one. Without its weights, it is on the meta device.
         processor: the image processor of the source's evaluation.
         fields: all inferred configuration fields, also preset and labels, with their reasons.
-        record: what was read and assumed, the content of `conversion.json`. Its `beside` names the parts of the file
-            that were not converted, which `export(original=...)` copies.
+        record: what was read and assumed, the content of `conversion.json`. Its `other_parts` names the parts of the
+            file that were not converted, which `export(original=...)` copies.
     """
 
     model: HfVisionPreTrainedModel
     processor: HfViTImageProcessor
     fields: Fields
     record: dict[str, Any]
+    _path: Path = field(repr=False)
     _reread: Callable[..., "Conversion"] = field(repr=False)  # converts again; weights=FILE streams the weights there
 
     def __iter__(self) -> Iterator[Any]:
@@ -105,6 +106,7 @@ class Conversion:
             ValueError, OSError: as in `convert`; or the folder cannot be written.
         """
         check_choice("format of a folder", save_for, FOLDER_FORMATS)
+        refuse_inputs(folder, self._path)
         has_weights = self.model.device.type != "meta"
         if save_for == "transformers":
             saved = self if has_weights else self._reread()
@@ -251,7 +253,7 @@ def _convert(
         sizes["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
     record |= {**sizes, "assumed": reasons, "preset": processor.preset, "versions": versions_of(_PACKAGES)}
     model.conversion_record = record
-    return Conversion(model, processor, found, record, reread)
+    return Conversion(model, processor, found, record, fetched.path, reread)
 
 
 def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
@@ -381,8 +383,8 @@ def describe_skipped(record: dict[str, Any]) -> list[str]:
     if copy := record.get("copy"):
         lost = f"; the copy lacks the original's {', '.join(copy['without'])}" if copy["without"] else ""
         lines.append(f"read from {copy['name']}, a copy with the same weights{lost}")
-    if record["left_out"]:
+    if record["dropped"]:
         lines.append("the head of the checkpoint is all zeros and was dropped: the result is an encoder without a head")
-    if record["beside"]:
+    if record["other_parts"]:
         lines.append(f"not converted, other parts of the file: {', '.join(record['beside'])}")
     return lines

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from ..catalog import address_of
 from ..files.download import sha256_at
 from ..files.npz import write_npz
-from ..files.output import refuse_existing
+from ..files.output import refuse_existing, refuse_inputs
 from ..files.removed_names import check_removed
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
@@ -111,6 +111,7 @@ def export(
     options = {"dialect": dialect, "size": size, "original": original, "runtime": runtime}
     if others := [name for name, value in options.items() if value is not None and name not in FORMATS[to]]:
         raise ConversionError(f"cannot export to {to} with {others[0]}; omit it")
+    refuse_inputs(path, model.name_or_path or None, original, runtime)
     refuse_existing(path, overwrite)
     if to != "jax" and getattr(model.config, "is_flexible", False) and not hasattr(model, "write_program"):
         model = copy.deepcopy(model)  # no other format supports flexible models

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import pad
 
 from ..files.reading import read_json_object
+from ..files.removed_names import with_new_keys
 from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import MAX_STAGES, HfVisionConfig, HfViTConfig, HfViTHybridConfig, Size
@@ -252,8 +253,8 @@ class RuleSource(Source):
             "dtypes": sorted({checkpoint.dtypes[stored.name] for stored in arrays.values()}),
             "inferred": values_of(fields),
             "overrides": request.overrides,
-            "left_out": skipped,
-            "beside": naming.other_parts,
+            "dropped": skipped,
+            "other_parts": naming.other_parts,
             **({"similarity": naming.similarity} if naming.similarity else {}),
         }
         return model.eval(), fields, record
@@ -447,10 +448,11 @@ def _convert_arrays(
 
 def record_of(model: HfVisionPreTrainedModel) -> dict[str, Any]:
     """Return the record of a converted model, or of the folder that it was loaded from; empty without a record."""
-    if model.conversion_record is not None:
-        return model.conversion_record
     path = Path(model.name_or_path or "") / CONVERSION_RECORD
-    return read_json_object(path) if model.name_or_path and path.is_file() else {}
+    record = model.conversion_record
+    if record is None:
+        record = read_json_object(path) if model.name_or_path and path.is_file() else {}
+    return with_new_keys(record)
 
 
 def with_reason(values: Mapping[str, Any], reason: str, is_assumed: bool = False) -> Fields:

@@ -14,6 +14,7 @@ import transformers
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
+from ..files.manifest import check_manifest
 from ..files.output import new_folder, write_json
 from ..files.reading import read_image_processor
 from ..models.configuration_hf_bit import HfBiTConfig
@@ -21,7 +22,6 @@ from ..models.configuration_hf_vit import HfViTConfig, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, add_jpeg_dct
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import CONVERSION_RECORD
-from ..models.utils import check_manifest
 from .checkpoint import Checkpoint, read_shards
 from .image_processors import OWN_FIELD, beyond_pillow, nearest_processor, translate_processor
 from .source import (
@@ -287,8 +287,8 @@ class Transformers(Source):
             "dtypes": [str(settings.get("dtype") or settings.get("torch_dtype") or "float32")],
             "inferred": fields,
             "overrides": request.overrides,
-            "left_out": {},
-            "beside": sorted({*skipped, *info["unexpected_keys"]}),
+            "dropped": {},
+            "other_parts": sorted({*skipped, *info["unexpected_keys"]}),
         }
         return model.eval(), found, record
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from huggingface_hub import cached_assets_path
 
-from ..files.download import sha256_of
+from ..files.manifest import sha256_of
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..files.versions import require
 from ..models.configuration_hf_vit import as_pair, score_function

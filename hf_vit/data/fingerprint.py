@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.utils.hub import cached_file, extract_commit_hash
 
-from ..files.download import sha256_of
+from ..files.manifest import sha256_of
 from ..files.versions import versions_of
 from .splits import Split
 

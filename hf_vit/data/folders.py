@@ -26,6 +26,7 @@ from tqdm import tqdm
 from ..files.image_files import IMAGE_SUFFIXES, is_companion
 from ..files.messages import join_names
 from ..files.output import MARK, new_folder
+from ..files.reading import parse_json
 from .layout import Arrangement, Folder, arrange, arrange_files
 from .tables import TABLES, has_labels, load_tables
 
@@ -132,7 +133,7 @@ def load_folder(folder: Path, title: str, layout: str | None = None, label_colum
 def _read_index(file: Path, folder: Path) -> FolderIndex | None:
     """Read an index; None if a directory has changed since it was made."""
     try:
-        index = FolderIndex(**json.loads(file.read_text(encoding="utf-8")))
+        index = FolderIndex(**parse_json(file.read_text(encoding="utf-8"), str(file)))
         with ThreadPoolExecutor(_THREADS) as pool:
             changes = pool.map(lambda name: (folder / name).stat().st_mtime_ns, index.changed)
             return index if list(changes) == list(index.changed.values()) else None

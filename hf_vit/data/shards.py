@@ -35,6 +35,7 @@ from tqdm import tqdm
 from ..files.download import filesystem_of
 from ..files.messages import join_names
 from ..files.output import new_file, write_text
+from ..files.reading import parse_json
 from ..models.configuration_hf_vit import MAX_LABELS
 from .columns import find_column, find_label_column, is_image, is_image_struct
 from .folders import EXTENSIONS
@@ -136,7 +137,8 @@ def index_shards(files: Sequence[str], names: list[str] | None) -> int:
     path = Path(files[0]).with_name(_index_name(files, Columns()))
     stamps = [_stamp(file) for file in files]
     table = _build(files, stamps, Columns())
-    about = json.loads(table.schema.metadata[b"hf_vit"]) | {"stamps": [[size, None] for size, _ in stamps]}
+    about = parse_json(table.schema.metadata[b"hf_vit"].decode(), str(path))
+    about["stamps"] = [[size, None] for size, _ in stamps]
     if names is not None:
         label = datasets.Features({about["label_column"]: datasets.ClassLabel(names=names)}).to_dict()
         about = about | {
@@ -196,7 +198,7 @@ def _load(path: str, cached: str, files: Sequence[str], stamps: list) -> ShardIn
             with open_file(path) as source, new_file(cached, overwrite=True) as copy:
                 copy.write_bytes(source.read())
             path = cached
-        about = json.loads(map_table(path).schema.metadata[b"hf_vit"])
+        about = parse_json(map_table(path).schema.metadata[b"hf_vit"].decode(), path)
     except (OSError, ValueError, TypeError, KeyError):
         return None
     if about["version"] != _VERSION or about["files"] != list(map(basename, files)):
@@ -220,7 +222,7 @@ def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
         if not part.exists():
             scanned = scan_tar(file, columns) if file.endswith(".tar") else _scan_parquet(file, columns)
             write_text(part, json.dumps(scanned))
-        scanned = json.loads(part.read_text(encoding="utf-8"))
+        scanned = parse_json(part.read_text(encoding="utf-8"), str(part))
         return scanned | {name: np.array(scanned[name], np.int64) for name in _SCHEMA.names}
 
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..conversion.web import write_web_page
 from ..files.image_files import images_below
-from ..files.output import new_folder
+from ..files.output import new_folder, refuse_inputs
 from ..hub.static_space import write_space_readme
 from ..loading import load
 from ..models.image_reading import ImageReadingError, read_image
@@ -51,6 +51,7 @@ def write_static_page(
         FileExistsError: `output` exists and may not be overwritten.
         ValueError: a model is not supported, both models are the same, or no example can be read.
     """
+    refuse_inputs(output, *models, examples, runtime)
     names = [Path(model).resolve().name for model in models]
     if len(set(names)) < len(names):
         names = [str(model) for model in models]

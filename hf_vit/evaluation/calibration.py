@@ -16,7 +16,7 @@ import torch
 
 from ..data.labels import match_to_model
 from ..devices import start_accelerator
-from ..files.output import refuse_existing, write_json
+from ..files.output import refuse_existing, refuse_inputs, write_json
 from ..loading import check_name, copy_reports, resolve_model, save_folder
 from ..models.configuration_hf_vit import score_function
 from ..models.pretrained import HfVisionPreTrainedModel
@@ -66,8 +66,9 @@ def calibrate(
     Example:
         >>> hf_vit.calibrate("out", "photographs", "calibrated")["temperature"]
     """
-    refuse_existing(output_dir, bool(settings.get("overwrite")))
     check_name(model)
+    refuse_inputs(output_dir, model, dataset)
+    refuse_existing(output_dir, bool(settings.get("overwrite")))
     own = {"model": str(model), "dataset": str(dataset), "split": split}
     resolved = build_settings(EvaluateSettings, {**settings, **own})
     accelerator = start_accelerator(resolved)

@@ -20,8 +20,8 @@ from huggingface_hub.utils import httpx, tqdm
 
 from ..models.utils import UnsafeURLError, allowed, check_public, check_url, open_url, read_json_object, read_text
 from ..models.utils import redact_secrets as redact_secrets
-from ..models.utils import sha256_of as sha256_of
 from .limits import MAX_ARRAYS, MAX_CHECKPOINT_BYTES, check_limit
+from .manifest import sha256_of
 from .messages import shorten
 from .output import write_json
 

@@ -12,6 +12,7 @@ neither replaced nor emptied.
 """
 
 import errno
+import glob
 import json
 import os
 import re
@@ -24,14 +25,15 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from ..models.utils import MANIFEST, read_manifest, read_text
-from .manifest import write_manifest
+from ..models.utils import read_json_object, read_text
+from .manifest import MANIFEST, read_manifest, write_manifest
 from .messages import join_names
 from .readme import is_own_readme
 
 MARK = ".hf_vit"
 LOCK = ".lock"  # an empty file that a process locks: in its temporary folder, and in the folder of a training run
 _HEADER = "# hf_vit wrote these files. --overwrite deletes them, and refuses a folder that has others."
+_PROGRAMS = (".onnx", ".data")  # suffixes of exported programs, which no command reads
 _MAX_FOREIGN = 1_000  # files of others in a folder that are counted
 
 
@@ -46,23 +48,57 @@ def refuse_existing(path: str | os.PathLike, overwrite: bool, by_folder: bool = 
         return
     if not overwrite:
         raise FileExistsError(f"{path} exists; give --overwrite (overwrite=True) to replace it")
+    file = Path(path)
+    if file.is_file() and file.name in listed_files(file.parent) and file.suffix not in _PROGRAMS:
+        raise FileExistsError(f"cannot replace {path}: it is part of the model or run in {file.parent}")
     if by_folder or os.path.isdir(path):
         check_overwritable(path)
 
 
 def refuse_inputs(output: str | os.PathLike, *inputs: str | os.PathLike | None) -> None:
-    """Raise ValueError if an output is a file or folder that a command reads, or contains one.
+    """Raise ValueError if an output would replace what a command reads.
+
+    Refused are an output that is an input or contains one, and an existing file in an input folder; a new file or
+    folder there is allowed. Symbolic links are followed.
 
     Args:
-        inputs: paths, or other names such as those on the Hub; None is ignored.
+        inputs: paths, patterns such as `images/*.png`, or other names such as those on the Hub; None is ignored. What
+            an adapter was trained on, its base model, is an input too.
     """
     written = Path(output).resolve()
     for name in inputs:
-        if name is None or not os.path.exists(name):
-            continue
-        read = Path(name).resolve()
-        if written in (read, *read.parents):
-            raise ValueError(f"cannot write {output}: it is {name} or contains it; choose another one")
+        for path in _find_inputs(name):
+            read = path.resolve()
+            if written in (read, *read.parents):
+                raise ValueError(f"cannot write {output}: it is {path} or contains it, which is read; choose another")
+            if written.is_file() and read in written.parents and written.suffix not in _PROGRAMS:
+                raise ValueError(f"cannot replace {output}: it is a file of {path}, which is read; choose another")
+
+
+def check_results_folder(folder: str | os.PathLike, *inputs: str | os.PathLike | None) -> None:
+    """Raise ValueError if results would be written among what is read, or among the files of a model or a run.
+
+    Args:
+        inputs: as in `refuse_inputs`.
+    """
+    refuse_inputs(folder, *inputs)
+    if Path(folder, "config.json").is_file() or Path(folder, "checkpoints").is_dir():
+        raise ValueError(f"cannot write results to {folder}: it is the folder of a model or a training run")
+
+
+def _find_inputs(name: str | os.PathLike | None) -> Iterator[Path]:
+    """Yield the files and folders that an input means."""
+    if name is None:
+        return
+    path = Path(name)
+    if not os.path.lexists(path):
+        yield from map(Path, glob.iglob(os.fspath(name), recursive=True))
+        return
+    yield path
+    if (path / "adapter_config.json").is_file():
+        base = read_json_object(path / "adapter_config.json").get("base_model_name_or_path")
+        if isinstance(base, str) and os.path.exists(base):
+            yield Path(base)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Public names that were removed or renamed: the one table. Each gives one error that names its replacement."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 _NO_AOT_INDUCTOR = "use torch-export, and compile its program with torch._inductor.aoti_compile_and_package"
@@ -27,6 +27,7 @@ REMOVED_NAMES = {
     "hf_vit.prediction.search": "use hf_vit.inference.search.search(features, queries)",
     "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
     "convert(weights)": "use convert(source, read_weights=False).save(folder), which streams the weights",
+    "load(verify)": "hf-vit verify FOLDER hashes all files again",
     "format aot-inductor": _NO_AOT_INDUCTOR,
     "recipe axial_jft": "use paper_jft --select model=Axial-ViT-B/32",
     "recipe axial_resnet_jft": "use paper_jft --select model=AxialResNet",
@@ -61,6 +62,14 @@ REMOVED_NAMES = {
 
 # Runs of earlier versions store every setting; the default of a removed one means what is done now.
 _REMOVED_DEFAULTS = {"decode_on": "cpu"}
+
+# Keys of conversion.json and of a checkpoint's state.json. Files with the old ones are still read.
+RENAMED_KEYS = {"left_out": "dropped", "beside": "other_parts", "shares": "shards", "identity": "fingerprint"}
+
+
+def with_new_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a file that an earlier version may have written, with today's keys."""
+    return {RENAMED_KEYS.get(name, name): value for name, value in content.items()}
 
 
 def refuse_removed(module: str, name: str) -> NoReturn:

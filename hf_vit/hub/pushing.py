@@ -20,6 +20,7 @@ from huggingface_hub.utils import httpx
 from ..conversion.converting import FOLDER_FORMATS
 from ..conversion.exporting import export
 from ..conversion.source import record_of
+from ..files.manifest import MANIFEST, Entries, find_unlisted, manifest_entry, manifest_text, read_manifest
 from ..files.messages import join_names
 from ..files.output import MARK, listed_files
 from ..files.reading import parse_json
@@ -27,13 +28,9 @@ from ..files.versions import versions_of
 from ..loading import REPORTS, copy_reports, load, save_folder
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
 from ..models.utils import (
-    MANIFEST,
     as_pair,
     check_choice,
     check_model_path,
-    manifest_entry,
-    manifest_text,
-    read_manifest,
     redact_secrets,
 )
 from .cards import CARD_SOURCES, check_card, eval_results_file, read_source, render_card
@@ -154,8 +151,7 @@ def push(
             files, problems = _with_card(local, remote, license=license, tags=tags or (), space=space)
             others = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
             outdated = others if any(map(_WEIGHTS.fullmatch, files)) else []
-            if (manifest := _manifest(local, remote, outdated)) is not None:
-                files[MANIFEST] = manifest.encode()
+            _add_manifest(files, local, remote, outdated)
             sizes = {name: len(it) if isinstance(it, bytes) else it.stat().st_size for name, it in files.items()}
             pushed = Pushed(None, sizes, outdated, problems, tuple(skipped))
             if dry_run:
@@ -350,17 +346,23 @@ def _with_card(local: _Files, remote: _Remote, **options: Any) -> tuple[_Files, 
     return files, [*_size_problems(texts), *check_card(card)]
 
 
-def _manifest(local: _Files, remote: _Remote, outdated: list[str]) -> str | None:
-    """Build the new manifest, with entries of unchanged files; None if another program's has this name."""
-    found: dict[str, dict[str, Any]] | None = {}
+def _add_manifest(files: _Files, local: _Files, remote: _Remote, outdated: list[str]) -> None:
+    """Add the new manifest to the files, with entries of unchanged ones, unless another program's has this name.
+
+    If the repository has weights that no manifest lists, and that this push does not replace, there is none.
+    """
+    found: Entries | None = {}
     if (text := remote.text(MANIFEST, local)) is not None:
         with suppress(ValueError):  # damaged: replaced
             found = read_manifest(text)
     if found is None:
-        return None
+        return
     kept = {name: entry for name, entry in found.items() if name in remote.names and name not in outdated}
     pushed = {name: manifest_entry(file) for name, file in local.items() if not _matches(name, _NOT_LISTED)}
-    return manifest_text({**kept, **pushed})
+    if not find_unlisted(set(remote.names).difference(outdated), {**kept, **pushed}):
+        files[MANIFEST] = manifest_text({**kept, **pushed}).encode()
+    elif MANIFEST in remote.names:
+        outdated.append(MANIFEST)
 
 
 def _size_problems(texts: dict[str, str]) -> list[str]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from ..files.manifest import update_manifest
 from ..files.output import json_text, write_text
 from ..files.reading import read_json_object
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.utils import delete_manifest
 from ..registration import AUTO_MODELS, CONFIGURATIONS
 
 _PROCESSOR = "preprocessor_config.json"
@@ -34,9 +34,9 @@ def add_code(folder: str | os.PathLike) -> list[str]:
     """
     folder = Path(folder)
     files = code_files(folder)
-    delete_manifest(folder)
     for name, text in files.items():
         write_text(folder / name, text)
+    update_manifest(folder, *files)
     return list(files)
 
 

@@ -26,7 +26,6 @@ from transformers.utils import logging
 
 from .utils import (
     LOCATION_ARGUMENTS,
-    ManifestCleanupMixin,
     Size,
     as_pair,
     check_arguments,
@@ -122,7 +121,7 @@ def thresholds_of(config: PreTrainedConfig) -> list[float]:
     return stored if len(stored) == classes else [0.5] * classes
 
 
-class HfVisionConfig(ManifestCleanupMixin, BackboneConfigMixin, PreTrainedConfig):
+class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
     """Base class of the configurations; subclasses are `@strict` and declare `num_channels` and `image_size`."""
 
     num_channels: int = 3

@@ -35,7 +35,6 @@ from .image_resizing import (
 )
 from .utils import (
     LOCATION_ARGUMENTS,
-    ManifestCleanupMixin,
     Size,
     as_pair,
     check_arguments,
@@ -285,7 +284,7 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
     return_tensors: Literal["pt", "np"] | None
 
 
-class HfViTImageProcessor(ManifestCleanupMixin, BaseImageProcessor):
+class HfViTImageProcessor(BaseImageProcessor):
     r"""Image processor with the preprocessing that a checkpoint was evaluated with.
 
     An image is a path, URL, bytes, PIL image, array or tensor of any mode and type, see `image_reading`. Calls accept

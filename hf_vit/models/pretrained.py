@@ -17,12 +17,10 @@ from .configuration_hf_vit import HfVisionConfig
 from .packed_linear import freeze
 from .utils import (
     LOCATION_ARGUMENTS,
-    ManifestCleanupMixin,
     Size,
     as_pair,
     check_arguments,
     check_limit,
-    check_manifest,
     read_json_object,
 )
 
@@ -50,7 +48,7 @@ class HfViTHead(nn.Linear):
         init.zeros_(self.weight)
 
 
-class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
+class HfVisionPreTrainedModel(PreTrainedModel):
     """Base class of the Vision Transformers, the hybrids and the ResNets."""
 
     if TYPE_CHECKING:
@@ -96,7 +94,6 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
         * `image_size=` resamples the position embeddings permanently; `patch_size=` also resizes the kernel of the
           patch embedding. In a flexible model, neither changes any weights.
         * `num_channels=` adapts the first convolution, see `set_num_channels`.
-        * `verify=True` hashes all files again, see `hf_vit.models.utils.check_files`.
 
         Some weights may be missing, with a warning. A head that is missing, or has a different number of labels, is
         reinitialized to zeros; so is the predictor of `HfViTForMaskedPatchPrediction`. A missing mask token is
@@ -110,11 +107,10 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
 
         Raises:
             ValueError: an argument is unknown; a parameter is missing, unexpected or has the wrong shape, apart from
-                these exceptions; a file is damaged or does not match the manifest; or the model is from another
-                library.
+                these exceptions; a file is damaged; or the model is from another library.
         """
         name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config
-        verify, wants_info = kwargs.pop("verify", False), kwargs.pop("output_loading_info", False)
+        wants_info = kwargs.pop("output_loading_info", False)
         sizes = {field: size for field in _ADAPTED if (size := kwargs.pop(field, None)) is not None}
         if isinstance(config, str | os.PathLike):
             config = config_class.from_pretrained(config)
@@ -139,8 +135,6 @@ class HfVisionPreTrainedModel(ManifestCleanupMixin, PreTrainedModel):
             setattr(config, field, getattr(stored, field, 0))  # 0: a ResNet has no patch_size
         kwargs.setdefault("ignore_mismatched_sizes", True)
         model, info = loaded = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
-        if name is not None:
-            check_manifest(name, where, thorough=verify)
         model._check_loading(info, name or "the state_dict")
         changed = {key: size for key, size in wanted.items() if as_pair(size) != as_pair(getattr(model.config, key))}
         if "num_channels" in changed:

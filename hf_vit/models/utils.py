@@ -1,32 +1,28 @@
-"""Small helpers: sizes, limits, names, JSON, model files, the manifest of a folder, and URLs.
+"""Small helpers: sizes, limits, names, JSON, model files, and URLs.
 
 This module imports fast: neither PyTorch nor transformers is imported at its top.
 """
 
 import difflib
-import hashlib
 import json
 import os
 import re
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 Size = int | list[int] | tuple[int, int]
 
 HUB_NAME = re.compile(r"[\w.-]*\w/\w[\w.-]*")  # owner/name, but not ./name
-MANIFEST = "manifest.json"
 MAX_TEXT_BYTES = 2**26  # size of a JSON or text file; a config.json with 21,843 class names has 2 MB
 MAX_DEPTH = 32  # nesting of lists and objects in JSON and YAML
 _MAX_BRACKETS = 2**20  # number of lists and objects in JSON; "[]" takes 30 times as much memory when it is parsed
-_FORMAT = "hf_vit manifest, version 1"  # other programs also write files named manifest.json
-_SMALL = 2**20  # bytes; larger files are hashed only if they have changed
 _MAX_REDIRECTS = 5
 # Arguments of `from_pretrained` that locate files.
 LOCATION_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -84,12 +80,6 @@ def check_arguments(what: str, names: Iterable[str], known: Collection[str]) -> 
             raise ValueError(f"{what} has no argument {name}{did_you_mean(name, known)}")
 
 
-def sha256_of(path: str | os.PathLike) -> str:
-    """Return the hexadecimal SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 # Readers of text and JSON from untrusted sources, with size limits and errors that name the file.
 
 
@@ -141,12 +131,12 @@ def parse_json(text: str, name: str) -> Any:
         name: name of the source, for messages.
 
     Raises:
-        ValueError: the text is nested too deeply or not JSON.
+        ValueError: the text is nested too deeply, not JSON, or has a key twice in an object.
     """
     if text.count("[") + text.count("{") > _MAX_BRACKETS:
         raise ValueError(f"cannot read {name}: it has more than {_MAX_BRACKETS:,} lists and objects")
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON: {error}") from None
     level = [content]
@@ -155,6 +145,14 @@ def parse_json(text: str, name: str) -> Any:
         level = [one for value in nested for one in (value.values() if isinstance(value, dict) else value)]
     if any(isinstance(value, dict | list) for value in level):
         raise ValueError(f"cannot read {name}: it is nested more than {MAX_DEPTH} levels deep")
+    return content
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has the key {max(names, key=names.count)!r:.100} twice")
     return content
 
 
@@ -206,139 +204,6 @@ def find_file(name: str | os.PathLike, file: str, where: Mapping[str, Any], need
         _raise_exceptions_for_connection_errors=needs_hub,
         **{option: where[option] for option in LOCATION_ARGUMENTS if option in where},
     )
-
-
-# The manifest of a model folder, manifest.json: size and SHA-256 of the files.
-
-
-def manifest_text(files: dict[str, dict[str, Any]]) -> str:
-    """Return the text of a manifest; `files` maps names to {"size": bytes, "sha256": hexadecimal}."""
-    return json.dumps({"format": _FORMAT, "files": dict(sorted(files.items()))}, indent=2) + "\n"
-
-
-def manifest_entry(content: Path | bytes) -> dict[str, Any]:
-    """Return the manifest entry of a file, given by its path or its content."""
-    if isinstance(content, bytes):
-        return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    return {"size": content.stat().st_size, "sha256": sha256_of(content)}
-
-
-def read_manifest(text: str) -> dict[str, dict[str, Any]] | None:
-    """Return the entries of a manifest, see `manifest_text`; None if another program wrote the file.
-
-    Raises:
-        ValueError: the manifest is damaged.
-    """
-    content = parse_json(text, MANIFEST)
-    with suppress(ValueError, TypeError, KeyError, AttributeError):
-        if content["format"] == _FORMAT:
-            return {
-                str(name): {"size": int(entry["size"]), "sha256": str(entry["sha256"])}
-                for name, entry in content["files"].items()
-            }
-    if "hf_vit" in text or "sha256" in text:  # probably ours, so the files must not be used unchecked
-        raise ValueError(f"{MANIFEST} is damaged or from a newer version of hf_vit (expected {_FORMAT!r})")
-    return None
-
-
-def check_manifest(name: str | os.PathLike, where: Mapping[str, Any], thorough: bool = False) -> None:
-    """Check the local files of a folder or a Hub repository against its manifest, if it has one.
-
-    Args:
-        where: arguments of `from_pretrained` that locate files, such as `revision`.
-        thorough: as in `check_files`.
-
-    Raises:
-        ValueError: a file does not match the manifest.
-    """
-    if (file := find_file(name, MANIFEST, where, needs_hub=False)) is not None:
-        check_files(Path(file), thorough)
-
-
-def delete_manifest(folder: str | os.PathLike) -> None:
-    """Delete our manifest in a folder whose files have changed."""
-    file = Path(folder) / MANIFEST
-    if file.is_file() and is_our_manifest(file):
-        file.unlink()
-
-
-def is_our_manifest(file: Path) -> bool:
-    """Return whether hf_vit wrote a manifest.json, damaged or not; its first line names the format."""
-    with open(file, "rb") as content:
-        return b"hf_vit manifest" in content.read(100)
-
-
-class ManifestCleanupMixin:
-    """Mixin that deletes an outdated manifest when transformers saves or pushes a model."""
-
-    if not TYPE_CHECKING:  # so that type checkers see the signatures of transformers
-
-        def save_pretrained(self, save_directory, *args, **kwargs):
-            """Save with transformers."""
-            result = super().save_pretrained(save_directory, *args, **kwargs)
-            delete_manifest(save_directory)
-            return result
-
-        def push_to_hub(self, repo_id, **kwargs):
-            """Push to the Hub with transformers; `hf_vit.push_saved` also writes a model card and a manifest."""
-            from huggingface_hub import HfApi  # not at the top: the import is slow
-
-            commit = super().push_to_hub(repo_id, **kwargs)
-            repo_id, token = commit.repo_url.repo_id, kwargs.get("token")
-            revision = commit.pr_revision or kwargs.get("revision")
-            manifest = find_file(repo_id, MANIFEST, {"revision": revision, "token": token})
-            if manifest is not None and is_our_manifest(Path(manifest)):
-                message = f"Delete the {MANIFEST} of an earlier push"
-                HfApi(token=token).delete_file(MANIFEST, repo_id, revision=revision, commit_message=message)
-            return commit
-
-
-def check_files(manifest: Path, thorough: bool = False) -> list[str]:
-    """Check the files next to a manifest against it; files may be missing.
-
-    Small files are hashed at every load. Larger files are hashed at the first load, and again if their size,
-    modification time or inode has changed, because hashing takes longer than loading. Their state is recorded in
-    Hugging Face's assets cache.
-
-    Args:
-        manifest: path of the manifest.
-        thorough: hash all files, including those that have not changed since they were last hashed.
-
-    Returns:
-        Names of the files that were checked.
-
-    Raises:
-        ValueError: a file does not match the manifest, or the manifest is too large.
-    """
-    from huggingface_hub import constants  # not at the top: the import is slow
-
-    try:
-        listed = read_manifest(read_text(manifest)) or {}
-    except ValueError as error:
-        raise ValueError(f"cannot check the files next to {manifest}: {error}; download them again") from None
-    checked = []
-    for name, expected in listed.items():
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise ValueError(f"{manifest} lists {name!r}, which is outside its folder")
-        file = manifest.parent / name
-        if not file.is_file():
-            continue
-        checked.append(name)
-        status, size, sha256 = file.stat(), expected["size"], expected["sha256"]
-        state = f"{status.st_size} {status.st_mtime_ns} {status.st_ino} {sha256}".encode()
-        path_hash = hashlib.sha256(os.fsencode(file.absolute())).hexdigest()
-        record = Path(constants.HF_ASSETS_CACHE, "hf_vit", "verified", path_hash)
-        is_hashed = not thorough and record.is_file() and record.read_bytes() == state
-        if status.st_size != size or not (is_hashed or sha256_of(file) == sha256):
-            raise ValueError(
-                f"{file} has {status.st_size} bytes or a sha256 that do not match {MANIFEST}; download it again with "
-                f"force_download=True, or delete {MANIFEST} if you changed the file yourself"
-            )
-        if status.st_size > _SMALL and not is_hashed:
-            with suppress(OSError):  # without a cache, the weights are hashed at every load
-                record.parent.mkdir(parents=True, exist_ok=True)
-                record.write_bytes(state)
-    return checked
 
 
 # URLs: only https and public hosts, see `allowed`.

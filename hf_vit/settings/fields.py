@@ -7,17 +7,24 @@ from functools import partial
 from typing import Any, Literal
 
 
-def setting(default: Any, about: str, group: str = "", **bounds: float) -> Any:
+def setting(default: Any, about: str, group: str = "", is_path: bool = False, **bounds: float) -> Any:
     """Declare a field of a settings class.
 
     Args:
         default: the value; for lists and tables a function that returns it.
         about: help text, in `--help` and in the documentation.
         group: heading in `--help`.
+        is_path: the value may be a file or folder, which is read.
         bounds: `above`, `at_least`, `below` and `at_most`, the limits of a number or of every number of a list.
     """
     default = {"default_factory" if callable(default) else "default": default}
-    return field(**default, metadata={"about": about, "group": group, "bounds": bounds})
+    return field(**default, metadata={"about": about, "group": group, "is_path": is_path, "bounds": bounds})
+
+
+def paths_of(settings: Any) -> list[str]:
+    """Return the files and folders, or other names in their place, that the settings say to read."""
+    values = [getattr(settings, one.name) for one in dataclasses.fields(settings) if one.metadata.get("is_path")]
+    return [value for value in values if value not in (None, "digits")]  # scikit-learn's
 
 
 def check_bounds(settings: Any) -> None:
@@ -52,7 +59,9 @@ Backend = Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"]
 class DataSettings:
     """Data, device and output of a run."""
 
-    dataset: str | None = _data(None, "data set: Hub name, folder, parquet or tar file(s), or digits (scikit-learn's)")
+    dataset: str | None = _data(
+        None, "data set: Hub name, folder, parquet or tar file(s), or digits (scikit-learn's)", is_path=True
+    )
     dataset_config: str | None = _data(None, "configuration of a Hub data set that has several")
     image_column: str | None = _data(None, "name of the image column; by default the only column of images")
     label_column: str | None = _data(None, "name of the label column; by default the only column of labels")
@@ -63,9 +72,15 @@ class DataSettings:
     )
     streaming: bool = _data(False, "read parquet and tar files without copying them; always on for URLs")
     num_labels: int | None = _data(None, "number of classes, for labels without names; by default counted", above=0)
-    label_names: str | None = _data(None, "text file of the class names, one per line, in the order of their numbers")
-    exclude: str | None = _data(None, "images to leave out: issues.csv of `hf-vit audit`, or a CSV with a column image")
-    relabel: str | None = _data(None, "labels to set: issues.csv, or a CSV with the columns image and suggested")
+    label_names: str | None = _data(
+        None, "text file of the class names, one per line, in the order of their numbers", is_path=True
+    )
+    exclude: str | None = _data(
+        None, "images to leave out: issues.csv of `hf-vit audit`, or a CSV with a column image", is_path=True
+    )
+    relabel: str | None = _data(
+        None, "labels to set: issues.csv, or a CSV with the columns image and suggested", is_path=True
+    )
     num_workers: int | Literal["auto"] = _data(
         AUTO,
         "data workers (decoding, augmentation) per process; auto: one fewer than the process has CPUs, from 1 to 16",
@@ -250,7 +265,9 @@ class TrainingSettings(DataSettings):
     )
     label_smoothing: float = _loss(0.0, "fraction of the target that is spread over all classes", at_least=0, at_most=1)
     teacher: str | None = _loss(
-        None, "knowledge distillation: model whose probabilities replace the labels; anything that `hf_vit.load` takes"
+        None,
+        "knowledge distillation: model whose probabilities replace the labels; anything that `hf_vit.load` takes",
+        is_path=True,
     )
     teacher_temperature: float = _loss(1.0, "distillation: divides the logits of teacher and student", above=0)
     head_bias: float | None = _loss(None, "initial value of the head's biases; by default 0")
@@ -352,6 +369,7 @@ class FinetuneSettings(TrainingSettings):
     model: str | None = _model(
         None,
         "model to fine-tune: a folder, a name on the Hub, a checkpoint file, or a released one such as augreg:Ti/16",
+        is_path=True,
     )
     keep_pre_logits: bool = _model(False, "keep the pre-logits layer and replace only the head's last linear layer")
     linear_probe: bool = _model(False, "train only the head")
@@ -385,7 +403,7 @@ class FinetuneSettings(TrainingSettings):
 class AuditSettings(DataSettings):
     """Audit of a data set: label errors, duplicates, leaks, outliers, and images of poor quality."""
 
-    model: str | None = _model(None, "model whose features are compared, as in `hf-vit predict`")
+    model: str | None = _model(None, "model whose features are compared, as in `hf-vit predict`", is_path=True)
     splits: list[str] = _data(list, "splits to audit, such as train,test; by default all")
     train: str | None = _data(
         None, "data set of training images; images of --dataset that are also in it are reported as leaks"
@@ -457,6 +475,7 @@ class EvaluateSettings(DataSettings):
     model: str | None = _model(
         None,
         "model to evaluate: a folder, a name on the Hub, a checkpoint file, or a released one such as augreg:Ti/16",
+        is_path=True,
     )
     protocol: Protocol = _protocol("accuracy", "evaluation protocol")
     split: str | None = _data(
@@ -471,12 +490,18 @@ class EvaluateSettings(DataSettings):
     )
     overwrite: bool = _report(False, "ignore the cached features and results in output_dir")
 
-    label_map: str | None = _data(None, "YAML or JSON file: the data's class names -> the model's names or numbers")
+    label_map: str | None = _data(
+        None, "YAML or JSON file: the data's class names -> the model's names or numbers", is_path=True
+    )
     real_labels: str | None = _protocol(
-        None, 'accuracy, real: JSON file, a list with a list of class numbers per image ("Are we done with ImageNet?")'
+        None,
+        'accuracy, real: JSON file, a list with a list of class numbers per image ("Are we done with ImageNet?")',
+        is_path=True,
     )
     objectnet_classes: str | None = _protocol(
-        None, "objectnet: YAML or JSON file that maps folders to class numbers; by default the 113 published classes"
+        None,
+        "objectnet: YAML or JSON file that maps folders to class numbers; by default the 113 published classes",
+        is_path=True,
     )
 
     train_split: str = _data("train", "few_shot, linear_probe, knn: split with the training features")

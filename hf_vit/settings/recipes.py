@@ -28,9 +28,10 @@ import yaml
 
 from ..files.download import fetch
 from ..files.messages import did_you_mean, shorten
+from ..files.output import check_results_folder, refuse_inputs
 from ..files.reading import read_text, read_yaml
 from ..files.removed_names import check_removed, drop_removed_settings
-from .fields import AUTO
+from .fields import AUTO, TrainingSettings, paths_of
 
 _Settings = TypeVar("_Settings")
 _STRUCTURE = {  # keys of a recipe that are not settings
@@ -247,6 +248,8 @@ def build_settings(
 ) -> _Settings:
     """Build settings from values, which override those of a recipe; for errors see `read_recipe` and `build`.
 
+    A ValueError is also raised if `output_dir` would replace what the settings say to read.
+
     Args:
         plan: function that returns the fields of the recipe "auto" for these values; None: those of auto.yaml.
     """
@@ -254,4 +257,21 @@ def build_settings(
         raise ValueError(f"select is {shorten(select)}, which needs a recipe")
     if plan is not None and recipe == AUTO:
         return build(settings_class, merge(plan(values), values))
-    return build(settings_class, merge(read_recipe(recipe, select) if recipe else {}, values))
+    settings = build(settings_class, merge(read_recipe(recipe, select) if recipe else {}, values))
+    _check_output(settings, recipe)
+    return settings
+
+
+def _check_output(settings: Any, recipe: str | os.PathLike | None) -> None:
+    """Raise ValueError if `output_dir` is or contains something that the settings say to read."""
+    output = settings.output_dir
+    if not output or settings.print_config:
+        return
+    if not isinstance(settings, TrainingSettings):
+        check_results_folder(output, *paths_of(settings))
+    elif settings.resume:  # nothing is deleted, but the models would be replaced
+        refuse_inputs(output, getattr(settings, "model", None), settings.teacher)
+    else:
+        refuse_inputs(output, *paths_of(settings))
+        if settings.overwrite and recipe and os.path.isfile(recipe):
+            refuse_inputs(output, recipe)

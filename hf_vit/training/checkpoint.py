@@ -37,17 +37,17 @@ from torch.futures import Future as WriteFuture
 from ..data.fingerprint import describe_fingerprint
 from ..data.splits import SKIPPED_IMAGES
 from ..devices import cpu_group, is_xla, make_states, on_cpu
-from ..files.download import sha256_of
+from ..files.manifest import sha256_of
 from ..files.output import (
     LOCK,
     MARK,
     add_to_marker,
     check_overwritable,
     flush_to_disk,
-    refuse_inputs,
     restore_interrupted,
 )
-from ..files.removed_names import drop_removed_settings
+from ..files.reading import read_json_object
+from ..files.removed_names import drop_removed_settings, with_new_keys
 from ..settings.fields import TrainingSettings
 from .objectives import MaskedPatches
 from .optimization import build_schedule
@@ -231,14 +231,19 @@ def _number_files(tensors: Tensors) -> dict[str, int]:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read the content of a checkpoint's state.json."""
-    return json.loads((path / "state.json").read_text(encoding="utf-8"))
+    """Read the content of a checkpoint's state.json.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: it cannot be read.
+    """
+    return with_new_keys(read_json_object(path / "state.json"))
 
 
 def find_damage(path: Path) -> str | None:
     """Return a description of the damage of a checkpoint; None for an intact one."""
     try:
-        sums = json.loads((path / "checksums.json").read_text(encoding="utf-8"))
+        sums = read_json_object(path / "checksums.json")
         found = {file.name: sha256_of(file) for file in (path / "state.json", *path.glob("*.safetensors"))}
     except (OSError, ValueError) as error:
         return str(error)
@@ -347,9 +352,9 @@ def _state_of(trainer: "Trainer") -> dict[str, Any]:
         **vars(trainer.state),
         "num_steps": trainer.num_steps,
         "precision": trainer.accelerator.mixed_precision,
-        "shares": {"processes": layout.processes, "per_device_batch_size": layout.per_device},
+        "shards": {"processes": layout.processes, "per_device_batch_size": layout.per_device},
         "settings": asdict(trainer.settings),
-        "identity": trainer.fingerprint,
+        "fingerprint": trainer.fingerprint,
         "jpeg_dct": trainer.transform.jpeg_dct,
         "scaler": scaler.state_dict() if scaler is not None else None,
     }
@@ -394,7 +399,7 @@ def saved_per_device(checkpoints: Checkpoints) -> int | None:
     """Return `per_device_batch_size` of the newest readable checkpoint; None without one."""
     for path in reversed(checkpoints.paths()):
         with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged checkpoint
-            return int(read_state(path)["shares"]["per_device_batch_size"])
+            return int(read_state(path)["shards"]["per_device_batch_size"])
     return None
 
 
@@ -438,12 +443,12 @@ def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]
     values = asdict(type(settings)()) | drop_removed_settings(state["settings"])
     parts = {name: value for name, value in values.items() if name not in {*FREE_ON_RESUME, "steps", "epochs"}}
     parts["the mixed precision"] = state["precision"]
-    parts |= {f"the {what}": describe_fingerprint(known) for what, known in state["identity"].items()}
+    parts |= {f"the {what}": describe_fingerprint(known) for what, known in state["fingerprint"].items()}
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
     draws = any(getattr(config, name, 0) for name in rates) or isinstance(trainer.objective, MaskedPatches)
     if draws or settings.mixup_alpha or settings.cutmix_alpha:
         names = ("per_device_batch_size", "processes") if settings.streaming else ("per_device_batch_size",)
-        parts |= {name: state["shares"][name] for name in names}
+        parts |= {name: state["shards"][name] for name in names}
     return parts
 
 
@@ -452,17 +457,12 @@ def locked_output(output: Path, settings: TrainingSettings, accelerator: Acceler
     """Create the output folder of a run, mark a new one as ours, and lock it against other runs.
 
     Raises:
-        ValueError: another run uses the folder; it has something that the run reads; or it is not empty, and neither
-            `resume` nor `overwrite` is set.
+        ValueError: another run uses the folder; or it is not empty, and neither `resume` nor `overwrite` is set.
         FileExistsError: `overwrite` is set, but the folder has files that no run has written.
     """
     with ExitStack() as stack:
         if accelerator.is_main_process:
             restore_interrupted(output)
-            read = ["model", "teacher"]  # the new model would replace them
-            if not settings.resume:
-                read += ["dataset", "exclude", "relabel"]
-            refuse_inputs(output, *(getattr(settings, name, None) for name in read))
             output.mkdir(parents=True, exist_ok=True)
             try:
                 stack.enter_context(FileLock(output / LOCK, timeout=0))

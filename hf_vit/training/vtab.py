@@ -19,6 +19,7 @@ from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.splits import Split
 from ..evaluation.vtab_data import Task, TaskData, join, open_task, read_table
 from ..files.output import own_file, write_json, write_text
+from ..files.reading import read_json_object
 from ..files.removed_names import drop_removed_settings
 from ..loading import resolve_model
 from ..models.configuration_hf_vit import as_pair
@@ -158,7 +159,7 @@ class Runner:
         file = self.result_file(task)
         if self.settings.overwrite or not file.exists():
             return None
-        result = json.loads(file.read_text(encoding="utf-8"))
+        result = read_json_object(file)
         try:
             data = open_task(task, str(self.settings.dataset))
         except ValueError as error:

@@ -136,7 +136,7 @@ def test_optimizer_state_is_not_read(run_folder):
         (run_folder / FOLDER / name).write_bytes(b"no chunk")
     (run_folder / "config.json").write_text('{"seed": 0}')  # that of the run
     model, _ = convert(run_folder)
-    assert model.conversion_record["beside"] == ["opt"]
+    assert model.conversion_record["other_parts"] == ["opt"]
     pipe = "find . -type f | sed 's|^./||' | LC_ALL=C sort | xargs sha256sum | sha256sum"
     judged = subprocess.run(pipe, shell=True, cwd=run_folder / FOLDER, capture_output=True, text=True, check=True)
     assert model.conversion_record["sha256"] == judged.stdout.split()[0]

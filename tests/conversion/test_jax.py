@@ -54,7 +54,7 @@ def test_the_record_describes_the_file(goldens, tmp_path):
     save_folder(tmp_path / "out", model, processor)
     record = json.loads((tmp_path / "out" / "conversion.json").read_text())
     assert record["dialect"] == {"names": "big_vision", "prefix": "params/", "stacked": True}
-    assert (record["dtypes"], record["beside"]) == (["bfloat16"], ["opt"])
+    assert (record["dtypes"], record["other_parts"]) == (["bfloat16"], ["opt"])
     assert record["sha256"] == hashlib.sha256((goldens / "bv_scan_params.npz").read_bytes()).hexdigest()
 
 
@@ -81,7 +81,7 @@ def test_an_all_zero_head_is_dropped_recorded_and_restored(goldens, tmp_path, bi
     head = {"head/kernel": np.zeros((24, 21843), np.float32), "head/bias": np.full(21843, bias, np.float32)}
     source = changed(goldens, tmp_path, **head)
     model, processor = convert(source)
-    assert model.conversion_record["left_out"] == {"head": {"shape": [24, 21843], "bias": bias}}
+    assert model.conversion_record["dropped"] == {"head": {"shape": [24, 21843], "bias": bias}}
     save_folder(tmp_path / "folder", model, processor)
     export(load_model(tmp_path / "folder"), tmp_path / "back.npz", "jax")
     assert_same_file(tmp_path / "back.npz", source)

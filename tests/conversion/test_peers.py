@@ -38,10 +38,10 @@ def test_logits_are_those_of_the_source(name):
 
 
 def test_arrays_outside_the_encoder_are_named_in_the_record():
-    assert convert_golden("mae.pth")[0].conversion_record["beside"] == ["decoder_embed.weight", "mask_token"]
+    assert convert_golden("mae.pth")[0].conversion_record["other_parts"] == ["decoder_embed.weight", "mask_token"]
     record = convert_golden("dino.pth")[0].conversion_record
     assert record["dialect"] == {"names": "timm", "prefix": "module.backbone.", "container": "teacher"}
-    assert record["beside"] == ["module.head.last_layer.weight_v", "module.head.mlp.0.weight"]
+    assert record["other_parts"] == ["module.head.last_layer.weight_v", "module.head.mlp.0.weight"]
     assert record["dtypes"] == ["float16"]
 
 
@@ -141,7 +141,7 @@ def test_an_untrained_head_is_dropped(tmp_path):
     save_file(arrays, tmp_path / "zero.safetensors")
     model, _ = convert(tmp_path / "zero.safetensors", **GRID)
     assert type(model).__name__ == "HfViTModel"
-    assert model.conversion_record["left_out"] == {"head": {"shape": [14, 11], "bias": -10.0}}
+    assert model.conversion_record["dropped"] == {"head": {"shape": [14, 11], "bias": -10.0}}
 
 
 def test_models_that_timm_does_not_support(tmp_path):

@@ -41,7 +41,7 @@ def test_a_tower_equals_the_original(run):
     assert type(model) is HfViTModel
     assert (config.pooling, config.projection_dim) == (POOLING[run["pool"]], run["head"])
     assert processor.preset == "lit"
-    assert len(model.conversion_record["beside"]) in (1, 2, 3)
+    assert len(model.conversion_record["other_parts"]) in (1, 2, 3)
     with np.load(MORE / run["expected"]) as expected:
         single = gaps(model, expected, "")
         double = gaps(model.double(), expected, "_f64")
@@ -55,8 +55,8 @@ def test_other_parts_of_a_file_are_reported(tmp_path, run_command):
     record = convert(MORE / "siglip2.npz")[0].conversion_record
     with np.load(MORE / "siglip2.npz") as arrays:
         assert record["similarity"] == {"t": float(arrays["params/t"][0]), "b": float(arrays["params/b"][0])}
-    assert convert(MORE / "paligemma.npz")[0].conversion_record["beside"] == ["llm"]
-    assert convert(MORE / "lit_bert.npz")[0].conversion_record["beside"] == ["t", "txt"]
+    assert convert(MORE / "paligemma.npz")[0].conversion_record["other_parts"] == ["llm"]
+    assert convert(MORE / "lit_bert.npz")[0].conversion_record["other_parts"] == ["t", "txt"]
 
 
 @pytest.mark.parametrize("checkpoint", ["clippo", "paligemma_bf16"])

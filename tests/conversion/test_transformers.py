@@ -82,7 +82,7 @@ def test_the_encoder_of_masked_autoencoders(tmp_path):
     assert ours.config.representation_size is None
     in_order = run(mae.vit, PIXELS, noise=torch.arange(25.0).expand(3, -1)).last_hidden_state
     assert_close(run(ours, PIXELS).last_hidden_state, in_order)
-    assert all("decoder." in name for name in ours.conversion_record["beside"])
+    assert all("decoder." in name for name in ours.conversion_record["other_parts"])
 
 
 def test_masked_image_models_in_both_directions(tmp_path):

@@ -11,7 +11,7 @@ from hf_vit.data import fingerprint as module
 from hf_vit.data.fingerprint import fingerprint_data, fingerprint_model
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_named
-from hf_vit.files.download import sha256_of
+from hf_vit.files.manifest import sha256_of
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain

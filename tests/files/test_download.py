@@ -16,7 +16,8 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from hf_vit.files import download as sources
-from hf_vit.files.download import Fetched, SourceError, fetch, public_name, sha256_of
+from hf_vit.files.download import Fetched, SourceError, fetch, public_name
+from hf_vit.files.manifest import sha256_of
 
 from ..processes import start
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_vit.files.manifest import write_manifest
+from hf_vit.files.manifest import MANIFEST, write_manifest
 from hf_vit.files.output import (
     MARK,
     add_to_marker,
@@ -28,7 +28,6 @@ from hf_vit.files.output import (
     write_text,
 )
 from hf_vit.files.readme import render_readme
-from hf_vit.models.utils import MANIFEST
 
 from ..processes import Forked, start
 
@@ -259,13 +258,49 @@ def test_a_marker_of_an_earlier_version_is_read_and_continued(tmp_path):
     write_either("folder", folder, "new")
 
 
-@pytest.mark.parametrize("output", ["mine", ".", "mine/best", "mine/best/labels.csv"])
-def test_what_a_command_reads_is_not_its_output(output, tmp_path, monkeypatch):
+@pytest.fixture
+def things(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    save(tmp_path / "mine" / "best", "labels.csv")
-    with pytest.raises(ValueError, match="cannot write"):
-        refuse_inputs(output, None, "owner/name", Path("mine", "best", "labels.csv"))
-    refuse_inputs(tmp_path / "mine" / "best" / "new", None, "owner/name", Path("mine", "best", "labels.csv"))
+    save(tmp_path / "things", "folder/1.png", "file.npz")
+    (tmp_path / "link").symlink_to("things/folder")
+    about = {"base_model_name_or_path": str(tmp_path / "things" / "folder")}
+    write_json(tmp_path / "adapter" / "adapter_config.json", about)
+
+
+@pytest.mark.parametrize(
+    ("output", "read"),
+    [
+        ("things/folder", "things/folder"),
+        ("things", "things/folder"),
+        (".", "things/folder"),
+        ("link", "things/folder"),
+        ("things/folder", "link"),
+        ("things/folder/1.png", "things/folder"),
+        ("link/1.png", "things"),
+        ("things/file.npz", "things/file.npz"),
+        ("things/folder/../file.npz", "things/file.npz"),
+        ("things/file.npz", "things/*.npz"),
+        ("things/folder/1.png", "things/**/*.png"),
+        ("things/folder", "adapter"),
+    ],
+)
+def test_what_a_command_reads_is_not_its_output(output, read, things):
+    with pytest.raises(ValueError, match="which is read"):
+        refuse_inputs(output, None, "owner/name", Path(read))
+
+
+@pytest.mark.parametrize(
+    ("output", "read"),
+    [
+        ("things/folder/new", "things/folder"),
+        ("things/folder/new.csv", "link"),
+        ("things/folder", "things/file.npz"),
+        ("new", "things/*.csv"),
+        ("new", "https://example.org/[x].npz"),
+    ],
+)
+def test_a_new_output_in_an_input_is_allowed(output, read, things):
+    refuse_inputs(output, None, "owner/name", Path(read) if "://" not in read else read)
 
 
 @pytest.mark.parametrize(

@@ -109,9 +109,9 @@ class Npz(Conversion):
         return self.case(name, mutate_bytes(data, random, list(self.originals.values())), "same")
 
     def compare(self, case: Case, result: Any) -> str | None:
-        prefix, left_out = result["record"]["dialect"].get("prefix", ""), result["record"]["left_out"]
+        prefix, dropped = result["record"]["dialect"].get("prefix", ""), result["record"]["dropped"]
         with np.load(io.BytesIO(case.files[self.file])) as file:
-            names = [name for name in file.files if name.startswith(prefix) and not (left_out and "head/" in name)]
+            names = [name for name in file.files if name.startswith(prefix) and not (dropped and "head/" in name)]
             return other_numbers(result["arrays"], [file[name] for name in names])
 
 
@@ -174,7 +174,9 @@ class Safetensors(Conversion):
         return self.case(name, mutate_safetensors(self.originals[name], random, list(self.originals.values())))
 
     def compare(self, case: Case, result: Any) -> str | None:
-        return None if result["record"]["beside"] else _compare_safetensors(result["arrays"], case.files[self.file])
+        return (
+            None if result["record"]["other_parts"] else _compare_safetensors(result["arrays"], case.files[self.file])
+        )
 
 
 def _compare_safetensors(ours: Tensors, data: bytes) -> str | None:

@@ -55,7 +55,7 @@ class Msgpack(Conversion):
 
     def compare(self, case: Case, result: Any) -> str | None:
         record = result["record"]
-        if record["beside"] or record["left_out"]:
+        if record["other_parts"] or record["dropped"]:
             return None
         return other_numbers(result["arrays"], _arrays_in(_unpack(case.files[self.file])))
 

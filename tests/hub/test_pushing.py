@@ -342,19 +342,33 @@ def test_the_manifest_lists_what_was_pushed_and_follows_later_pushes(hub, client
     assert "model.safetensors.index.json" in manifest()
 
 
-def test_plain_pushes_of_transformers_leave_a_repository_that_loads(hub, client, folder):
+def test_a_plain_push_of_transformers_leaves_an_outdated_manifest_that_the_next_push_replaces(hub, client, folder):
     client(push(folder, "alice/vit", *MIT))
     code = f"""
+    import pytest
     model.classifier.weight.data += 1
     processor.image_mean = [0.25] * 3
-    for part in (model, processor, model.config):
+    for part in (model, processor):
         part.push_to_hub("alice/vit")
-        hf_vit.load("alice/vit")
+        with pytest.raises(ValueError, match="manifest.json"):
+            hf_vit.load("alice/vit")
         hf_vit.push({str(folder)!r}, "alice/vit", license="mit")
-    change = model.push_to_hub("alice/vit", create_pr=True)
-    hf_vit.load("alice/vit", revision=change.pr_revision)
+        hf_vit.load("alice/vit")
     """
     run_with(folder, client, code)
+
+
+def test_a_manifest_never_lists_half_of_a_repository(hub, client, folder):
+    """transformers pushed the model, and hf_vit only the processor."""
+    code = """
+    model.push_to_hub("alice/vit")
+    push_saved(processor, "alice/vit")
+    hf_vit.load("alice/vit")
+    hf_vit.push_saved(model, "alice/vit")
+    hf_vit.load("alice/vit")
+    """
+    run_with(folder, client, code)
+    assert "manifest.json" not in commits_of(hub, "alice/vit")[0]["files"]
 
 
 def test_a_damaged_download_is_refused_until_it_is_repeated(hub, client, folder):
@@ -363,17 +377,17 @@ def test_a_damaged_download_is_refused_until_it_is_repeated(hub, client, folder)
     import pytest
     from huggingface_hub import snapshot_download
     from pathlib import Path
-    from hf_vit import HfViTForImageClassification as Model
+    import hf_vit
 
-    Model.from_pretrained("alice/vit")
+    hf_vit.load("alice/vit")
     file = Path(snapshot_download("alice/vit", local_files_only=True), "model.safetensors").resolve()
     content = bytearray(file.read_bytes())
     content[-20] ^= 1
     file.write_bytes(content)
     with pytest.raises(ValueError, match="model.safetensors"):
-        Model.from_pretrained("alice/vit")
-    Model.from_pretrained("alice/vit", force_download=True)
-    Model.from_pretrained("alice/vit", verify=True)
+        hf_vit.load("alice/vit")
+    hf_vit.load("alice/vit", force_download=True)
+    hf_vit.load("alice/vit")
     """
     client(code)
 

@@ -23,7 +23,7 @@ from PIL import Image
 from hf_vit import HfViTImageProcessor
 from hf_vit.catalog import address_of
 from hf_vit.cli import main
-from hf_vit.files.download import sha256_of
+from hf_vit.files.manifest import sha256_of
 from hf_vit.loading import save_folder
 
 from ..doc_fixtures import FEW_STEPS, write_data_set

@@ -15,11 +15,13 @@ from safetensors.torch import load_file
 
 import hf_vit
 from hf_vit.cli import main
+from hf_vit.conversion import convert, export
 from hf_vit.files.reading import read_json_object
 from hf_vit.models.image_processing_hf_vit import PRESETS, HfViTImageProcessor
 from hf_vit.scripts.pretrain import pretrain
 
 from ..comparing import change_json
+from ..tiny_models import tiny
 
 HERE = Path(__file__).parent
 EXPECTED = np.load(HERE / "expected.npz")
@@ -55,6 +57,34 @@ def test_a_converted_folder_goes_back_to_its_source(old, tmp_path):
     source = load_file(HERE.parent / "goldens_peers" / "timm_plain.safetensors")
     source = {name: array.float() for name, array in source.items()}  # it is stored in float16
     torch.testing.assert_close(load_file(tmp_path / "back.safetensors"), source, rtol=0, atol=0)
+
+
+def test_a_dropped_head_of_an_old_record_is_exported(tmp_path):
+    """Its conversion.json says left_out, today's dropped."""
+    target = tmp_path / "model.npz"
+    source = tiny(image_size=24, patch_size=4)
+    torch.nn.init.zeros_(source.classifier.weight)
+    torch.nn.init.constant_(source.classifier.bias, -10)
+    export(source, target, "jax")
+    convert(target, read_weights=False).save(tmp_path / "folder")
+    file = tmp_path / "folder" / "conversion.json"
+    record = json.loads(file.read_text())
+    record["left_out"] = record.pop("dropped")
+    record["beside"] = record.pop("other_parts")
+    (tmp_path / "folder" / "manifest.json").unlink()
+    file.write_text(json.dumps(record))
+    model, _ = hf_vit.load(tmp_path / "folder")
+    export(model, tmp_path / "again.npz", "jax")
+    assert record["left_out"]
+    assert np.load(tmp_path / "again.npz")["head/kernel"].shape == np.load(target)["head/kernel"].shape
+
+
+def test_an_old_run_may_not_be_deleted(old):
+    """Its marker does not list the files that it wrote; they are named."""
+    recipe = shutil.copy(old / "run" / "recipe.yaml", old / "recipe.yaml")
+    with pytest.raises(FileExistsError, match=r"metrics\.json"):
+        pretrain(["--recipe", str(recipe), "--output_dir", str(old / "run"), "--overwrite", "true"])
+    assert (old / "run" / "recipe.yaml").exists()
 
 
 def test_a_run_resumes_to_the_same_weights(old):

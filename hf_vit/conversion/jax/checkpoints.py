@@ -113,7 +113,7 @@ class JaxSource(RuleSource):
         if dialect.get("flat_group_norm"):
             rules = with_flat_norms(rules)
         arrays = {theirs: layout.to_theirs(parameters[ours]) for theirs, ours, layout in rules}
-        dropped = record_of(model).get("left_out", {}).get("head")
+        dropped = record_of(model).get("dropped", {}).get("head")
         if dropped and not has_head(model):
             weight, bias = self.head
             arrays[weight] = torch.zeros(dropped["shape"], dtype=model.dtype)

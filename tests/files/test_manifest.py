@@ -5,11 +5,12 @@ import json
 import os
 
 import pytest
+import torch
 
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit import add_code
+from hf_vit.files import manifest as module
+from hf_vit.files.manifest import MANIFEST, check_files, manifest_text
 from hf_vit.loading import load
-from hf_vit.models import utils as module
-from hf_vit.models.utils import MANIFEST, check_files, manifest_text
 
 from ..tiny_models import save_tiny
 
@@ -41,15 +42,13 @@ def flip(file, place=-20):
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("kind", ["load", "from_pretrained"])
 @pytest.mark.parametrize("before", ["never loaded", "loaded before"])
-def test_weights_with_a_flipped_bit_are_refused(kind, before, pushed):
-    load_it = load if kind == "load" else HfViTForImageClassification.from_pretrained
+def test_weights_with_a_flipped_bit_are_refused(before, pushed):
     if before == "loaded before":
-        load_it(pushed)
+        load(pushed)
     flip(pushed / "model.safetensors")
     with pytest.raises(ValueError, match=r"model\.safetensors"):
-        load_it(pushed)
+        load(pushed)
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
@@ -60,10 +59,12 @@ def test_another_configuration_is_refused(name, pushed):
 
 
 def test_weights_are_hashed_once_and_again_on_request(pushed, hashed):
-    for verify, count in ((False, 1), (False, 1), (True, 2)):
-        load(pushed, verify=verify)
-        assert hashed.count("model.safetensors") == count
-    assert hashed.count("config.json") == 3
+    for _ in range(2):
+        load(pushed)
+        assert hashed.count("model.safetensors") == 1
+    assert hashed.count("config.json") == 2
+    check_files(pushed / MANIFEST, thorough=True)
+    assert hashed.count("model.safetensors") == 2
 
 
 def test_changed_bits_with_an_unchanged_time_stamp_are_found_by_verify(pushed):
@@ -73,26 +74,48 @@ def test_changed_bits_with_an_unchanged_time_stamp_are_found_by_verify(pushed):
     os.utime(pushed / "model.safetensors", ns=(status.st_atime_ns, status.st_mtime_ns))
     load(pushed)
     with pytest.raises(ValueError, match="sha256"):
-        load(pushed, verify=True)
+        check_files(pushed / MANIFEST, thorough=True)
 
 
-def test_saving_again_removes_our_manifest_and_keeps_foreign_files(pushed):
-    model = load(pushed)[0]
-    model.save_pretrained(pushed)
-    assert not (pushed / MANIFEST).exists()
-    for text in ("[]", "{", "[" * 100_000, '{"name": "my web page", "files": []}'):
-        (pushed / MANIFEST).write_text(text)
-        model.save_pretrained(pushed)
-        assert (pushed / MANIFEST).read_text() == text
+@pytest.mark.parametrize("text", ["[]", '{"name": "my web page", "files": []}'])
+def test_a_manifest_of_another_program_is_ignored(text, pushed):
+    (pushed / MANIFEST).write_text(text)
+    flip(pushed / "model.safetensors")
     load(pushed)
 
 
 @pytest.mark.parametrize("part", ["model", "config", "processor"])
-def test_saving_a_part_again_leaves_a_folder_that_loads(part, pushed):
+def test_a_part_that_was_saved_again_is_refused_until_the_manifest_is_deleted(part, pushed):
+    """transformers' `save_pretrained` knows no manifest."""
     model, processor = load(pushed)
+    with torch.no_grad():
+        model.classifier.bias += 1
     model.config.id2label = {number: f"class {number}" for number in model.config.id2label}
     processor.image_mean = [0.25] * 3
     {"model": model, "config": model.config, "processor": processor}[part].save_pretrained(pushed)
+    with pytest.raises(ValueError, match=f"delete {MANIFEST}"):
+        load(pushed)
+    (pushed / MANIFEST).unlink()
+    load(pushed)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "preprocessor_config.json"])
+def test_one_flipped_bit_in_a_name_does_not_switch_a_check_off(name, pushed):
+    file = pushed / MANIFEST
+    flip(file, file.read_bytes().index(b'"' + name.encode() + b'"') + 2)
+    with pytest.raises(ValueError, match=f"{name} is not listed"):
+        load(pushed)
+
+
+@pytest.mark.parametrize("name", ["features.safetensors", "notes.json", "README.md", "vit.onnx"])
+def test_the_users_own_files_need_not_be_listed(name, pushed):
+    (pushed / name).touch()
+    load(pushed)
+
+
+def test_code_that_is_added_is_listed(pushed):
+    add_code(pushed)
+    assert "modeling_hf_vit.py" in check_files(pushed / MANIFEST, thorough=True)
     load(pushed)
 
 
@@ -131,4 +154,24 @@ def test_without_a_writable_cache_files_are_hashed_every_time(pushed, hashed, mo
     for _ in range(2):
         assert check_files(pushed / MANIFEST) == ["config.json", "model.safetensors", "preprocessor_config.json"]
     assert hashed.count("model.safetensors") == 2
-    assert isinstance(HfViTImageProcessor.from_pretrained(pushed), HfViTImageProcessor)
+
+
+def test_an_adapter_and_its_base_are_checked(pushed, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    base = load(pushed)[0]
+    adapter = tmp_path / "adapter"
+    get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(adapter)
+    load(adapter)
+    flip(pushed / "preprocessor_config.json")
+    with pytest.raises(ValueError, match="preprocessor_config"):
+        load(adapter)
+    flip(pushed / "preprocessor_config.json")
+    (adapter / MANIFEST).write_text(manifest_text({}))
+    with pytest.raises(ValueError, match="adapter_"):
+        load(adapter)
+
+
+def test_a_removed_argument_is_named(pushed):
+    with pytest.raises(ValueError, match="hf-vit verify"):
+        load(pushed, verify=True)
