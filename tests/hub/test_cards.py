@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit import HfViTImageProcessor, HfViTModel
+from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTModel
 from hf_vit.catalog import released, released_facts, with_cards
 from hf_vit.cli import build_parser, main
 from hf_vit.conversion import convert
 from hf_vit.files.readme import BEGIN, END
-from hf_vit.hub.cards import COCO_CATS, check_card, render_card, render_folder_card, split_readme
+from hf_vit.hub.cards import check_card, render_card, render_folder_card, split_readme
 from hf_vit.hub.published_cards import folder_name
 from hf_vit.loading import save_folder
 
@@ -178,8 +178,10 @@ def test_the_example_of_a_card_runs(folder, bare, capsys, monkeypatch, tmp_path)
     example = re.search(r"```python\n(.*?)```", render_folder_card(folder), re.DOTALL)[1]
     monkeypatch.chdir(tmp_path)
     with torch.inference_mode():
-        exec(example.replace(COCO_CATS, str(tmp_path / "cats.png")), {})
-    assert ("torch.Size([1, 14])" if bare else "'score'") in capsys.readouterr().out
+        exec(example.replace("photo.jpg", "cats.png"), {})
+    printed = capsys.readouterr().out.strip()
+    names = HfViTConfig.from_pretrained(folder).id2label.values()
+    assert printed == "torch.Size([1, 14])" if bare else printed in names
 
 
 GOOD = f"---\nlicense: apache-2.0\n---\n{BEGIN}\n## Compute\n{END}\n"
@@ -196,7 +198,7 @@ def test_problems_of_a_card_are_found(good, bad):
 
 
 def test_card_command(folder, run_command):
-    assert 'model="me/vit"' in run_command(["card", folder, "--license", "mit", "--name", "me/vit"])
+    assert 'from_pretrained("me/vit")' in run_command(["card", folder, "--license", "mit", "--name", "me/vit"])
     assert "license" in run_command(["card", folder, "--write"], status=2)
     texts = {name: (folder / name).read_text() for name in ("config.json", "preprocessor_config.json")}
     assert (folder / "README.md").read_text() == render_card(texts, "folder")
