@@ -6,12 +6,14 @@ Today's code reads them in test_old_folders.py.
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from peft import LoraConfig, get_peft_model
 from PIL import Image
 
 import hf_vit
@@ -52,6 +54,41 @@ def logits(folder: Path) -> np.ndarray:
         return model(pixel_values).logits.numpy()
 
 
+def save_adapter(base: Path, folder: Path) -> None:
+    """Save a PEFT adapter that names its base by a relative path."""
+    model, _ = hf_vit.load(base)
+    torch.manual_seed(1)
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["classifier"])
+    adapted = get_peft_model(model, lora)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    adapted.peft_config["default"].base_model_name_or_path = base.name
+    adapted.save_pretrained(folder)
+    (folder / "README.md").unlink()  # PEFT's template
+
+
+def make_programs(work: Path) -> None:
+    """Write a quantized folder, and a folder for browsers whose runtime has no content."""
+    save_tiny(work / "small", num_hidden_layers=1)
+    command("quantize", work / "small", work / "quantized", "--calibrate", work / "images", "--min-agreement", 0)
+    runtime = work / "runtime" / "dist"
+    runtime.mkdir(parents=True)
+    for name in ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"):
+        (runtime / name).write_text(name)
+    command("export", work / "small", work / "web", "--to", "web", "--runtime", runtime.parent)
+    for name in ("small", "runtime"):
+        shutil.rmtree(work / name)
+
+
+def make_results(work: Path) -> None:
+    """Write issues of an audit, and an evaluation with the features that it keeps."""
+    data = ["--dataset", work / "images", "--num-workers", 0]
+    command("audit", work / "saved", *data, "--output-dir", work / "audited")
+    splits = ["--train-split", "train", "--split", "train"]
+    command("evaluate", work / "saved", *data, *splits, "--protocol", "knn", "--output-dir", work / "evaluated")
+
+
 def make(work: Path) -> None:
     write_images(work / "images")
     command("convert", PEERS / "timm_plain.safetensors", work / "converted", *HEADS, "--position-grid", "5x9")
@@ -72,7 +109,12 @@ def make(work: Path) -> None:
         command("embed", work / "saved", work / "images", "--output", work / f"features.{suffix}")
     command("shard", work / "images", work / "shards", "--images", 24)
     command("export", work / "saved", work / "deployed", "--to", "onnx")
-    expected = {name: logits(work / name) for name in ("converted", "saved", "run", "run/best", "calibrated", "lora")}
+    save_adapter(work / "saved", work / "adapter")
+    make_programs(work)
+    make_results(work)
+    os.chdir(work)  # the adapter's base is there
+    models = ("converted", "saved", "run", "run/best", "calibrated", "lora", "adapter", "quantized")
+    expected = {name: logits(work / name) for name in models}
     for pattern in ("*.html", "*.png", "predictions.csv"):
         for path in work.rglob(pattern):
             if work / "images" not in path.parents:

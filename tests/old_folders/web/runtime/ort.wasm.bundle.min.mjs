@@ -1,0 +1,1 @@
+ort.wasm.bundle.min.mjs
