@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from ..paths import ROOT
 from ..processes import environment, finish, start
 
@@ -62,9 +64,10 @@ def test_the_gate_catches_planted_faults():
     assert found == {fault: [[number, verdict] for number in range(3)] for fault, verdict in VERDICTS.items()}
 
 
-def test_mutated_inputs_of_every_kind(tmp_path):
-    command = [sys.executable, "-m", "tests.fuzz", "--count", "60", "--output", str(tmp_path / "findings")]
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_mutated_inputs_of_every_kind(tmp_path, count):
+    command = [sys.executable, "-m", "tests.fuzz", "--count", str(count), "--output", str(tmp_path / "findings")]
     result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert not (tmp_path / "findings").exists()
-    assert result.stdout.count("| 60 |") == 15
+    assert result.stdout.count(f"| {count} |") == 15
