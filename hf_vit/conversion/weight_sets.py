@@ -59,7 +59,7 @@ def choose_weights(names: Sequence[str], wanted: str | None, file: str) -> str:
         raise ConversionError(f"{file} has no weights {wanted!r}; it has {shown}")
     if len(names) == 1:
         return names[0]
-    advice = "choose one with weights=NAME (--weights NAME)"
+    advice = "choose one: `hf-vit convert --weights NAME`, or `convert(..., weights=NAME)`"
     for first, second in _PAIRS:
         if any(_has_word(name, first) for name in names) and any(_has_word(name, second) for name in names):
             raise ConversionError(f"{file} holds two encoders, {shown}; {advice}")

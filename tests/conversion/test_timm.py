@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import hf_vit
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTImageProcessor
 from hf_vit.conversion import ConversionError, convert, export
 from hf_vit.conversion.tables import IMAGENET
+from hf_vit.conversion.timm import architecture_in, architectures
 from hf_vit.models.configuration_hf_vit import as_pair
 
 from ..comparing import logits
@@ -273,3 +276,43 @@ def test_the_real_model_predicts_the_same_in_timm(shared, timm, tmp_path):
             expected = theirs(transform(image)[None])
         torch.testing.assert_close(logits(model, pixel_values), expected, rtol=0, atol=1e-4)
         assert logits(model, pixel_values).argmax() == expected.argmax()
+
+
+# All ViTs, hybrids and ResNetV2s of timm's registry: equal logits, or refused with what hf_vit lacks; none differs.
+SWEEP = json.loads((Path(__file__).parent / "timm_architectures.json").read_text())
+SAMPLE = ("test_vit", "deit_tiny_patch16_224", "deit3_small_patch16_224", "vit_tiny_r_s16_p8_224")
+
+
+def test_the_list_of_architectures_is_complete():
+    listed = [*SWEEP["equal"], *SWEEP["refused"], *SWEEP["untried"]]
+    assert sorted(listed) == sorted(architectures())
+    assert len(SWEEP["equal"]) >= 97
+
+
+@pytest.mark.parametrize("name", SWEEP["refused"])
+def test_a_refusal_names_the_architecture_and_what_hf_vit_lacks(name):
+    with pytest.raises(ConversionError, match=re.escape(name)) as error:
+        architecture_in({"architecture": name})
+    assert SWEEP["refused"][name] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SAMPLE else pytest.mark.slow) for name in SWEEP["equal"]]
+)
+def test_an_architecture_computes_what_timm_does(tmp_path, timm, name):
+    """Two blocks with random weights, in float64: the difference is not of rounding."""
+    is_resnet = name.startswith("resnetv2")
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, num_classes=5, **({} if is_resnet else {"depth": 2})).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.03 * torch.randn_like(parameter))
+    timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
+    ours, _ = convert(tmp_path)
+    pixel_values = torch.randn(1, *theirs.pretrained_cfg["input_size"], dtype=torch.float64)
+    height, width = as_pair(ours.config.image_size)
+    with torch.no_grad():
+        expected = theirs.double()(pixel_values)
+        # timm drops what the patches do not fill: of 384 pixels, 27 patches of 14 use 378
+        found = ours.double()(pixel_values[..., :height, :width]).logits
+    assert relative_difference(found, expected) < 1e-5

@@ -51,6 +51,8 @@ def missing_in_hf_vit(model: nn.Module) -> str:
         return "a norm inside attention or MLP"
     if any(isinstance(module, nn.BatchNorm2d) for module in model.patch_embed.modules()):
         return "a ResNet with batch normalization"
+    if isinstance(model.norm, nn.Identity) and isinstance(model.fc_norm, nn.Identity):
+        return "no LayerNorm after the blocks"
     return ""
 
 
