@@ -386,5 +386,5 @@ def describe_skipped(record: dict[str, Any]) -> list[str]:
     if record["dropped"]:
         lines.append("the head of the checkpoint is all zeros and was dropped: the result is an encoder without a head")
     if record["other_parts"]:
-        lines.append(f"not converted, other parts of the file: {', '.join(record['beside'])}")
+        lines.append(f"not converted, other parts of the file: {', '.join(record['other_parts'])}")
     return lines
