@@ -2,8 +2,10 @@
 
 | question | file |
 | --- | --- |
-| which data sets are there? | `sources` (folders of images: `folders`) |
-| what do the labels mean, which images are held out? | `splits`, `labels` |
+| which data sets are there? | `sources` (folders of images: `folders`, with tables: `tables`) |
+| which folders and files are which split and class? | `layout` |
+| what is used, and what is not? | `summary` |
+| what do the labels mean, which images are held out? | `splits`, `columns`, `labels` |
 | which images come in which order, and in which batch? | `samplers` |
 | what happens to an image? | `loaders`, `augmentation`, `randaugment`, `device_augmentation`, `native_resolution` |
 | how are shards read and written? | `shards`, `shard_writing` |

@@ -137,7 +137,7 @@ def _read_index(file: Path, folder: Path) -> FolderIndex | None:
         with ThreadPoolExecutor(_THREADS) as pool:
             changes = pool.map(lambda name: (folder / name).stat().st_mtime_ns, index.changed)
             return index if list(changes) == list(index.changed.values()) else None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

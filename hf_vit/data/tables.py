@@ -50,10 +50,10 @@ def has_labels(folder: Path, tables: list[str], label_column: str | None) -> boo
 def _read_header(table: Path) -> list[str]:
     if table.suffix == ".parquet":
         return list(pq.read_schema(table).names)
-    lines = read_text(table).splitlines()
     if table.suffix == ".csv":
-        return next(csv.reader(lines), [])
-    return list(json.loads(lines[0])) if lines else []
+        return next(csv.reader(read_text(table).splitlines()), [])
+    rows, _ = _read_rows(table)
+    return list(rows[0]) if rows else []
 
 
 def load_tables(folder: Path, tables: list[str], images: list[str], title: str, layout: str | None) -> Loaded:
@@ -221,7 +221,7 @@ def _read_rows(table: Path) -> tuple[list[dict[str, Any]], bool]:
     try:
         return [dict(json.loads(line)) for line in read_text(table).splitlines() if line.strip()], False
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{table} is no JSON Lines file of one object per image: {error}") from error
+        raise ValueError(f"{table} is no JSON Lines file of one object per image: {error}") from None
 
 
 def _convert(column: str, values: dict[str, Any], are_texts: bool) -> tuple[dict[str, Any], Any]:

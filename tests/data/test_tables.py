@@ -68,6 +68,13 @@ def test_other_metadata_are_refused(images, header, rows):
         names_of_splits(str(images))
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[1]", "7"])
+def test_a_damaged_table_is_named(images, text):
+    (images / "metadata.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=r"metadata\.jsonl"):
+        names_of_splits(str(images))
+
+
 def test_metadata_and_a_column_of_splits(images):
     rows = [[name, ";".join(labels), "test" if name == "d.png" else "train"] for name, labels in LABELS.items()]
     write_table(images, ["file_name", "labels", "split"], rows, "metadata.csv")
