@@ -26,7 +26,6 @@ REMOVED_NAMES = {
     "hf_vit.prediction.predict_batches": "use hf_vit.predict_batches((model, processor), images), which yields classes",
     "hf_vit.prediction.search": "use hf_vit.inference.search.search(features, queries)",
     "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
-    "convert(weights)": "use convert(source, read_weights=False).save(folder), which streams the weights",
     "load(verify)": "hf-vit verify FOLDER hashes all files again",
     "format aot-inductor": _NO_AOT_INDUCTOR,
     "recipe axial_jft": "use paper_jft --select model=Axial-ViT-B/32",
