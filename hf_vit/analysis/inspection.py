@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from ..files.download import fetch_image
 from ..files.output import check_no_model, new_folder, refuse_inputs
 from ..files.pages import data_uri, render_page
 from ..files.predictions import Prediction, most_likely
@@ -147,7 +148,7 @@ def _analyze_images(
         check_weights(model)
         for number, path in enumerate(tqdm(images, unit="image", disable=None, leave=False), start=1):
             with report.attempt(str(path)):
-                pixel_values = as_images(processor([str(path)], return_tensors="pt"), model.config)
+                pixel_values = as_images(processor([fetch_image(str(path))], return_tensors="pt"), model.config)
                 files = []
                 findings.append({"name": Path(path).name, "predictions": _predict(model, pixel_values), "files": files})
                 distances.append(attention_distance(model, pixel_values))

@@ -175,12 +175,13 @@ def _find_duplicates(stored: Any, rows: Any) -> set[tuple[int, int]]:
     from PIL import Image
 
     from ..auditing.duplicates import SIDE, find_near_duplicates
+    from ..files.download import fetch_image
     from ..models.image_reading import ImageReadingError, read_for_display
 
     pictures: dict[int, Any] = {}
     for row in rows.tolist():
         with suppress(ImageReadingError, OSError):
-            picture = read_for_display(read_named(stored.names[row]), 4 * SIDE).convert("L")
+            picture = read_for_display(fetch_image(read_named(stored.names[row])), 4 * SIDE).convert("L")
             pictures[row] = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
     if len(pictures) < 2:
         return set()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..files.download import fetch_image
 from ..files.output import new_file
 from ..files.versions import require
 from ..models.image_reading import ImageReadingError, read_for_display
@@ -41,7 +42,7 @@ def draw_neighbors(query: Any, found: Sequence[tuple[Any, str, float]], path: Pa
     """Draw a query image, framed, and the similar images with their cosines.
 
     Args:
-        query: an input of `read_image`.
+        query: an input of `read_image`, or an address.
         found: (image, name, cosine), most similar first; an unreadable image leaves an empty tile.
         path: file to write.
     """
@@ -56,7 +57,7 @@ def draw_neighbors(query: Any, found: Sequence[tuple[Any, str, float]], path: Pa
 def _thumbnail(image: Any) -> np.ndarray | None:
     """Read an image as a small (height, width, 3) uint8; None if it cannot be read."""
     with suppress(ImageReadingError):
-        picture = read_for_display(image, _THUMBNAIL)
+        picture = read_for_display(fetch_image(image), _THUMBNAIL)
         picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
         return np.asarray(picture)
     return None

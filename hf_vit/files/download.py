@@ -30,6 +30,8 @@ BUCKETS = "https://storage.googleapis.com"  # the public address of gs://
 MAX_FAILURES = 3  # consecutive failures without any progress
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without an answer or a byte
 MIN_SPEED, GRACE = 1024, 60.0  # bytes per second, after so many seconds: a slow server cannot block forever
+_MAX_IMAGE_BYTES = 2**26
+_IMAGE_TIME = 60.0  # seconds for an image
 RETRY_WAIT = 1.0  # seconds before the second try; twice as long before the third
 _STORES = ("s3", "gs", "gcs", "hf", "az", "abfs", "abfss")  # file systems of fsspec that encrypt, at public addresses
 _UNREACHABLE = (httpx.ConnectError, httpx.ConnectTimeout)  # not tried again
@@ -112,6 +114,34 @@ def sha256_at(path: Path) -> str:
     names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
     lines = [f"{sha256_of(path / name)}  {name}\n" for name in names]
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def fetch_image(image: Any) -> Any:
+    """Return an image; one that is given by its address is downloaded, as {"bytes", "path"}.
+
+    Raises:
+        ImageReadingError: it cannot be downloaded: the address is not allowed, the file is too large, or it takes too
+            long.
+    """
+    if not (isinstance(image, str) and image.startswith(("https://", "http://"))):
+        return image
+    from ..models.image_reading import ImageReadingError  # imports torch
+
+    end = time.monotonic() + _IMAGE_TIME
+    body = bytearray()
+    try:
+        with open_url(image, TIMEOUT, {"Accept-Encoding": "identity"}) as response:
+            if response.status_code != 200:
+                raise ValueError(f"the server returned HTTP {response.status_code} {response.reason_phrase}")
+            for chunk in response.iter_raw():
+                check_limit("it has too many bytes", len(body) + len(chunk), _MAX_IMAGE_BYTES)
+                body += chunk
+                if time.monotonic() > end:
+                    raise ValueError(f"the download did not finish within {_IMAGE_TIME:g} seconds")
+    except (ValueError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = str(error) or type(error).__name__
+        raise ImageReadingError(f"cannot read {redact_secrets(image)}: {reason}") from error
+    return {"bytes": bytes(body), "path": image}
 
 
 def https_address(location: str) -> str:

@@ -12,6 +12,7 @@ from PIL import Image
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from ..data.workers import worker_options
+from ..files.download import fetch_image
 from ..files.image_files import images_below
 from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
 from ..models.image_reading import ImageReadingError
@@ -146,7 +147,7 @@ class ImageReader:
         return Read([number for number, _ in readable], inputs, unreadable)
 
     def _preprocess(self, batch: Sequence[tuple[int, Any]]) -> dict[str, torch.Tensor]:
-        images = [str(image) if isinstance(image, Path) else image for _, image in batch]
+        images = [str(image) if isinstance(image, Path) else fetch_image(image) for _, image in batch]
         inputs = dict(self.processor(images, return_tensors="pt", **self.options))
         if len(inputs["pixel_values"]) != len(batch):
             raise ValueError(

@@ -287,7 +287,7 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
 class HfViTImageProcessor(BaseImageProcessor):
     r"""Image processor with the preprocessing that a checkpoint was evaluated with.
 
-    An image is a path, URL, bytes, PIL image, array or tensor of any mode and type, see `image_reading`. Calls accept
+    An image is a path, bytes, PIL image, array or tensor of any mode and type, see `image_reading`. Calls accept
     one image, a list or a batch. Every argument can also be passed to a call, for that call only.
 
     In the following, levels are pixel intensities from 0 to 255, before they are normalized.

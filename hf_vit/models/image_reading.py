@@ -21,7 +21,6 @@ import io
 import math
 import os
 import stat
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -44,7 +43,7 @@ from .image_decoding import (
     read_tiff_channels,
     upright_size,
 )
-from .utils import check_limit, open_url
+from .utils import check_limit
 
 logger = logging.get_logger(__name__)
 
@@ -52,10 +51,7 @@ logger = logging.get_logger(__name__)
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 _NPY = b"\x93NUMPY"  # first bytes of an .npy file
-_MAX_DOWNLOAD_BYTES = 2**26  # per image
-_DOWNLOAD_TIMEOUT = 60.0  # of the whole download, in seconds
 _MAX_NAME = 200  # characters of a path in messages
-_READ_TIMEOUT = 15.0  # connect and read timeout, in seconds
 # Values that leave [0, 1] by rounding are clipped: those of half precision by one step at 1.
 _MAX_EXCESS = {torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
@@ -108,7 +104,7 @@ def read_image(
     """Read an image and convert it to levels.
 
     Args:
-        image: a path, URL, `data:` URI, bytes, open file, {"bytes", "path"} as in `datasets`, PIL image, NumPy array or
+        image: a path, `data:` URI, bytes, open file, {"bytes", "path"} as in `datasets`, PIL image, NumPy array or
             tensor; an array can be a batch. Or {"channels": [image, ...]}, one image per channel.
         num_channels: number of channels of the result; None: that of the image.
         background: (red, green, blue), the background of transparent images.
@@ -255,7 +251,7 @@ def _open_source(image: Any) -> AbstractContextManager[Any]:
     if isinstance(image, bytes | bytearray | memoryview):
         return io.BytesIO(image)
     if isinstance(image, str) and image.startswith(("http://", "https://")):
-        return io.BytesIO(_download(image))
+        raise ValueError("it is an address; hf_vit.predict and hf_vit.embed download it, or pass the path of a file")
     if isinstance(image, str) and image.startswith("data:"):
         return io.BytesIO(base64.b64decode(image.partition(",")[2]))
     if isinstance(image, str | os.PathLike):
@@ -272,26 +268,7 @@ def _open_source(image: Any) -> AbstractContextManager[Any]:
         return open(image, "rb")
     if hasattr(image, "read"):
         return nullcontext(image)
-    raise TypeError(f"expected a path, URL, bytes, PIL image, NumPy array or tensor, got {type(image).__name__}")
-
-
-def _download(url: str) -> bytes:
-    """Download an image.
-
-    Raises:
-        ValueError: the image is too large, the download takes too long, or the URL is not allowed.
-        httpx.RequestError: the host cannot be reached.
-    """
-    end, body = time.monotonic() + _DOWNLOAD_TIMEOUT, io.BytesIO()
-    with open_url(url, _READ_TIMEOUT, {"Accept-Encoding": "identity"}) as response:
-        if response.status_code != 200:
-            raise ValueError(f"the server returned HTTP {response.status_code} {response.reason_phrase}")
-        for chunk in response.iter_raw():
-            check_limit("it has too many bytes", body.tell() + len(chunk), _MAX_DOWNLOAD_BYTES)
-            body.write(chunk)
-            if time.monotonic() > end:
-                raise ValueError(f"the download did not finish within {_DOWNLOAD_TIMEOUT:g} seconds")
-    return body.getvalue()
+    raise TypeError(f"expected a path, bytes, PIL image, NumPy array or tensor, got {type(image).__name__}")
 
 
 def is_npy(image: Any) -> bool:

@@ -5,8 +5,10 @@ import time
 import pytest
 from PIL import Image
 
-from hf_vit.files.download import SourceError, fetch
-from hf_vit.models import image_reading, utils
+from hf_vit.files import download
+from hf_vit.files.download import SourceError, fetch, fetch_image
+from hf_vit.models import utils
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError, read_image
 from hf_vit.models.utils import UnsafeURLError, check_url, open_url
 
@@ -52,7 +54,7 @@ def test_other_addresses_are_refused(url, message):
 
 def test_a_refused_address_gets_no_request(serve, tmp_path, monkeypatch):
     server = serve(lambda handler: handler.send_error(404))
-    for ask, error in ((read_image, ImageReadingError), (lambda url: fetch(url, tmp_path), SourceError)):
+    for ask, error in ((fetch_image, ImageReadingError), (lambda url: fetch(url, tmp_path), SourceError)):
         monkeypatch.delenv("HF_VIT_ALLOW", raising=False)
         with pytest.raises(error, match="HF_VIT_ALLOW=http"):
             ask(f"{server.url}/picture.png")
@@ -87,15 +89,15 @@ def test_redirects_are_followed(serve, tmp_path):
     answers = {"/picture.png": redirect_to("/file"), "/file": lambda handler: handler.send(picture)}
     server = serve(lambda handler: answers.get(handler.path, lambda handler: handler.send_error(404))(handler))
     assert fetch(f"{server.url}/picture.png", tmp_path).path.read_bytes() == picture
-    assert read_image(f"{server.url}/picture.png")[:, 0, 0].tolist() == [255, 0, 0]
+    assert read_image(fetch_image(f"{server.url}/picture.png"))[:, 0, 0].tolist() == [255, 0, 0]
     with pytest.raises(ImageReadingError, match="404"):
-        read_image(f"{server.url}/nothing.png")
+        fetch_image(f"{server.url}/nothing.png")
 
 
 def test_the_number_of_redirects_is_limited(serve):
     server = serve(redirect_to("/picture.png"))
     with pytest.raises(ImageReadingError, match=" 5 "):
-        read_image(f"{server.url}/picture.png")
+        fetch_image(f"{server.url}/picture.png")
     assert len(server.requests) == 6
 
 
@@ -116,7 +118,7 @@ def test_a_large_body_is_refused(serve):
             handler.wfile.write(bytes(1 << 16))
 
     with pytest.raises(ImageReadingError, match="67,108,864"):
-        read_image(f"{serve(endless).url}/picture.png")
+        fetch_image(f"{serve(endless).url}/picture.png")
 
 
 def test_a_slow_body_is_refused(serve, monkeypatch):
@@ -126,10 +128,10 @@ def test_a_slow_body_is_refused(serve, monkeypatch):
             handler.wfile.write(b"x")
             time.sleep(0.05)
 
-    monkeypatch.setattr(image_reading, "_DOWNLOAD_TIMEOUT", 0.3)
+    monkeypatch.setattr(download, "_IMAGE_TIME", 0.3)
     start = time.monotonic()
     with pytest.raises(ImageReadingError, match=r"0\.3"):
-        read_image(f"{serve(trickles).url}/picture.png")
+        fetch_image(f"{serve(trickles).url}/picture.png")
     assert time.monotonic() - start < 3
 
 
@@ -138,3 +140,9 @@ def test_a_large_checkpoint_is_refused(serve, tmp_path):
     with pytest.raises(SourceError, match="1,000,000,000,000"):
         fetch(f"{server.url}/x.npz", tmp_path)
     assert not list(tmp_path.rglob("*.incomplete"))
+
+
+@pytest.mark.parametrize("address", ["https://example.org/a.png", "http://example.org/a.png"])
+def test_the_image_processor_refuses_addresses_and_names_what_reads_them(address):
+    with pytest.raises(ImageReadingError, match=r"hf_vit\.predict"):
+        HfViTImageProcessor()(address)
