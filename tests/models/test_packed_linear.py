@@ -257,6 +257,7 @@ print((memory() - before) / plain)
 """
 
 
+@pytest.mark.slow  # the only test of models that starts a process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "plain"])
 def test_a_frozen_model_takes_the_memory_of_a_plain_one(is_packed):
