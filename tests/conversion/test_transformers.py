@@ -438,3 +438,11 @@ def test_a_variant_of_a_folder_of_transformers_is_refused(tmp_path):
     their_model("ViTForImageClassification").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="variant"):
         hf_vit.load(tmp_path, variant="fp16")
+
+
+@pytest.mark.parametrize("model_type", ["deit", "dinov2", "dinov2_with_registers", "beit", "siglip", "clip", "vivit"])
+def test_other_models_of_transformers_are_refused_by_name(tmp_path, model_type):
+    transformers.AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConversionError, match=f"type {model_type}"):
+        convert(tmp_path)
