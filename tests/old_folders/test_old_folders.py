@@ -125,7 +125,7 @@ def test_a_dropped_head_of_an_old_record_is_exported(tmp_path):
 def test_an_old_run_may_not_be_deleted(old):
     """Its marker does not list the files that it wrote; they are named."""
     recipe = shutil.copy(old / "run" / "recipe.yaml", old / "recipe.yaml")
-    with pytest.raises(FileExistsError, match=r"metrics\.json"):
+    with pytest.raises(FileExistsError, match=r"config\.json"):
         pretrain(["--recipe", str(recipe), "--output_dir", str(old / "run"), "--overwrite", "true"])
     assert (old / "run" / "recipe.yaml").exists()
 
