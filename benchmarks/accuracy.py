@@ -49,7 +49,7 @@ def measure(
     folder: Path, paths: list[str], labels: torch.Tensor, preset: str, size: tuple[int, int]
 ) -> tuple[float, float]:
     """Return (top-1, top-5) in percent."""
-    model, processor = hf_vit.load(folder, size, preset)
+    model, processor = hf_vit.load(folder, image_size=size, preset=preset)
     ranked = []
     for start in range(0, len(paths), 8):
         batch = processor(paths[start : start + 8], return_tensors="pt")

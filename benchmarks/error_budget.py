@@ -118,7 +118,7 @@ def as_table(rows: dict[str, Any], count: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("shared", type=Path, help="folder with data/, weights/ and goldens/")
     shared = parser.parse_args().shared
     golden = np.load(shared / "goldens" / "bytes.npz")

@@ -1,7 +1,9 @@
 """Conversion of a checkpoint from any known source to a model and its image processor."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from logging import ERROR
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +210,8 @@ def _convert(
     def reread(weights: Path | None = None) -> Conversion:
         is_resampled = image_size is not None and request.patch_size is None  # which needs the weights in memory
         complete = replace(request, weights=None if is_resampled else weights, without_weights=False)
-        return _convert(fetched, complete, labels=labels, image_size=image_size, preset=preset)
+        with _without_warnings():  # the first reading gave them
+            return _convert(fetched, complete, labels=labels, image_size=image_size, preset=preset)
 
     name = public_name(fetched)
     with open_checkpoint(fetched, request.weight_set) as checkpoint, name_checkpoint(name):
@@ -254,6 +257,17 @@ def _convert(
     record |= {**sizes, "assumed": reasons, "preset": processor.preset, "versions": versions_of(_PACKAGES)}
     model.conversion_record = record
     return Conversion(model, processor, found, record, fetched.path, reread)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    room = logging.get_logger(__package__)
+    level = room.level
+    room.setLevel(ERROR)
+    try:
+        yield
+    finally:
+        room.setLevel(level)
 
 
 def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:

@@ -341,8 +341,9 @@ class TorchSource(RuleSource):
             layer = name.removesuffix(".weight")
             shape = checkpoint.shapes[stored.name]
             bias = candidates.get(f"{layer}.bias")
-            is_own = name.split(".")[0] in self.encoder or name == layer or bias is None
-            if not is_own and len(shape) == 2 and shape[1] == width and checkpoint.shapes[bias.name] == shape[:1]:
+            if bias is None or name == layer or name.split(".")[0] in self.encoder:
+                continue
+            if len(shape) == 2 and shape[1] == width and checkpoint.shapes[bias.name] == shape[:1]:
                 fitting.append(layer)
         if wanted is not None:
             if wanted not in fitting:

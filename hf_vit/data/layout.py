@@ -355,7 +355,7 @@ def arrange_files(paths: Sequence[str], title: str, layout: str | None = None) -
         for number in unclear:
             by_name[number] = whole[0][number]
     splits: dict[str, list[int]] = {}
-    rest = []
+    rest: list[int] = []
     for number, (folder, name) in enumerate(zip(by_folder, by_name, strict=True)):
         if folder and name and folder != name:
             raise ValueError(f"{paths[number]} of {title} can be read in two ways, as {folder} or as {name}: rename it")
@@ -366,8 +366,8 @@ def arrange_files(paths: Sequence[str], title: str, layout: str | None = None) -
     if not splits:
         return {"train": rest}
     for number in rest:
-        folder = paths[number].rpartition("/")[0].rpartition("/")[2]
-        splits.setdefault(split_key(stems[number] or folder), []).append(number)
+        parent = os.path.basename(os.path.dirname(paths[number]))
+        splits.setdefault(split_key(stems[number] or parent), []).append(number)
     return splits
 
 

@@ -165,11 +165,12 @@ def _write_index(path: Path, table: pa.Table) -> None:
 
 def _index_name(files: Sequence[str], columns: Columns) -> str:
     """File name of the index of some shards; that of tars always has the labels."""
+    about: list[Any] = list(columns)
     if files[0].endswith(".tar"):
-        columns = Columns(columns.image, columns.label or "cls")
+        about = list(Columns(columns.image, columns.label or "cls"))
     elif columns.label is None:
-        columns = (*columns, "names before types")  # the column is found by another rule than in earlier indexes
-    return f"hf_vit_index-{_digest([list(map(basename, files)), columns])}.arrow"
+        about.append("names before types")  # the column is found by another rule than in earlier indexes
+    return f"hf_vit_index-{_digest([list(map(basename, files)), about])}.arrow"
 
 
 def _digest(content: Any) -> str:
@@ -207,9 +208,10 @@ def _load(path: str, cached: str, files: Sequence[str], stamps: list) -> ShardIn
     if not all(kept[0] == now[0] and kept[1] in (None, now[1]) for kept, now in pairs):
         return None
     features = datasets.Features.from_dict(about["features"])
-    names = (about[name] for name in ("image_column", "label_column", "num_labels"))
+    image, label, num_labels = (about[name] for name in ("image_column", "label_column", "num_labels"))
     ends = np.array(about["ends"], np.int64)
-    return ShardIndex(path, list(files), stamps, ends, features, *names, about.get("are_counted", False))
+    are_counted = about.get("are_counted", False)
+    return ShardIndex(path, list(files), stamps, ends, features, image, label, num_labels, are_counted)
 
 
 def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:

@@ -342,8 +342,11 @@ class HfViTImageProcessor(BaseImageProcessor):
 
     valid_kwargs = HfViTImageProcessorKwargs
     preset: str
+    jpeg_dct: str
     size: Any
     crop_size: Any
+    image_mean: Any
+    image_std: Any
     do_resize: bool
     do_center_crop: bool
 
@@ -436,6 +439,10 @@ class HfViTImageProcessor(BaseImageProcessor):
         return cls(**{**own, **settings})
 
     @torch.no_grad()
+    def __call__(self, images: Any, *args: Any, **kwargs: Any) -> BatchFeature:
+        """Preprocess images, which can be paths and bytes; see `preprocess`."""
+        return super().__call__(images, *args, **kwargs)
+
     def preprocess(self, images: Any, **kwargs: Any) -> BatchFeature:
         """Preprocess one or more images.
 

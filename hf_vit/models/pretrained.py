@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import TransformersKwargs, logging
+from transformers.utils import logging
+from transformers.utils.generic import TransformersKwargs
 
 from .configuration_hf_vit import HfVisionConfig
 from .packed_linear import freeze
@@ -35,7 +37,7 @@ HEAD_KEYS = r"^classifier\."  # pattern of a classification head's parameters
 _MAX_NEW_PARAMETERS = 2**27
 _ADAPTED = ("image_size", "patch_size", "num_channels")  # `from_pretrained` adapts the weights if these fields change
 # Arguments of `forward` of any model of transformers, used or not
-_FORWARD_ARGUMENTS = {*TransformersKwargs.__annotations__, "interpolate_pos_encoding", "return_dict"}
+_FORWARD_ARGUMENTS = {*TransformersKwargs.__annotations__, "interpolate_pos_encoding", "return_dict", "use_cache"}
 # Standard deviation of a standard normal distribution truncated at -2 and 2 (jax.nn.initializers.variance_scaling).
 _TRUNCATED_STD = 0.87962566103423978
 
@@ -75,7 +77,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         config.validate_architecture()
         super().__init__(config, *args, **kwargs)
 
-    def check_forward_arguments(self, kwargs: dict[str, Any]) -> None:
+    def check_forward_arguments(self, kwargs: Mapping[str, Any]) -> None:
         """Raise ValueError for an argument of `forward` that neither transformers' models nor these have."""
         check_arguments(f"{type(self).__name__}.forward", kwargs, _FORWARD_ARGUMENTS)
 

@@ -24,7 +24,7 @@ from ..tiny_models import TINY, TINY_HYBRID, VARIANTS, randomize, tiny, tiny_bit
 WEIGHTS = SHARED / "weights"
 NPZ, OF_TIMM = WEIGHTS / "Ti_16-imagenet2012-res_224.npz", WEIGHTS / "vit_tiny_patch16_224_timm.safetensors"
 SQUARE = {"patch_size": (4, 4), "image_size": (20, 20)}
-OF_TIMM_R50 = {"stem_depths": [2, 2, 2, 2], "image_size": (64, 128)}
+OF_TIMM_R50 = {"stem_depths": [2, 2, 2, 2], "stem_width": 64, "image_size": (64, 128)}
 TIMM, TRANSFORMERS, BOTH, NONE = {"timm"}, {"transformers"}, {"timm", "transformers"}, set()
 
 
@@ -58,7 +58,7 @@ STRUCTURES = {  # name, up to a colon that of its builder -> formats besides .np
     "pre-logits, mean": (NONE, {"representation_size": 9, "pooling": "mean"}),
     "hybrid": (NONE, VARIANTS["hybrid"]),
     "hybrid, mean": (NONE, {"hybrid": True, "pooling": "mean", "stem_depths": [1, 1, 2], "image_size": (32, 64)}),
-    "stem alone": (TIMM, {"hybrid": True, "stem_depths": []}),
+    "stem alone": (TIMM, {"hybrid": True, "stem_depths": [], "stem_width": 64}),
     "hybrid of timm": (TIMM, {"hybrid": True, **OF_TIMM_R50}),
     "encoder": (BOTH, {}),
     "encoder: pre-logits": (TRANSFORMERS, {"representation_size": 9}),

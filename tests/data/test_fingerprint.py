@@ -90,11 +90,12 @@ def test_data_identity_is_the_content(colors, tmp_path):
 
 
 def test_identity_of_large_data_and_of_shards_is_their_files(colors, tmp_path, monkeypatch):
-    load_split(str(colors), "train").to_parquet(tmp_path / "train.parquet")
+    (tmp_path / "shards").mkdir()
+    load_split(str(colors), "train").to_parquet(tmp_path / "shards" / "train.parquet")
     monkeypatch.setattr(module, "_MOST_BYTES", 10)
     for changed, dataset, how, name in (
         (colors / "train" / "red" / "3.bmp", colors, {}, "fingerprint"),
-        (tmp_path / "train.parquet", tmp_path, {"streaming": True}, "shards"),
+        (tmp_path / "shards" / "train.parquet", tmp_path / "shards", {"streaming": True}, "shards"),
     ):
         first = data_of(dataset, **how)
         assert name in first

@@ -24,7 +24,7 @@ from ..tiny_models import SIZES, randomize
 WEIGHTS = SHARED / "weights"
 NPZ, OF_TIMM = WEIGHTS / "Ti_16-imagenet2012-res_224.npz", WEIGHTS / "vit_tiny_patch16_224_timm.safetensors"
 SMALL = {**SIZES, "hidden_size": 128, "num_labels": 11, "patch_size": 4, "image_size": 12}
-HYBRID = {**SMALL, "stem_depths": [2, 2, 2, 2], "stem_width": 32, "patch_size": 1, "image_size": 96}
+HYBRID = {**SMALL, "stem_depths": [2, 2, 2, 2], "patch_size": 1, "image_size": 96}
 OF_ORIGINAL = "vit_models/imagenet21k+imagenet2012/ViT-B_16-224.npz"
 OF_HYBRID = "vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz"
 NAME_IN_TIMM = "timm/vit_base_patch16_224.orig_in21k"
