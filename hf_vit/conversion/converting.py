@@ -261,13 +261,16 @@ def _convert(
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
+    """Silence this room, except what this module says of the weights."""
     room = logging.get_logger(__package__)
-    level = room.level
+    levels = room.level, logger.level
+    logger.setLevel(room.getEffectiveLevel())
     room.setLevel(ERROR)
     try:
         yield
     finally:
-        room.setLevel(level)
+        room.setLevel(levels[0])
+        logger.setLevel(levels[1])
 
 
 def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
