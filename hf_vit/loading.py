@@ -24,7 +24,7 @@ from .files.download import sha256_at
 from .files.manifest import check_manifest, sha256_of
 from .files.output import new_folder, own_file, restore_interrupted
 from .files.reading import read_image_processor, read_json_object
-from .files.removed_names import check_removed_arguments
+from .files.removed_names import check_removed_arguments, describe_removed
 from .files.versions import require, versions_of
 from .models.configuration_hf_bit import HfBiTConfig
 from .models.configuration_hf_vit import HfViTConfig, read_settings, saved_class
@@ -103,6 +103,8 @@ def load(
     """
     check_removed_arguments("load", settings)
     check_name(name)
+    if not isinstance(head, str):  # the second argument was the image size once
+        raise ValueError(describe_removed("load(name, image_size)"))
     check_choice("head", head, HEADS)
     if preset is not None:
         check_choice("preset", preset, PRESETS)

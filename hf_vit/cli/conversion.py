@@ -107,7 +107,6 @@ def convert(
     from .. import conversion
     from ..catalog import address_of
     from ..conversion.converting import describe_skipped
-    from ..conversion.transformers import NEAREST_PREPROCESSING
 
     source = address_of(source, index)
     options: dict[str, Any] = {"labels": labels, "image_size": image_size}
@@ -129,8 +128,6 @@ def convert(
     print(f"read as {record['dialect']['names']} from {record['source']}{digest}")
     for sentence in [*describe_skipped(record), *(f"assumed: {sentence}" for sentence in record["assumed"])]:
         print(sentence)
-    if save_for == "transformers":
-        print(NEAREST_PREPROCESSING)
     print(f"saved in {output}")
 
 

@@ -55,12 +55,14 @@ def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def beyond_pillow(settings: Mapping[str, Any]) -> list[str]:
-    """List what a resize by Pillow's filters, as in timm and transformers, cannot compute of our settings.
+    """List what decoding and resizing by Pillow, as in timm and transformers, cannot compute of our settings.
 
     Args:
         settings: settings of an `HfViTImageProcessor`.
     """
     found = []
+    if settings["jpeg_dct"] == "fast":
+        found.append("the fast cosine transform of JPEG files")
     if settings["preset"] == "native":
         found.append("patches of images of different sizes")
     if settings["resample"] == AREA:

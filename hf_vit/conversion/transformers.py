@@ -63,10 +63,6 @@ VIT_SETTINGS = _shared(
 )
 SIGLIP_SETTINGS = _shared(transformers.SiglipVisionConfig, f"{_ENCODER} layer_norm_eps {_SIZES}")
 BIT_SETTINGS = _shared(transformers.BitConfig, "num_channels embedding_size depths layer_type")
-NEAREST_PREPROCESSING = (
-    "transformers resizes images in another way than hf_vit; docs/hub.md has the cost for each preset, and hf_vit.load "
-    "the exact preprocessing"
-)
 # AutoModel gives every ViT a pooler, with random weights if there are none. One with the identity as its weight and
 # this activation returns the class token.
 NO_POOLER = {"pooler_act": "linear"}
@@ -377,7 +373,8 @@ def save_for_transformers(model: Model, processor: Any, folder: Path) -> None:
         if differences := beyond_pillow(processor.settings()):
             named = "; ".join(differences)
             logger.warning(
-                f"transformers' pixel values differ from those of the image processor, because it lacks {named}"
+                f"Pixel values of transformers will differ, because it lacks {named}; docs/hub.md has the cost for "
+                "each preset, and hf_vit.load the exact preprocessing"
             )
         write_json(folder / "preprocessor_config.json", {**nearest, OWN_FIELD: processor.to_dict()})
     elif processor is not None:

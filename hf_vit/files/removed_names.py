@@ -26,6 +26,7 @@ REMOVED_NAMES = {
     "hf_vit.prediction.predict_batches": "use hf_vit.predict_batches((model, processor), images), which yields classes",
     "hf_vit.prediction.search": "use hf_vit.inference.search.search(features, queries)",
     "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
+    "load(name, image_size)": "the second argument is the head; use load(name, image_size=...)",
     "load(verify)": "hf-vit verify FOLDER hashes all files again",
     "format aot-inductor": _NO_AOT_INDUCTOR,
     "recipe axial_jft": "use paper_jft --select model=Axial-ViT-B/32",

@@ -16,7 +16,7 @@ from accelerate import Accelerator, PartialState
 from huggingface_hub.utils.logging import disable_propagation
 
 from ..auditing.audit import run_audit
-from ..conversion.transformers import NEAREST_PREPROCESSING, save_for_transformers
+from ..conversion.transformers import save_for_transformers
 from ..data.splits import Split, open_splits, split_into_folds
 from ..devices import keep_freed_memory, start_accelerator
 from ..files.messages import USER_ERRORS, silence_progress_bars, user_errors
@@ -137,7 +137,6 @@ def _finetune(
         for folder in (trainer.output, trainer.output / "best"):
             if (folder / "config.json").is_file():
                 rewrite_for_transformers(folder)
-        print(NEAREST_PREPROCESSING)
     return metrics
 
 

@@ -8,10 +8,11 @@ import torch
 import transformers
 
 from hf_vit import HfViTImageProcessor, load
-from hf_vit.conversion import convert
+from hf_vit.conversion import convert, export
+from hf_vit.conversion.image_processors import beyond_pillow
 from hf_vit.hub.cards import Sources
 
-from ..tiny_models import SIZES, save_tiny
+from ..tiny_models import SIZES, save_tiny, tiny
 
 SQUARE = {**SIZES, "image_size": 20, "patch_size": 4, "num_labels": 11}
 PICTURE = np.random.default_rng(0).integers(0, 255, (50, 31, 3), np.uint8)
@@ -114,3 +115,23 @@ def test_our_class_refuses_the_file_of_another(tmp_path):
 
     Own(preset="timm").save_pretrained(folder)
     assert Own.from_pretrained(folder).preset == "timm"
+
+
+STATED = {  # settings -> whether Pillow, as timm and transformers use it, computes the same pixel values of a JPEG
+    "timm": ({"preset": "timm"}, True),
+    "transformers": ({"preset": "transformers"}, True),
+    "timm, TensorFlow's decoder": ({"preset": "timm", "jpeg_dct": "fast"}, False),
+    "timm, rounded down": ({"preset": "timm", "resize_output": "truncated"}, False),
+    "vit_jax, Pillow's decoder": ({"preset": "vit_jax", "jpeg_dct": "accurate"}, False),
+    "augreg": ({"preset": "augreg"}, False),
+}
+
+
+@pytest.mark.parametrize("case", STATED)
+def test_what_pillow_cannot_compute_is_named_by_an_export(case, tmp_path, caplog):
+    settings, is_equal = STATED[case]
+    model = tiny(image_size=20, patch_size=4)
+    processor = HfViTImageProcessor(size=20, **settings)
+    assert (not beyond_pillow(processor.settings())) == is_equal
+    export(model, tmp_path / "out", to="transformers", processor=processor)
+    assert ("lacks" in caplog.text) != is_equal

@@ -98,6 +98,8 @@ def doors_of(name: str, folder: Path) -> Iterator[Door]:
         return function_doors(name)
     if name.startswith("--"):
         return option_doors(name)
+    if name == "load(name, image_size)":
+        return (partial(hf_vit.load, "model", size) for size in (384, (384, 512)))
     if argument := re.fullmatch(r"(\w+)\((\w+)\)", name):
         return argument_doors(*argument.groups())
     kind, _, rest = name.rpartition(" ")
