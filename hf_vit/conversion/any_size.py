@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
+from ..models.image_processing_hf_vit import HfViTImageProcessor, crop_rounds_half, scale_and_offset
 from ..models.image_resizing import AREA, BICUBIC, BILINEAR, PILLOW_BITS, pillow_resizes_rows_first
 from ..models.pretrained import HfVisionPreTrainedModel
 from .programs import trace_onnx
@@ -158,7 +158,8 @@ class _Axis:
         if settings["do_center_crop"]:
             self.length = settings["crop_size"][name]
             removed = self.new - self.length
-            odd_half = removed // 2 % 2 if rounded else 0  # half to even, or down
+            rounds_half = crop_rounds_half(settings["preset"], settings["resize_output"])
+            odd_half = removed // 2 % 2 if rounds_half else 0  # half to even, or down
             self.start = removed // 2 + removed % 2 * odd_half
 
     def positions(self, dtype: torch.dtype) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..models.image_processing_hf_vit import HfViTImageProcessor, stored_class
+from ..models.image_processing_hf_vit import HfViTImageProcessor, crop_rounds_half, stored_class
 from ..models.image_resizing import AREA
 from .tables import ConversionError
 
@@ -54,13 +54,17 @@ def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {"preset": "transformers", **found}
 
 
-def beyond_pillow(settings: Mapping[str, Any]) -> list[str]:
+def beyond_pillow(settings: Mapping[str, Any], rounds_half: bool) -> list[str]:
     """List what decoding and resizing by Pillow, as in timm and transformers, cannot compute of our settings.
 
     Args:
         settings: settings of an `HfViTImageProcessor`.
+        rounds_half: the reader rounds the offset of a center crop as timm does, see `crop_rounds_half`.
     """
     found = []
+    own_rounding = crop_rounds_half(settings["preset"], settings["resize_output"])
+    if settings["do_center_crop"] and own_rounding != rounds_half:
+        found.append("this rounding of the crop's offset (one pixel, for a part of the images)")
     if settings["jpeg_dct"] == "fast":
         found.append("the fast cosine transform of JPEG files")
     if settings["preset"] == "native":

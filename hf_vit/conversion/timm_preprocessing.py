@@ -83,7 +83,7 @@ def evaluation_of(processor: HfViTImageProcessor, config: Any) -> tuple[dict[str
         ConversionError: the image processor returns images of another size than the model takes.
     """
     settings = processor.settings()
-    differences = beyond_pillow(settings)
+    differences = beyond_pillow(settings, rounds_half=True)
     image_size = as_pair(config.image_size)
     size = output_size(processor)
     if size is None:

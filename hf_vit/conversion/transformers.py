@@ -370,7 +370,7 @@ def save_for_transformers(model: Model, processor: Any, folder: Path) -> None:
     }
     if isinstance(processor, HfViTImageProcessor):
         nearest = nearest_processor(processor.settings())
-        if differences := beyond_pillow(processor.settings()):
+        if differences := beyond_pillow(processor.settings(), rounds_half=False):
             named = "; ".join(differences)
             logger.warning(
                 f"Pixel values of transformers will differ, because it lacks {named}; docs/hub.md has the cost for "

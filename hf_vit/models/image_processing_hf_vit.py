@@ -621,7 +621,7 @@ def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.T
     window = range(size[0]), range(size[1])
     if settings.do_center_crop:
         crop_size = settings.crop_size["height"], settings.crop_size["width"]
-        window = center_window(size, crop_size, round_half=_follows_torchvision(settings))
+        window = center_window(size, crop_size, crop_rounds_half(settings.preset, settings.resize_output))
     if settings.do_resize:
         pixels, channels = len(window[0]) * len(window[1]), levels.shape[-3]
         what = f"cannot resize an image to {pixels:,} pixels" + (f" of {channels:,} channels" if channels > 4 else "")
@@ -642,12 +642,16 @@ def _resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[i
         return rows * patch_height, columns * patch_width
     if "height" in settings.size:
         return settings.size["height"], settings.size["width"]
-    return shortest_edge_size(height, width, settings.size["shortest_edge"], truncate=_follows_torchvision(settings))
+    follows_pillow = settings.resize_output == "rounded"
+    return shortest_edge_size(height, width, settings.size["shortest_edge"], truncate=follows_pillow)
 
 
-def _follows_torchvision(settings: SimpleNamespace) -> bool:
-    """Return True if sizes and offsets are rounded as in torchvision and Pillow, False if as in TensorFlow."""
-    return settings.resize_output == "rounded"
+def crop_rounds_half(preset: str, resize_output: str) -> bool:
+    """Return whether the offset of a center crop is rounded half to even, as in timm (torchvision's `CenterCrop`).
+
+    transformers (`center_crop` of its image_transforms.py) and the TensorFlow code round it down.
+    """
+    return resize_output == "rounded" and preset != "transformers"
 
 
 def _choose_filter(levels: torch.Tensor, size: tuple[int, int], settings: SimpleNamespace) -> Filter:

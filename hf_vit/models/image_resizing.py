@@ -134,8 +134,8 @@ def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patch
 def center_window(size: tuple[int, int], crop_size: tuple[int, int], round_half: bool) -> Window:
     """Return the rows and columns of a center crop, at most the whole image.
 
-    The offset is half the number of removed pixels, rounded down as in big_vision's `central_crop`, or, with
-    `round_half`, half to even as in torchvision's `CenterCrop`.
+    The offset is half the number of removed pixels, rounded down as in big_vision's `central_crop` and in transformers,
+    or, with `round_half`, half to even as in torchvision's `CenterCrop`.
     """
     ranges = []
     for old, new in zip(size, crop_size, strict=True):

@@ -164,7 +164,7 @@ def resize_and_crop(levels, settings):
     if not settings["do_center_crop"]:
         return levels
     rows, columns = settings["crop_size"]["height"], settings["crop_size"]["width"]
-    if like_pillow:
+    if like_pillow and settings["preset"] != "transformers":  # half to even, as torchvision
         top, left = round((height - rows) / 2), round((width - columns) / 2)
     else:
         top, left = (height - rows) // 2, (width - columns) // 2

@@ -153,8 +153,8 @@ def test_what_a_format_does_not_state_is_named(tmp_path, caplog, fields, setting
     assert named in caplog.text
 
 
-@pytest.mark.parametrize("to", ["jax", "transformers", "timm"])
-def test_nothing_is_named_without_a_difference(tmp_path, caplog, to):
+@pytest.mark.parametrize(("to", "preset"), [("jax", "timm"), ("transformers", "transformers"), ("timm", "timm")])
+def test_nothing_is_named_without_a_difference(tmp_path, caplog, to, preset):
     model = tiny(image_size=(24, 24), hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6)
-    export(model, tmp_path / "file.npz", to, processor=HfViTImageProcessor.for_model(model.config, preset="timm"))
+    export(model, tmp_path / "file.npz", to, processor=HfViTImageProcessor.for_model(model.config, preset=preset))
     assert caplog.text == ""

@@ -9,8 +9,9 @@ import transformers
 
 from hf_vit import HfViTImageProcessor, load
 from hf_vit.conversion import convert, export
-from hf_vit.conversion.image_processors import beyond_pillow
+from hf_vit.conversion.image_processors import translate_processor
 from hf_vit.hub.cards import Sources
+from hf_vit.models.image_processing_hf_vit import output_size
 
 from ..tiny_models import SIZES, save_tiny, tiny
 
@@ -117,21 +118,40 @@ def test_our_class_refuses_the_file_of_another(tmp_path):
     assert Own.from_pretrained(folder).preset == "timm"
 
 
-STATED = {  # settings -> whether Pillow, as timm and transformers use it, computes the same pixel values of a JPEG
-    "timm": ({"preset": "timm"}, True),
-    "transformers": ({"preset": "transformers"}, True),
-    "timm, TensorFlow's decoder": ({"preset": "timm", "jpeg_dct": "fast"}, False),
-    "timm, rounded down": ({"preset": "timm", "resize_output": "truncated"}, False),
-    "vit_jax, Pillow's decoder": ({"preset": "vit_jax", "jpeg_dct": "accurate"}, False),
-    "augreg": ({"preset": "augreg"}, False),
+@pytest.mark.parametrize("name", ["Bit", "CLIP", "DeiT", "ViT"])
+def test_crops_of_any_size_are_transformers(name):
+    """The number of removed pixels has all rests of a division by four: half of it is rounded in two ways."""
+    settings = {"size": {"shortest_edge": 24}, "crop_size": {"height": 20, "width": 20}, "do_center_crop": True}
+    theirs = getattr(transformers, f"{name}ImageProcessorPil")(**settings, resample=3)
+    ours = HfViTImageProcessor(**translate_processor(theirs.to_dict()))
+    for width in range(20, 32):
+        picture = np.random.default_rng(width).integers(0, 255, (24, width, 3), np.uint8)
+        for image in (picture, picture.transpose(1, 0, 2).copy()):
+            expected = theirs(image, return_tensors="np").pixel_values
+            found = ours(image, return_tensors="np").pixel_values
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+STATED = {  # settings -> whether timm, and transformers, compute the same pixel values of a JPEG
+    "timm": ({"preset": "timm"}, True, False),  # the crop's offset
+    "timm, no crop": ({"preset": "timm", "crop_pct": None, "do_center_crop": False}, True, True),
+    "transformers": ({"preset": "transformers"}, True, True),
+    "transformers, crop": ({"preset": "transformers", "do_center_crop": True, "crop_size": 16}, False, True),
+    "transformers, TensorFlow's decoder": ({"preset": "transformers", "jpeg_dct": "fast"}, False, False),
+    "timm, rounded down": ({"preset": "timm", "resample": "area", "resize_output": "truncated"}, False, False),
+    "vit_jax, Pillow's decoder": ({"preset": "vit_jax", "jpeg_dct": "accurate"}, False, False),
+    "augreg": ({"preset": "augreg"}, False, False),
 }
 
 
 @pytest.mark.parametrize("case", STATED)
-def test_what_pillow_cannot_compute_is_named_by_an_export(case, tmp_path, caplog):
-    settings, is_equal = STATED[case]
-    model = tiny(image_size=20, patch_size=4)
+def test_what_a_reader_cannot_compute_is_named_by_an_export(case, tmp_path, caplog):
+    settings, in_timm, in_transformers = STATED[case]
     processor = HfViTImageProcessor(size=20, **settings)
-    assert (not beyond_pillow(processor.settings())) == is_equal
+    height = output_size(processor)[0]
+    model = tiny(image_size=height, patch_size=4)
+    export(model, tmp_path / "timm", to="timm", processor=processor)
+    assert (not caplog.messages) == in_timm
+    caplog.clear()
     export(model, tmp_path / "out", to="transformers", processor=processor)
-    assert ("lacks" in caplog.text) != is_equal
+    assert (not caplog.messages) == in_transformers
