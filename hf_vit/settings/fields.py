@@ -170,18 +170,23 @@ class TrainingSettings(DataSettings):
     adam_beta2: float = _optimizer(0.999, "decay of the second moment of adamw", at_least=0, below=1)
     adam_epsilon: float = _optimizer(1e-8, "epsilon of adamw, added to the root of the second moment")
     weight_decay: float = _optimizer(
-        0.0, "weight decay of matmul and convolution kernels; sgd adds it to the gradient (L2)", at_least=0
+        0.0, "weight decay of matmul and convolution kernels; see weight_decay_convention", at_least=0
     )
     weight_decay_convention: Literal["torch", "jax"] = _optimizer(
         "torch",
-        "weight decay of adamw in a step; torch: times the learning rate; jax (big_vision): times the learning rate "
-        "divided by its peak",
+        "what a step takes off a weight; torch: weight_decay times the layer's learning rate (sgd adds it to the "
+        "gradient, so the momentum holds it too); jax (big_vision): weight_decay times the learning rate divided by "
+        "its peak, the same for every layer and outside the momentum of every optimizer",
     )
     max_grad_norm: float | None = _optimizer(
         1.0, "clip the global gradient norm to this value; none: no clipping", above=0
     )
     layer_decay: float | None = _optimizer(
-        None, "layer-wise decay: a layer's learning rate divided by the next layer's; by default 1", above=0, at_most=1
+        None,
+        "layer-wise decay: a layer's learning rate divided by the next layer's; by default 1. With "
+        "weight_decay_convention torch, the weight decay of early layers shrinks alike; with jax it does not",
+        above=0,
+        at_most=1,
     )
     freeze: list[str] = _optimizer(
         list, "parameters to freeze: encoder, embeddings, 'first 6 layers', or regular expressions of their names"
@@ -304,9 +309,11 @@ class TrainingSettings(DataSettings):
             raise ValueError("class_sampling and class_weights both balance the classes: choose one")
         if self.teacher and (wrong := self.changed("class_weights label_smoothing")):
             raise ValueError(f"{', '.join(wrong)} has no effect with teacher, which replaces the labels: unset one")
-        needs_float32 = self.optimizer == "muon" or (self.optimizer == "sgd" and self.weight_decay)
-        if self.momentum_dtype == "bfloat16" and needs_float32:
-            raise ValueError("momentum_dtype must be float32 for muon, and for sgd with weight_decay")
+        has_l2 = self.optimizer == "sgd" and self.weight_decay and self.weight_decay_convention == "torch"
+        if self.momentum_dtype == "bfloat16" and (self.optimizer == "muon" or has_l2):
+            raise ValueError(
+                "momentum_dtype must be float32 for muon, and for sgd with weight_decay in torch's convention"
+            )
         self._check_schedule()
         self._check_images()
 

@@ -82,36 +82,37 @@ def layer_of(name: str, num_layers: int) -> int:
     return num_layers + 1 if match is None else int(match[1]) + 1
 
 
-def parameter_groups(model: nn.Module, weight_decay: float = 0.0, layer_decay: float | None = None) -> list[_State]:
+def parameter_groups(model: nn.Module, settings: TrainingSettings) -> list[_State]:
     """Return parameter groups for an optimizer; `lr_scale` multiplies the schedule (see `set_learning_rate`).
 
-    Args:
-        weight_decay: weight decay of `kernel_names(model)`; other parameters have none.
-        layer_decay: ratio of a layer's learning rate to that of the next layer.
+    Kernels (`kernel_names`) have weight decay, other parameters none. All optimizers here that decouple it, as AdamW
+    does, subtract `lr(step) * lr_scale * group["weight_decay"] * weight`. So the convention is a matter of the groups:
+
+    * torch: `weight_decay` itself. The decay of a layer follows its learning rate, as in BEiT's and MAE's fine-tuning.
+    * jax: big_vision chains `add_decayed_weights` behind the rates of the layers and before the schedule, whose peak is
+      1 (big_vision/optax.py), so it subtracts `lr(step) / learning_rate * weight_decay * weight` for every layer. Its
+      1e-4 is torch's 0.1 at a peak rate of 1e-3.
 
     Returns:
         Groups of which each has either only "hidden_matrices" (of linear layers in the encoder's blocks) or none.
     """
-    kernels, num_layers = kernel_names(model), _count_layers(model)
-    groups: dict[tuple[float, float, bool], _State] = {}
+    kernels = kernel_names(model)
+    num_layers = _count_layers(model)
+    groups: dict[tuple[bool, float, bool], _State] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        decay = weight_decay if name in kernels else 0.0
-        scale = layer_decay ** (num_layers + 1 - layer_of(name, num_layers)) if layer_decay else 1.0
-        is_hidden = name in kernels and parameter.ndim == 2 and re.search(_LAYER_NUMBER, name) is not None
+        is_kernel = name in kernels
+        scale = 1.0
+        if settings.layer_decay is not None:
+            scale = settings.layer_decay ** (num_layers + 1 - layer_of(name, num_layers))
+        decay = settings.weight_decay if is_kernel else 0.0
+        if settings.weight_decay_convention == "jax":
+            decay /= settings.learning_rate * scale
+        is_hidden = is_kernel and parameter.ndim == 2 and re.search(_LAYER_NUMBER, name) is not None
         empty = {"params": [], "weight_decay": decay, "lr_scale": scale, "hidden_matrices": is_hidden}
-        groups.setdefault((decay, scale, is_hidden), empty)["params"].append(parameter)
+        groups.setdefault((is_kernel, scale, is_hidden), empty)["params"].append(parameter)
     return list(groups.values())
-
-
-def torch_weight_decay(weight_decay: float, convention: str, learning_rate: float) -> float:
-    """Convert a weight decay in either convention to torch's AdamW.
-
-    torch subtracts `lr(step) * weight_decay * weight`. optax's `add_decayed_weights` under big_vision's schedule
-    subtracts `lr(step) / learning_rate * weight_decay * weight`: its 1e-4 is torch's 0.1 at a peak rate of 1e-3.
-    """
-    return weight_decay if convention == "torch" else weight_decay / learning_rate
 
 
 def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
@@ -123,13 +124,14 @@ def build_optimizer(settings: TrainingSettings, model: nn.Module, fused: bool = 
     Raises:
         ValueError: the optimizer is Muon, but there is nothing for it to train.
     """
-    decay = torch_weight_decay(settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
-    groups = parameter_groups(model, decay, settings.layer_decay)
+    groups = parameter_groups(model, settings)
     rate, momentum, epsilon = settings.learning_rate, settings.momentum, settings.adam_epsilon
     is_compact, betas = settings.momentum_dtype == "bfloat16", (settings.adam_beta1, settings.adam_beta2)
     if settings.optimizer == "sgd":
         if is_compact:
             return Bfloat16MomentumSGD(groups, rate, momentum)
+        if settings.weight_decay and settings.weight_decay_convention == "jax":
+            return DecoupledSGD(groups, rate, momentum)
         return torch.optim.SGD(groups, rate, momentum, fused=fused)
     if settings.optimizer == "adamw":
         if is_compact:
@@ -211,6 +213,28 @@ def _decayed(settings: TrainingSettings, step: int, num_steps: int) -> float:
     return final + (rate - final) * share
 
 
+class DecoupledSGD(torch.optim.SGD):
+    """SGD with momentum whose weight decay stays out of the momentum, as AdamW's stays out of the moments.
+
+    `weight -= lr * (velocity + weight_decay * weight)`, as big_vision chains `momentum_hp` and `add_decayed_weights`.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9):
+        groups = [{**group, "weight_decay": 0.0, "decoupled_decay": group["weight_decay"]} for group in params]
+        super().__init__(groups, lr, momentum)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch has two overloads
+        """Take one step; `closure` (part of torch's interface) is called first if given."""
+        loss = closure() if closure else None
+        for group in self.param_groups:
+            trained = _local(parameter for parameter in group["params"] if parameter.grad is not None)
+            if trained and group["decoupled_decay"]:
+                torch._foreach_mul_(trained, 1 - group["lr"] * group["decoupled_decay"])
+        super().step()
+        return loss
+
+
 class _Bfloat16MomentumOptimizer(torch.optim.Optimizer):
     """Optimizer with its first moment in bfloat16, as in optax with `accumulator_dtype` or `mu_dtype`.
 
@@ -279,18 +303,22 @@ def _to_bfloat16(number: float) -> float:
 
 
 class Bfloat16MomentumSGD(_Bfloat16MomentumOptimizer):
-    """SGD with bfloat16 momentum, as in the original's fine-tuning (`optax.sgd(accumulator_dtype="bfloat16")`)."""
+    """SGD with bfloat16 momentum, as in the original's fine-tuning (`optax.sgd(accumulator_dtype="bfloat16")`).
+
+    The weight decay stays out of the momentum, as in `DecoupledSGD`.
+    """
 
     moment = "momentum_buffer"
 
-    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9):
-        super().__init__(params, {"lr": lr, "momentum": momentum})
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9, weight_decay: float = 0.0):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     def _update(
         self, parameters: _Tensors, gradients: _Tensors, moments: _Tensors, states: list[_State], group: _State
     ) -> None:
         torch._foreach_mul_(moments, _to_bfloat16(group["momentum"]))
         torch._foreach_add_(moments, gradients)
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_sub_(parameters, moments, alpha=group["lr"])
 
 

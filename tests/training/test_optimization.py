@@ -27,7 +27,7 @@ def settings_with(**changes) -> FinetuneSettings:
 
 def test_groups_hold_every_trainable_parameter_once(model):
     freeze_parameters(model, [r"layers\.0\."])
-    groups = optimization.parameter_groups(model, weight_decay=0.1, layer_decay=0.5)
+    groups = optimization.parameter_groups(model, settings_with(weight_decay=0.1, layer_decay=0.5))
     held = [id(parameter) for group in groups for parameter in group["params"]]
     expected = [id(parameter) for parameter in model.parameters() if parameter.requires_grad]
     assert sorted(held) == sorted(expected)
@@ -35,7 +35,7 @@ def test_groups_hold_every_trainable_parameter_once(model):
 
 
 def test_layer_decay_falls_from_head_to_embeddings(model):
-    groups = optimization.parameter_groups(model, layer_decay=0.5)
+    groups = optimization.parameter_groups(model, settings_with(layer_decay=0.5))
     scale = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
     assert scale[id(model.classifier.weight)] == 1
     assert scale[id(model.vit.layernorm.weight)] == 1
@@ -68,14 +68,34 @@ def test_freezing(model):
     assert sorted(freeze_parameters(resnet, ["first 2 layers"])) == sorted(expected)
 
 
-def test_published_decay_conversion():
+def test_published_decay_conversion(model):
     """big_vision's 1e-4 at a peak of 1e-3 is torch's 0.1 (arXiv 2205.01580 against its PyTorch reproductions)."""
-    assert optimization.torch_weight_decay(1e-4, "jax", 1e-3) == pytest.approx(0.1)
-    assert optimization.torch_weight_decay(0.1, "torch", 1e-3) == 0.1
+    settings = settings_with(weight_decay=1e-4, weight_decay_convention="jax", learning_rate=1e-3)
+    decays = {group["weight_decay"] for group in optimization.parameter_groups(model, settings)}
+    assert sorted(decays) == pytest.approx([0.0, 0.1])
+
+
+def test_decay_stays_out_of_bfloat16_momentum():
+    """Without gradients, jax's convention multiplies by 1 - lr / peak * wd in each step (big_vision/optax.py)."""
+    layer = torch.nn.Linear(13, 9)
+    expected = layer.weight.detach().double().numpy().copy()
+    optimizer = build_optimizer(settings_with(weight_decay=0.3, **JAX, **BFLOAT16), layer)
+    for rate in (0.1, 0.05, 0.02):
+        for parameter in layer.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        set_learning_rate(optimizer, rate)
+        optimizer.step()
+        expected *= 1 - rate / 0.1 * 0.3
+    np.testing.assert_allclose(layer.weight.detach().numpy(), expected, rtol=1e-6)
+    settings = {"output_dir": "out", "model": "m", "dataset": "d", "steps": 1, "weight_decay": 0.3, **BFLOAT16}
+    settings_with(**settings, **JAX).validate()
+    with pytest.raises(ValueError, match="momentum_dtype"):
+        settings_with(**settings).validate()
 
 
 BFLOAT16 = {"momentum_dtype": "bfloat16"}
-ADAM = {"optimizer": "adamw", "weight_decay_convention": "jax"}
+JAX = {"weight_decay_convention": "jax"}
+ADAM = {"optimizer": "adamw", **JAX}
 OPTAX = {
     # run of goldens/training/optimizers.npz -> settings besides its own, and the largest difference
     "sgd": (BFLOAT16, 2e-3),
@@ -88,12 +108,14 @@ OPTAX = {
 }
 
 
-def test_muon_follows_its_paper_for_hidden_matrices_only(model):
+@pytest.mark.parametrize(("convention", "decay"), [("torch", 0.1), ("jax", 0.001)])
+def test_muon_follows_its_paper_for_hidden_matrices_only(model, convention, decay):
     """arXiv 2502.16982, equations 1 to 4, in NumPy's float64: five times the quintic of the singular values.
 
     Momentum as torch keeps it: an average, which the iteration makes the same. It runs in bfloat16.
     """
-    settings = settings_with(optimizer="muon", learning_rate=0.01, weight_decay=0.1, momentum=0.95)
+    settings = settings_with(optimizer="muon", learning_rate=0.01, weight_decay=decay, momentum=0.95)
+    settings.weight_decay_convention = convention  # jax: 0.001 at a peak rate of 0.01 is torch's 0.1
     optimizer, generator = build_optimizer(settings, model), np.random.default_rng(0)
     matrices = {name for name in optimization.kernel_names(model) if ".layers." in name}
     assert len(matrices) == 3 * 6
@@ -216,24 +238,50 @@ def test_layers_of_learning_rate_decay():
     assert optimization.layer_of("bit.norm.weight", 8) == 9
 
 
-def test_weight_decay_of_sgd_is_l2_on_kernels(model):
-    """arXiv 1912.11370 pre-trains so; NumPy in float64: v = 0.9 v + (g + wd w); w = w - lr v."""
-    settings = settings_with(optimizer="sgd", weight_decay=0.3)
-    optimizer = build_optimizer(settings, model.double())
-    generator, kernels = np.random.default_rng(0), optimization.kernel_names(model)
-    expected = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
-    velocity = {name: np.zeros_like(value) for name, value in expected.items()}
-    for rate in (0.1, 0.05, 0.02):
-        set_learning_rate(optimizer, rate)
+DECAY = {"weight_decay": 0.03, "layer_decay": 0.5}
+
+
+@pytest.mark.parametrize("convention", ["torch", "jax"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_weight_decay_by_its_definition(model, optimizer, convention):
+    """NumPy in float64, from the definitions.
+
+    torch: sgd has v = 0.9 v + (g + wd w) (arXiv 1912.11370 pre-trains so), AdamW is decoupled (arXiv 1711.05101,
+    algorithm 2), and both multiply by the layer's rate. jax: big_vision/optax.py scales the gradient's part by the rate
+    of the layer, adds wd w, and multiplies both by the schedule, whose peak is 1.
+    """
+    peak = 0.1
+    settings = settings_with(**DECAY, optimizer=optimizer, weight_decay_convention=convention, learning_rate=peak)
+    built = build_optimizer(settings, model.double())
+    generator = np.random.default_rng(0)
+    kernels = optimization.kernel_names(model)
+    weights = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+    first = {name: np.zeros_like(value) for name, value in weights.items()}
+    second = {name: np.zeros_like(value) for name, value in weights.items()}
+    for step, rate in enumerate((0.1, 0.05, 0.02), 1):
+        set_learning_rate(built, rate)
         for name, parameter in model.named_parameters():
             gradient = generator.standard_normal(parameter.shape)
-            parameter.grad = torch.from_numpy(gradient)
-            decay = 0.3 * expected[name] if name in kernels else 0
-            velocity[name] = 0.9 * velocity[name] + gradient + decay
-            expected[name] = expected[name] - rate * velocity[name]
-        optimizer.step()
+            parameter.grad = torch.from_numpy(gradient.copy())
+            decayed = 0.03 * weights[name] if name in kernels else 0 * weights[name]
+            layer_rate = rate * 0.5 ** (4 - optimization.layer_of(name, 3))
+            if optimizer == "adamw":
+                first[name] = 0.9 * first[name] + 0.1 * gradient
+                second[name] = 0.999 * second[name] + 0.001 * gradient**2
+                update = first[name] / (1 - 0.9**step) / (np.sqrt(second[name] / (1 - 0.999**step)) + 1e-8)
+            else:
+                first[name] = 0.9 * first[name] + gradient
+                if convention == "torch":
+                    first[name] += decayed
+                update = first[name]
+            weights[name] = weights[name] - layer_rate * update
+            if convention == "jax":
+                weights[name] -= rate / peak * decayed
+            elif optimizer == "adamw":
+                weights[name] -= layer_rate * decayed
+        built.step()
     for name, parameter in model.named_parameters():
-        np.testing.assert_allclose(parameter.detach().numpy(), expected[name], atol=1e-12)
+        np.testing.assert_allclose(parameter.detach().numpy(), weights[name], atol=1e-11, err_msg=name)
 
 
 # Schedules

@@ -23,7 +23,7 @@ from hf_vit.conversion.tables import expand
 from hf_vit.data.splits import Split
 from hf_vit.settings.fields import FinetuneSettings, PretrainSettings
 from hf_vit.training.build import build_config, build_for_pretraining, count_steps, load_for_finetuning, set_head_bias
-from hf_vit.training.optimization import build_schedule, kernel_names, torch_weight_decay
+from hf_vit.training.optimization import build_schedule, kernel_names
 
 from ..paths import GOLDENS
 from ..tiny_models import SIZES, save_tiny, tiny
@@ -74,14 +74,16 @@ SAME = """batch_size epochs warmup_steps schedule decay_steps learning_rate fina
 
 def ours(settings: FinetuneSettings | PretrainSettings, original: dict[str, Any]) -> dict[str, Any]:
     randaugment = [settings.randaugment_layers, settings.randaugment_magnitude]
-    decay = (settings.weight_decay, settings.weight_decay_convention, settings.learning_rate)
+    decay = settings.weight_decay
+    if settings.weight_decay_convention == "jax":
+        decay /= settings.learning_rate
     images: Any = range(original.get("data_size_for_steps") or 0)
     fields = {name: getattr(settings, name) for name in SAME}
     fields |= {
         "steps": count_steps(settings, images) if images and settings.steps is None else settings.steps,
         "optimizer": settings.optimizer,
         "momentum": settings.momentum if settings.optimizer == "sgd" else settings.adam_beta1,
-        "weight_decay": torch_weight_decay(*decay),
+        "weight_decay": decay,
         "clip_norm": settings.max_grad_norm,
         "randaugment": randaugment if settings.randaugment_layers else None,
         "mixup": settings.mixup_alpha,
