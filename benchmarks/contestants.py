@@ -165,7 +165,7 @@ def logits_of(output: Any) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output.logits
 
 
-# OpenVINO and ONNX Runtime on the ONNX export of the same weights, without `hf_vit.backends`: a comparison shows
+# OpenVINO and ONNX Runtime on the ONNX export of the same weights, without `hf_vit.runtimes`: a comparison shows
 # its overhead or gain. Each gets the latency setting, the shape of the images and the number of threads when it is
 # loaded. Inputs are not copied.
 

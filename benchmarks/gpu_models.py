@@ -23,11 +23,11 @@ from PIL import Image
 from torch.nn import functional as F
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.analysis.compute import FLOPS_PER_MULTIPLY_ADD, count_compute
 from hf_vit.data.augmentation import TrainTransform, sample_generator
 from hf_vit.data.device_augmentation import CropTransform, DeviceAugmentation
 from hf_vit.data.loaders import collate_fn
 from hf_vit.data.workers import count_processors
+from hf_vit.models.compute import FLOPS_PER_MULTIPLY_ADD, count_compute
 from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.settings.fields import TrainingSettings

@@ -79,7 +79,7 @@ class Kind(NamedTuple):
 def kinds() -> list[Kind]:
     """All kinds of the catalog whose architecture has a name and whose size is one."""
     from hf_vit.catalog import released
-    from hf_vit.variants import VARIANTS
+    from hf_vit.models.registry import VARIANTS
 
     best = {
         (variant, 224): Kind(variant, 224, accuracy, f"{name}.augreg_in21k_ft_in1k", _TIMM)
@@ -140,7 +140,7 @@ def cost_of(kind: Kind) -> dict:
     """Parameters and multiply-adds of one image, without weights."""
     import torch
 
-    from hf_vit.analysis.compute import count_multiply_adds
+    from hf_vit.models.compute import count_multiply_adds
 
     with torch.device("meta"):
         model = build(kind)
@@ -154,7 +154,7 @@ def build(kind: Kind) -> Any:
     from transformers import AutoModelForImageClassification
 
     import hf_vit  # noqa: F401 - registers the Auto classes
-    from hf_vit.variants import config_of_variant
+    from hf_vit.models.registry import config_of_variant
 
     config = config_of_variant(kind.variant, image_size=kind.image_size, num_labels=1000)
     model = AutoModelForImageClassification.from_config(config).eval()

@@ -9,9 +9,9 @@ from common import report_progress, table, take_turns
 from transformers import AutoModelForImageClassification
 
 from hf_vit import HfViTConfig
-from hf_vit.analysis.compute import Compute, count_compute
 from hf_vit.analysis.figures import plot_lines
-from hf_vit.variants import config_of_variant
+from hf_vit.models.compute import Compute, count_compute
+from hf_vit.models.registry import config_of_variant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,9 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_vit.analysis.compute import count_multiply_adds, training_exaflops
+from hf_vit.analysis.compute import training_exaflops
 from hf_vit.data.sources import load_split
 from hf_vit.files.output import write_json
+from hf_vit.models.compute import count_multiply_adds
 from hf_vit.settings.fields import PretrainSettings
 from hf_vit.settings.options import parse_settings
 from hf_vit.settings.recipes import dump

@@ -96,12 +96,12 @@ def _train_with_hf_vit(options: argparse.Namespace) -> dict:
 
     from hf_vit.data.sources import load_split
     from hf_vit.data.splits import open_split
-    from hf_vit.devices import keep_freed_memory, start_accelerator
     from hf_vit.models.configuration_hf_vit import HfViTConfig
     from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
     from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
     from hf_vit.settings.fields import FinetuneSettings
     from hf_vit.settings.options import parse_settings
+    from hf_vit.training.launch import keep_freed_memory, start_accelerator
     from hf_vit.training.trainer import Trainer
 
     split = open_split(load_split(str(options.images), "train"))

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from . import analysis as analysis
-    from . import backends as backends
     from . import conversion as conversion
+    from . import runtimes as runtimes
     from .auditing.audit import audit as audit
-    from .backends.choosing import use_backend as use_backend
     from .evaluation.calibration import calibrate as calibrate
+    from .evaluation.protocols import evaluate as evaluate
     from .hub.pushing import push as push
     from .hub.pushing import push_saved as push_saved
     from .hub.remote_code import add_code as add_code
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .inference.predictor import predict as predict
     from .inference.predictor import predict_batches as predict_batches
     from .loading import load as load
+    from .loading import use_backend as use_backend
     from .models.configuration_hf_bit import HfBiTConfig as HfBiTConfig
     from .models.configuration_hf_vit import HfViTConfig as HfViTConfig
     from .models.configuration_hf_vit import HfViTHybridConfig as HfViTHybridConfig
@@ -40,8 +41,7 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .models.modeling_masked_patch_prediction import (
         HfViTHybridForMaskedPatchPrediction as HfViTHybridForMaskedPatchPrediction,
     )
-    from .protocols import evaluate as evaluate
-    from .quantization import quantize as quantize
+    from .runtimes.quantization import quantize as quantize
     from .training.api import finetune as finetune
     from .training.api import pretrain as pretrain
     from .training.planning import plan as plan
@@ -57,20 +57,19 @@ _PUBLIC = {
     ".models.modeling_masked_patch_prediction": "HfViTForMaskedPatchPrediction HfViTHybridForMaskedPatchPrediction",
     ".models.modeling_hf_bit": "HfBiTModel HfBiTForImageClassification HfBiTBackbone",
     ".models.image_processing_hf_vit": "HfViTImageProcessor",
-    ".loading": "load",
+    ".loading": "load use_backend",
     ".hub.pushing": "push push_saved",
     ".hub.remote_code": "add_code",
-    ".backends.choosing": "use_backend",
-    ".quantization": "quantize",
+    ".runtimes.quantization": "quantize",
     ".inference.predictor": "predict predict_batches embed Predictor",
     ".evaluation.calibration": "calibrate",
     ".training.api": "finetune pretrain",
     ".training.planning": "plan",
-    ".protocols": "evaluate",
+    ".evaluation.protocols": "evaluate",
     ".auditing.audit": "audit",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
-_MODULES = ("conversion", "analysis", "backends")
+_MODULES = ("conversion", "analysis", "runtimes")
 
 __all__ = ["__version__", *_HOME, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -81,7 +80,9 @@ def __getattr__(name: str):
     elif name in _MODULES:
         value = import_module(f".{name}", __name__)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .files.removed_names import refuse_removed
+
+        refuse_removed(__name__, name)
     globals()[name] = value
     return value
 
@@ -97,4 +98,4 @@ if not getattr(sys.modules.get("hf_vit_command"), "is_running", False):
             "hf_vit needs simplejpeg, which decodes JPEGs as TensorFlow does. Run `pip install simplejpeg`; if there "
             "is no wheel for this machine, pip builds it with CMake and a C compiler."
         )
-    import_module(".registration", __name__)
+    import_module(".models.registry", __name__)

@@ -37,8 +37,8 @@ from .models.image_processing_hf_vit import (
     sync_processor_size,
 )
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
+from .models.registry import AUTO_MODELS, CONFIGURATIONS, MODEL_CLASSES
 from .models.utils import HUB_NAME, LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
-from .registration import AUTO_MODELS, CONFIGURATIONS, MODEL_CLASSES
 
 # Of a training run or a calibration, for the card of a model.
 REPORTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
@@ -136,10 +136,35 @@ def load(
     if backend is None and head == "keep" and files.find(QUANTIZATION_RECORD) is not None:
         backend = "int8"
     if backend is not None:
-        from .backends.choosing import use_backend  # imports torch's exporters
-
         model = use_backend(model, backend, **files.where)
     return model, processor
+
+
+def use_backend(model: Any, backend: str, batch_size: int = 1, **where: Any) -> Any:
+    """Return a model that computes the same through a backend.
+
+    Args:
+        model: an encoder or classifier of this package; it is not changed.
+        backend: "eager" (the model itself), "torch" (`optimize_for_inference`), "openvino" (`OpenVINOModel`),
+            "onnxruntime" (`ONNXRuntimeModel`), "int8" (`Int8Model`, of the folder that the model was loaded from), or
+            "auto" for the fastest of torch and the installed ones in the model's own precision.
+        batch_size: usual number of images of a forward.
+        where: arguments of `from_pretrained` that locate files, such as `revision`, for "int8".
+
+    Raises:
+        ImportError: the backend's extra is not installed.
+        ValueError: the backend is unknown, or cannot compute this model.
+
+    Example:
+        >>> import hf_vit
+        >>> model, processor = hf_vit.load("folder")
+        >>> model = hf_vit.use_backend(model, "torch")
+    """
+    if backend == "eager":
+        return model
+    from .runtimes.choosing import make_backend  # programs and their exporters: only when one is asked for
+
+    return make_backend(model, backend, batch_size, **where)
 
 
 def model_and_processor(model: Any, backend: str | None = None, **settings: Any) -> tuple[Any, Any]:

@@ -97,8 +97,8 @@ def serve(has_hf_vit: bool) -> None:
         import matplotlib.figure  # noqa: F401
         from matplotlib.backend_bases import FigureCanvasBase
 
-        import hf_vit.evaluation.metrics  # noqa: F401
         import hf_vit.hub.cards  # noqa: F401
+        import hf_vit.inference.metrics  # noqa: F401
         import hf_vit.models.modeling_hf_vit  # noqa: F401
         import hf_vit.training.api  # noqa: F401
         from hf_vit.data.sources import load_digits

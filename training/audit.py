@@ -21,11 +21,11 @@ try:
 
     from hf_vit.auditing.audit import run_audit
     from hf_vit.data.issues import Issue
-    from hf_vit.devices import start_accelerator
     from hf_vit.settings.fields import AuditSettings
     from hf_vit.settings.options import parse_settings
     from hf_vit.settings.recipes import show
     from hf_vit.training.api import run_script
+    from hf_vit.training.launch import start_accelerator
 except KeyboardInterrupt:  # imports take seconds
     print("error: interrupted", file=sys.stderr)
     sys.exit(130)

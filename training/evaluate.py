@@ -19,7 +19,7 @@ try:
 
     from accelerate import PartialState
 
-    from hf_vit.protocols import run_protocol, summarize
+    from hf_vit.evaluation.protocols import run_protocol, summarize
     from hf_vit.settings.fields import EvaluateSettings
     from hf_vit.settings.options import parse_settings
     from hf_vit.settings.recipes import show

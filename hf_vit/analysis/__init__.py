@@ -6,18 +6,9 @@ Functions that analyze a model return NumPy arrays; the `plot_` functions draw t
 from typing import NoReturn
 
 from ..files.removed_names import refuse_removed
+from ..models.compute import Compute, Part, count_compute
 from .attention import attention_distance, attention_maps, attention_rollout
-from .compute import (
-    Compute,
-    Part,
-    Run,
-    accelerator_days,
-    count_compute,
-    load_config,
-    published_runs,
-    read_runs,
-    training_exaflops,
-)
+from .compute import Run, accelerator_days, load_config, published_runs, read_runs, training_exaflops
 from .figures import (
     plot_attention_distance,
     plot_attention_maps,

@@ -15,6 +15,7 @@ from ..files.download import fetch_image
 from ..files.output import check_no_model, new_folder, refuse_inputs
 from ..files.pages import data_uri, render_page
 from ..files.predictions import Prediction, most_likely
+from ..models.compute import Compute, count_compute
 from ..models.configuration_hf_vit import score_function
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from . import figures
@@ -26,7 +27,6 @@ from .attention import (
     attention_rollout,
     check_weights,
 )
-from .compute import Compute, count_compute
 from .weights import embedding_filters, position_similarity
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from ..data.sources import names_of_splits
 from ..data.splits import Split, assign_folds, open_named, source_of
 from ..data.summary import log_splits, write_unused
 from ..data.workers import count_workers
-from ..devices import start_accelerator
 from ..evaluation.features import Extractor, LogisticRegression
 from ..files.output import own_file, refuse_existing, write_text
 from ..files.pages import data_uri, page_color, render_page
@@ -38,6 +37,7 @@ from ..loading import check_name
 from ..models.image_reading import ImageReadingError, is_npy, read_for_display, read_image, read_size
 from ..settings.fields import AuditSettings, EvaluateSettings
 from ..settings.recipes import build_settings
+from ..training.launch import start_accelerator
 from .duplicates import SIDE, find_near_duplicates
 
 _KINDS = {

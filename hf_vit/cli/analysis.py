@@ -79,7 +79,6 @@ def compute(
             figure.savefig(temporary)
         print(f"saved {output}")
         return
-    from .. import registration as registration  # registers our types with AutoConfig
     from ..analysis.compute import as_text, estimate, table_as_text, table_rows
 
     if table is not None:

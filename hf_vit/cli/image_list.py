@@ -192,7 +192,7 @@ def load_on(
     silence_progress_bars()
     import torch
 
-    from ..loading import best_checkpoint_dir, load
+    from ..loading import best_checkpoint_dir, load, use_backend
 
     if (best := best_checkpoint_dir(folder)) is not None:
         print(f"{folder} has the weights of the last step; the best weights are in {best}", file=sys.stderr)
@@ -212,7 +212,5 @@ def load_on(
         model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides its type
     if backend is None:
         return model, processor
-    from ..backends.choosing import use_backend  # imports torch's exporters
-
     part: Any = model.base_model if features and backend != "int8" else model
     return use_backend(part, backend, batch_size), processor

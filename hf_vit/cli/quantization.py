@@ -30,7 +30,7 @@ def quantize(
         raise ValueError(f"--min-agreement is {min_agreement} (expected 0 to 1)")
     refuse_existing(output, overwrite)
     silence_progress_bars()
-    from ..quantization import quantize
+    from ..runtimes.quantization import quantize
 
     record = quantize(folder, output, calibrate, min_agreement=min_agreement, overwrite=overwrite)
     measured, top1, seconds = record["held_out"], record.get("top1"), record["seconds"]

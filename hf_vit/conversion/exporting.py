@@ -3,7 +3,7 @@
 import copy
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,32 +19,20 @@ from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.utils import check_choice
-from .any_size import ANY_SIZE, make_any_size_onnx
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
-from .deployment import RUNTIMES, export_deployment
 from .jax.checkpoints import JaxSource
 from .jax.tables import POSITIONS
-from .programs import export_onnx, export_torch, write_onnx
 from .recognition import SOURCES, recognize
 from .source import Naming, Request, Source, record_of
 from .tables import ConversionError, name_checkpoint
-from .web import write_web_page
 
 logger = logging.get_logger(__name__)
 
-_PROGRAMS: dict[str, Callable[..., None]] = {
-    "onnx": export_onnx,
-    "torch-export": export_torch,
-}
 _WRITERS = [source for source in SOURCES if source.format]
 # The options of each format
-FORMATS: dict[str, tuple[str, ...]] = {
-    "jax": ("dialect", "original"),
-    "transformers": (),
-    "timm": (),
-    **dict.fromkeys((*_PROGRAMS, *RUNTIMES), ("size",)),
-    "web": ("runtime",),
-}
+_CHECKPOINTS = {"jax": ("dialect", "original"), "transformers": (), "timm": ()}
+_PROGRAMS = {"onnx": ("size",), "openvino": ("size",), "torch-export": ("size",), "web": ("runtime",)}
+FORMATS: dict[str, tuple[str, ...]] = {**_CHECKPOINTS, **_PROGRAMS}
 
 
 def export(
@@ -73,9 +61,9 @@ def export(
       `ViTForMaskedImageModeling` for masked patch prediction of pixels. The pixel values of its image processor differ,
       because it resizes in another way.
     - "onnx" (extra `export`) and "openvino" (extra `openvino`): a deployment folder, which runs without this package
-      and torch; see `export_deployment`. For "onnx" a `path` that ends in .onnx is the program alone.
+      and torch; see `hf_vit.runtimes.deployment`. For "onnx" a `path` that ends in .onnx is the program alone.
     - "torch-export": a `torch.export` program, a .pt2 file; `torch.export.load(path).module()` runs it.
-    - "web": a static page that classifies in a browser; see `write_web_page`.
+    - "web": a static page that classifies in a browser; see `hf_vit.runtimes.web`.
 
     Programs take any batch size; those of ONNX and OpenVINO compute in float32.
 
@@ -90,8 +78,8 @@ def export(
             model) are copied, one array at a time; names, prefix, order, stacking and dtypes are those of this file.
         size: for programs, the image size in pixels: an int or (height, width), by default the model's own; position
             embeddings are resampled once. "dynamic" (not in a deployment folder) means every size that the patches
-            divide. For "onnx" also "any", a program that resizes images itself: see `any_size`.
-        runtime: for "web"; see `write_web_page`.
+            divide. For "onnx" also "any", a program that resizes images itself: see `hf_vit.runtimes.any_size`.
+        runtime: for "web"; see `hf_vit.runtimes.web`.
         overwrite: replace what exists at `path`.
 
     Returns:
@@ -118,15 +106,10 @@ def export(
         if size is not None and not isinstance(size, str):
             model.set_image_size(size)
         cast(Any, model).make_fixed()
-    if to == "web":
-        name = Path(model.config.name_or_path or "").name or "the model"
-        write_web_page(path, {name: (model, processor)}, runtime=runtime, overwrite=overwrite)
-    elif to in RUNTIMES and not (to == "onnx" and Path(path).suffix == ".onnx"):
-        export_deployment(model, path, to, processor, size, overwrite)
-    elif size == ANY_SIZE and to == "onnx":
-        write_onnx(path, overwrite, lambda: make_any_size_onnx(model, processor))
-    elif to in _PROGRAMS:
-        _PROGRAMS[to](model, path, size, overwrite)
+    if to in _PROGRAMS:
+        from ..runtimes.exporting import export_program  # the leaf of programs, only when one is asked for
+
+        export_program(model, path, to, processor=processor, size=size, runtime=runtime, overwrite=overwrite)
     elif original is not None:
         _export_with_original(model, Path(path), str(original))
     else:

@@ -10,12 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..conversion.web import write_web_page
 from ..files.image_files import images_below
 from ..files.output import new_folder, refuse_inputs
 from ..hub.static_space import write_space_readme
 from ..loading import load
 from ..models.image_reading import ImageReadingError, read_image
+from ..runtimes.web import write_web_page
 
 PHOTOGRAPHS = Path(__file__).with_name("photographs")
 _CREDITS = (

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 
 from ..data.labels import match_to_model
-from ..devices import start_accelerator
 from ..files.output import refuse_existing, refuse_inputs, write_json
+from ..inference.predictions import EvaluationBatches, collect, model_inputs
+from ..inference.result_page import reliability
 from ..loading import check_name, copy_reports, resolve_model, save_folder
 from ..models.configuration_hf_vit import score_function
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..settings.fields import EvaluateSettings
 from ..settings.recipes import build_settings
+from ..training.launch import start_accelerator
 from .classification import open_default_split
 from .models import load_evaluated
-from .predictions import EvaluationBatches, collect, model_inputs
-from .result_page import reliability
 
 COVERAGES = (0.8, 0.9, 0.95, 0.99)
 REJECTED = 0.05  # share of the images of known classes that may be rejected

@@ -14,18 +14,18 @@ from ..data.labels import match_to_model, names_of
 from ..data.sources import Source
 from ..data.splits import Split, find_eval_split, open_named, source_of, split_off_holdout
 from ..data.summary import log_splits, write_unused
-from ..devices import describe_device
 from ..files.download import fetch
 from ..files.messages import join_names, shorten
 from ..files.reading import read_json, read_json_object, read_yaml
+from ..inference.predictions import EvaluationBatches, predict, score
+from ..inference.result_page import HeldOut, title_of, write_results
 from ..loading import find_model
 from ..models.configuration_hf_vit import MAX_LABELS, score_function, thresholds_of
 from ..models.image_reading import load_image, to_mode
 from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.recipes import dump
+from ..training.launch import describe_device
 from .models import load_evaluated
-from .predictions import EvaluationBatches, predict, score
-from .result_page import HeldOut, title_of, write_results
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")  # numbered from 1, in the order of the ReaL labels
@@ -116,7 +116,7 @@ def evaluate_objectnet(settings: EvaluateSettings, accelerator: Accelerator) -> 
     Raises:
         ValueError: the model does not have 1,000 classes, or no image has a class of ImageNet.
     """
-    from .metrics import set_accuracy  # importing evaluate takes seconds
+    from ..inference.metrics import set_accuracy  # importing evaluate takes seconds
 
     model, processor = load_evaluated(settings, accelerator, needs_head=True)
     if (count := model.config.num_labels) != 1000:

@@ -27,10 +27,10 @@ from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import match_to_split, require_labels
 from ..data.splits import Split, open_named
 from ..files.output import own_file, write_text
+from ..inference.predictions import TOP_K, EvaluationBatches, collect, model_inputs, score
 from ..loading import resolve_model
 from ..settings.fields import EvaluateSettings
 from .models import load_evaluated
-from .predictions import TOP_K, EvaluationBatches, collect, model_inputs, score
 
 _PIECE = 8192  # images per stored piece
 BIAS = 100.0  # a constant feature, so large that its weight is almost not regularized

@@ -4,8 +4,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from ..backends.choosing import use_backend
-from ..loading import check_classifier, load
+from ..loading import check_classifier, load, use_backend
 from ..settings.fields import EvaluateSettings
 
 

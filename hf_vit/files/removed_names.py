@@ -9,6 +9,7 @@ _NO_AOT_INDUCTOR = "use torch-export, and compile its program with torch._induct
 # names after what they are: `command X`, `configuration field X`, `format X`, `recipe X`, `setting X` (of training: a
 # keyword argument, an option, and a key of recipes).
 REMOVED_NAMES = {
+    "hf_vit.backends": "use hf_vit.runtimes",
     "hf_vit.analysis.attention_flow": "use attention_rollout",
     "hf_vit.conversion.check": "use convert(source, read_weights=False).report()",
     "hf_vit.conversion.convert_to_folder": "use convert(source, read_weights=False).save(folder)",

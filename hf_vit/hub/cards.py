@@ -24,8 +24,8 @@ from ..files.messages import shorten
 from ..files.reading import parse_json, parse_yaml, read_text
 from ..files.readme import BEGIN, END
 from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.registry import MODEL_CLASSES
 from ..models.utils import HUB_NAME, check_model_path, redact_secrets
-from ..registration import MODEL_CLASSES
 
 _JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original files
 _MARKUP = re.compile(r"[\\`*\[\]<>|~$&]")

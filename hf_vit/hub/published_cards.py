@@ -11,7 +11,7 @@ from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..variants import VARIANTS, config_of_variant
+from ..models.registry import VARIANTS, config_of_variant
 from .cards import render_card
 
 _NUM_CLASSES = {"imagenet-1k": 1000, "imagenet-21k": 21843, "oxford-flowers-102": 102, "oxford-iiit-pet": 37}

@@ -11,7 +11,7 @@ from ..files.manifest import update_manifest
 from ..files.output import json_text, write_text
 from ..files.reading import read_json_object
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..registration import AUTO_MODELS, CONFIGURATIONS
+from ..models.registry import AUTO_MODELS, CONFIGURATIONS
 
 _PROCESSOR = "preprocessor_config.json"
 

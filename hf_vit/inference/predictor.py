@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from ..files.fingerprint import fingerprint_weights
 from ..files.predictions import Prediction, lowest_scores, most_likely
 from ..files.versions import versions_of
 from ..loading import check_classifier, load, model_and_processor
@@ -107,8 +108,6 @@ class Predictor:
     def fingerprint(self) -> str:
         """SHA-256 of the task, the weights, the settings of model and processor, and the versions of the packages."""
         if self._fingerprint is None:
-            from ..backends.program_model import fingerprint_weights  # imports torch's exporters
-
             config = self.model.config.to_diff_dict()
             about = {
                 "task": self.task,

@@ -22,7 +22,18 @@ from ..data.loaders import TrainDataset, channel_statistics, train_loader
 from ..data.native_resolution import NativeDataset, NativeTransform, collate_patches
 from ..data.samplers import BatchLayout, BucketBatchSampler, StepBatchSampler
 from ..data.splits import Split
-from ..devices import (
+from ..files.messages import did_you_mean, join_names
+from ..files.removed_names import check_removed_arguments
+from ..inference.predictions import TOP_K
+from ..loading import find_model, load, set_class_names, set_preset
+from ..models.configuration_hf_bit import HfBiTConfig
+from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..models.flexible_sizes import check_mixed_sizes
+from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.pretrained import HfViTHead
+from ..models.registry import config_of_variant
+from ..settings.fields import AUTO, FinetuneSettings, PretrainSettings, TrainingSettings
+from .launch import (
     can_compile,
     has_fused_optimizers,
     is_sharded,
@@ -31,17 +42,6 @@ from ..devices import (
     mark_step,
     shard_by_layers,
 )
-from ..evaluation.predictions import TOP_K
-from ..files.messages import did_you_mean, join_names
-from ..files.removed_names import check_removed_arguments
-from ..loading import find_model, load, set_class_names, set_preset
-from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
-from ..models.flexible_sizes import check_mixed_sizes
-from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.pretrained import HfViTHead
-from ..settings.fields import AUTO, FinetuneSettings, PretrainSettings, TrainingSettings
-from ..variants import config_of_variant
 from .objectives import Classification, Distillation, MaskedPatches, Normalizer, Objective, Teacher, balanced_weights
 from .optimization import build_optimizer, freeze_parameters
 

@@ -36,7 +36,6 @@ from torch.futures import Future as WriteFuture
 
 from ..data.fingerprint import describe_fingerprint
 from ..data.splits import SKIPPED_IMAGES
-from ..devices import cpu_group, is_xla, make_states, on_cpu
 from ..files.manifest import sha256_of
 from ..files.output import (
     LOCK,
@@ -48,7 +47,9 @@ from ..files.output import (
 )
 from ..files.reading import read_json_object
 from ..files.removed_names import drop_removed_settings, with_new_keys
+from ..inference.predictions import to_cpu
 from ..settings.fields import TrainingSettings
+from .launch import cpu_group, is_xla, make_states
 from .objectives import MaskedPatches
 from .optimization import build_schedule
 
@@ -335,7 +336,7 @@ def save(trainer: "Trainer") -> None:
     if is_xla(trainer.accelerator):  # each process has all tensors, and torch.distributed is not initialized
         if not trainer.accelerator.is_main_process:
             return
-        tensors = on_cpu(tensors)
+        tensors = to_cpu(tensors)
     trainer.checkpoints.save(trainer.state.step, tensors, _state_of(trainer))
 
 

@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from ..data.labels import distinguish, names_of
 from ..data.workers import count_processors, count_workers
-from ..devices import describe_device, memory_in_use, peak_of
 from ..files.messages import join_names
 from ..loading import best_checkpoint_dir
 from ..models.configuration_hf_vit import as_pair
+from .launch import describe_device, memory_in_use, peak_of
 from .reports import describe_best, held_out_of
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _peak_images_per_second(trainer: "Trainer") -> float | None:
     peak = peak_of(describe_device(accelerator.device))
     if varies or is_partial or peak is None or accelerator.mixed_precision not in ("bf16", "fp16"):
         return None
-    from ..analysis.compute import FLOPS_PER_MULTIPLY_ADD, count_compute
+    from ..models.compute import FLOPS_PER_MULTIPLY_ADD, count_compute
 
     flops = _FORWARDS_PER_STEP * FLOPS_PER_MULTIPLY_ADD * count_compute(trainer.config).logits_multiply_adds
     return peak * accelerator.num_processes / flops

@@ -14,12 +14,12 @@ from torch.distributions import Categorical
 from torch.nn import functional as F
 
 from ..data.labels import names_of
-from ..devices import send
-from ..evaluation.predictions import Batch, EvaluationBatches, collect, cross_entropy, make_targets, model_inputs
+from ..inference.predictions import Batch, EvaluationBatches, collect, cross_entropy, make_targets, model_inputs
 from ..loading import load
 from ..models.configuration_hf_vit import as_pair, score_function
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
 from ..settings.fields import PretrainSettings, TrainingSettings
+from .launch import send
 
 _LARGEST_CACHE = 2**28  # logits, 1 GiB
 

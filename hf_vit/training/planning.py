@@ -16,7 +16,6 @@ from accelerate.utils import broadcast_object_list
 
 from ..data.samplers import BatchLayout
 from ..data.splits import Split, open_splits
-from ..devices import describe_device, start_accelerator
 from ..loading import check_name
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_processing_hf_vit import HfViTImageProcessor
@@ -25,6 +24,7 @@ from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..settings.fields import FinetuneSettings
 from ..settings.recipes import build_settings, read_recipe
 from .build import build_objective, count_steps, load_for_finetuning, train_transform, training_batches
+from .launch import describe_device, start_accelerator
 
 RECIPE = "finetune_small"
 MODELS = {f"augreg:{variant}": variant for variant in ("Ti/16", "S/16", "B/16", "L/16")}  # smallest first

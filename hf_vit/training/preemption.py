@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..devices import cpu_group
+from .launch import cpu_group
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 PREEMPTED = getattr(os, "EX_TEMPFAIL", 75)  # the exit status for temporary failures: the run can be resumed

@@ -11,14 +11,14 @@ import torch
 from PIL import Image, ImageDraw, ImageOps
 
 from ..data.labels import distinguish, names_of
-from ..devices import describe_device
-from ..evaluation.result_page import HeldOut, title_of, write_card_results, write_results
 from ..files.output import own_file, write_json
 from ..files.pages import page_color
 from ..files.versions import versions_of
+from ..inference.result_page import HeldOut, title_of, write_card_results, write_results
 from ..models.configuration_hf_vit import as_pair, thresholds_of
 from ..settings.fields import AUTO, TrainingSettings
 from ..settings.recipes import dump
+from .launch import describe_device
 
 if TYPE_CHECKING:
     from .trainer import Trainer

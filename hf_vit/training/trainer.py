@@ -25,11 +25,10 @@ from ..data.labels import distinguish, names_of
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
 from ..data.summary import write_unused
-from ..devices import mark_step, sharded_parameters
-from ..evaluation.multi_label import choose_thresholds
-from ..evaluation.predictions import EvaluationBatches, predict, score, score_classes, to_device
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
+from ..inference.multi_label import choose_thresholds
+from ..inference.predictions import EvaluationBatches, predict, score, score_classes, to_device
 from ..settings.fields import TrainingSettings
 from ..settings.recipes import dump
 from . import checkpoint
@@ -48,6 +47,7 @@ from .build import (
 )
 from .checkpoint import Checkpoints, locked_output, saved_jpeg_dct, saved_per_device
 from .console import Console
+from .launch import mark_step, sharded_parameters
 from .objectives import MaskedPatches, draw_patch_size
 from .optimization import MovingAverage, build_schedule, set_learning_rate
 from .preemption import PREEMPTED, Preempted, Preemption

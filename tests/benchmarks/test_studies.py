@@ -5,11 +5,11 @@ import csv
 import numpy as np
 import pytest
 
-from hf_vit.analysis.compute import count_compute, count_multiply_adds
+from hf_vit.models.compute import count_compute, count_multiply_adds
+from hf_vit.models.registry import config_of_variant
 from hf_vit.settings.fields import PretrainSettings
 from hf_vit.settings.recipes import build, read_recipe
 from hf_vit.training.build import build_config
-from hf_vit.variants import config_of_variant
 
 from .test_programs import load_benchmark
 

@@ -23,8 +23,8 @@ from hf_vit.data.samplers import BatchLayout, StepBatchSampler
 from hf_vit.data.sources import load_split, read_idx, split_digits
 from hf_vit.data.splits import open_split
 from hf_vit.data.workers import count_processors, count_workers
-from hf_vit.evaluation.predictions import SplitImages
 from hf_vit.inference.batches import ImageReader
+from hf_vit.inference.predictions import SplitImages
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 
 from ..photographs import encode, write_colors

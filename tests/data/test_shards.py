@@ -24,9 +24,9 @@ from hf_vit.data.samplers import BatchLayout
 from hf_vit.data.shards import ShardedDataset
 from hf_vit.data.sources import load_digits, load_split
 from hf_vit.data.splits import open_named, open_split
-from hf_vit.evaluation.predictions import SplitImages, eval_loader
 from hf_vit.files.messages import format_error
 from hf_vit.inference.batches import ImageReader
+from hf_vit.inference.predictions import SplitImages, eval_loader
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.settings.fields import EvaluateSettings
 

@@ -18,7 +18,7 @@ from hf_vit.conversion import export
 from hf_vit.data.augmentation import TrainTransform
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_split
-from hf_vit.evaluation.predictions import EvaluationBatches
+from hf_vit.inference.predictions import EvaluationBatches
 from hf_vit.runtimes.runner import Classifier
 from hf_vit.settings.fields import EvaluateSettings
 

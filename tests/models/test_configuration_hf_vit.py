@@ -8,7 +8,7 @@ from transformers.utils import logging
 import hf_vit
 from hf_vit.loading import load, save_folder
 from hf_vit.models.configuration_hf_vit import VARIANTS, HfViTConfig, HfViTHybridConfig
-from hf_vit.variants import config_of_variant
+from hf_vit.models.registry import config_of_variant
 
 from ..comparing import change_json
 from ..references import VIT_PARAMETERS

@@ -18,7 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data.splits import Split
-from hf_vit.registration import register_auto_classes
+from hf_vit.models.registry import register_auto_classes
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.scripts.pretrain import pretrain

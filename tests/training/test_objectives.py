@@ -12,7 +12,7 @@ import torch
 from scipy.special import expit, rel_entr, softmax
 
 import hf_vit
-from hf_vit.evaluation.predictions import make_targets
+from hf_vit.inference.predictions import make_targets
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.pretrain import pretrain

@@ -1,6 +1,6 @@
 """Metrics as a table for people."""
 
-from hf_vit.protocols import summarize
+from hf_vit.evaluation.protocols import summarize
 
 
 def test_numbers_of_every_protocol():

@@ -17,7 +17,6 @@ from accelerate import Accelerator
 
 from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.splits import Split
-from ..evaluation.vtab_data import Task, TaskData, join, open_task, read_table
 from ..files.output import own_file, write_json, write_text
 from ..files.reading import read_json_object
 from ..files.removed_names import drop_removed_settings
@@ -26,9 +25,10 @@ from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import PRESETS
 from ..settings.fields import EvaluateSettings, FinetuneSettings
 from ..settings.recipes import build, merge
-from .build import load_for_finetuning
-from .checkpoint import FREE_ON_RESUME
-from .trainer import Trainer, TrainingStopped
+from ..training.build import load_for_finetuning
+from ..training.checkpoint import FREE_ON_RESUME
+from ..training.trainer import Trainer, TrainingStopped
+from .vtab_data import Task, TaskData, join, open_task, read_table
 
 _SHARED = (  # fields of both EvaluateSettings and FinetuneSettings
     "image_size preset num_workers eval_batch_size mixed_precision compile compile_mode deterministic tf32 "

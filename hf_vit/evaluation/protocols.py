@@ -7,13 +7,12 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from .devices import start_accelerator
-from .evaluation import classification, features
-from .files.output import write_json
-from .loading import check_name
-from .settings.fields import EvaluateSettings, Protocol
-from .settings.recipes import build_settings
-from .training import vtab
+from ..files.output import write_json
+from ..loading import check_name
+from ..settings.fields import EvaluateSettings, Protocol
+from ..settings.recipes import build_settings
+from ..training.launch import start_accelerator
+from . import classification, features, vtab
 
 PROTOCOLS: dict[str, Callable[[EvaluateSettings, Accelerator], dict[str, Any]]] = {
     "accuracy": classification.evaluate,

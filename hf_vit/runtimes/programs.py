@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from ..conversion.source import MODELS
+from ..conversion.tables import ConversionError
 from ..files.output import list_in_marker, new_file, refuse_existing
 from ..files.versions import require
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair, thresholds_of
 from ..models.pretrained import HfVisionPreTrainedModel
-from .source import MODELS
-from .tables import ConversionError
 
 _DYNAMIC = "dynamic"
 _MAX_PATCHES = 1024  # maximum rows or columns of a program with a dynamic size

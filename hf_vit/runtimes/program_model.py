@@ -9,7 +9,6 @@ completely or not at all; a damaged one is made again. The most recently used en
 import copy
 import hashlib
 import importlib.metadata
-import json
 import os
 import shutil
 import tempfile
@@ -17,7 +16,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -27,18 +25,17 @@ from torch import nn
 from transformers import AutoModel, AutoModelForImageClassification
 from transformers.utils.generic import ModelOutput
 
-from ..conversion import programs
-from ..conversion.programs import PROGRAM_MODELS, make_onnx, make_openvino
+from ..files.fingerprint import fingerprint_weights
 from ..files.manifest import MANIFEST, check_files, write_manifest
 from ..files.output import new_folder
 from ..files.versions import require
 from ..models.packed_linear import forbid_changes
 from ..models.utils import as_pair
+from . import programs
+from .programs import PROGRAM_MODELS, make_onnx, make_openvino
 
 _Loaded = TypeVar("_Loaded")
 Program = Callable[[torch.Tensor], list[torch.Tensor]]  # (batch, channels, height, width) float32 -> its outputs
-# Fields of a configuration that change no output of a program, besides those that begin with "_".
-_NOT_COMPUTED = ("dtype", "torch_dtype", "id2label", "label2id", "architectures", "transformers_version")
 _RECORDS = ("output_hidden_states", "output_attentions")
 # Arguments that change no output: the image size is fixed, and every program returns all outputs.
 _WITHOUT_EFFECT = ("interpolate_pos_encoding", "only_pooled")
@@ -205,7 +202,7 @@ class OpenVINOModel(ProgramModel):
 
     Example:
         >>> import hf_vit
-        >>> from hf_vit.backends import OpenVINOModel
+        >>> from hf_vit.runtimes import OpenVINOModel
         >>> model, processor = hf_vit.load("folder")
         >>> model = OpenVINOModel(model)
         >>> logits = model(**processor("photo.png", return_tensors="pt")).logits
@@ -281,25 +278,6 @@ def _entry_of(model: nn.Module, fingerprint: str, package: str) -> str | None:
     versions = {name: importlib.metadata.version(name) for name in (package, "torch", "transformers", "hf_vit")}
     text = f"{versions} {_digest_of_code()} {model!r} {fingerprint}"
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def fingerprint_weights(model: Any) -> str:
-    """Return the SHA-256 of a model's weights and settings, which does not depend on class names and loading.
-
-    Of a program it is that of the model from which the program was made.
-    """
-    if isinstance(model, ProgramModel):
-        return model.fingerprint
-    settings = model.config.to_diff_dict()
-    for name in list(settings):
-        if name in _NOT_COMPUTED or name.startswith("_"):
-            del settings[name]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    for name, tensor in chain(model.state_dict().items(), model.named_buffers()):
-        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(f"{hashlib.sha256(flat.numpy()).hexdigest()}\n".encode())
-    return digest.hexdigest()
 
 
 @cache

@@ -29,8 +29,8 @@ from accelerate.utils import (
 )
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from .data.workers import start_server
-from .settings.fields import DataSettings, TrainingSettings
+from ..data.workers import start_server
+from ..settings.fields import DataSettings, TrainingSettings
 
 try:
     import resource
@@ -142,11 +142,6 @@ def mark_step(accelerator: Accelerator) -> None:
         import torch_xla  # pyright: ignore[reportMissingImports]  # installed by constraints-xla.txt only
 
         torch_xla.sync()
-
-
-def on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copy tensors to the CPU; the memory of XLA's tensors cannot be written to a file."""
-    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from ..conversion.tables import ConversionError
 from ..models.image_processing_hf_vit import HfViTImageProcessor, crop_rounds_half, scale_and_offset
 from ..models.image_resizing import AREA, BICUBIC, BILINEAR, PILLOW_BITS, pillow_resizes_rows_first
 from ..models.pretrained import HfVisionPreTrainedModel
 from .programs import trace_onnx
-from .tables import ConversionError
 
 Length = Any  # of an axis: an int, or a torch.SymInt of torch.export
 Taps = tuple[torch.Tensor, torch.Tensor]  # indices of values and their weights, (taps, outputs) each

@@ -16,10 +16,9 @@ from ..data.loaders import read_ahead
 from ..data.samplers import Draw
 from ..data.splits import Split
 from ..data.workers import count_workers, worker_options
-from ..devices import on_cpu
-from ..inference.batches import ImageReader, Read, as_read
 from ..models.configuration_hf_vit import as_pair
 from ..settings.fields import DataSettings
+from .batches import ImageReader, Read, as_read
 from .multi_label import average_precision, score_labels
 
 Batch: TypeAlias = dict[str, torch.Tensor]
@@ -160,7 +159,7 @@ def collect(
         with accelerator.autocast():
             results = compute(batches.on_device(batch))
         if rows:  # only now, while the device computes this batch
-            rows[-1] = on_cpu(rows[-1])
+            rows[-1] = to_cpu(rows[-1])
         rows.append({**results, **{name: batch[name] for name in ("label", "index")}})
     model.train(was_training)
     columns = {name: torch.cat([row[name].cpu() for row in rows]) for name in (rows[0] if rows else ())}
@@ -263,7 +262,7 @@ def score(
     real_labels: list[list[int]] | None = None,
     thresholds: Sequence[float] | None = None,
 ) -> dict[str, float | int]:
-    """Return the metrics of `predict`'s result; see `hf_vit.evaluation.metrics`.
+    """Return the metrics of `predict`'s result; see `hf_vit.inference.metrics`.
 
     With `real_labels`, images may be unlabeled in the data set; then only ReaL accuracy is returned.
 
@@ -289,3 +288,8 @@ def score(
         results["real_accuracy"] = set_accuracy(ranked, chosen).get("accuracy", 0.0)
         results["real_images"] = sum(len(labels) > 0 for labels in chosen)
     return {**results, "samples": len(labels), "skipped": predictions["skipped"]}
+
+
+def to_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy tensors to the CPU; the memory of XLA's tensors cannot be written to a file."""
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from ..conversion.programs import PROGRAM_MODELS
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.utils import check_choice
 from .int8 import Int8Model
 from .program_model import ONNXRuntimeModel, OpenVINOModel
+from .programs import PROGRAM_MODELS
 
 logger = logging.get_logger(__name__)
 
@@ -19,26 +19,8 @@ BACKENDS = ("auto", "eager", "torch", *_PROGRAM_MODELS, "int8")
 _WIDE, _MANY = 768, 8  # in bfloat16, `choose` takes torch from this hidden_size on, for fewer images than this
 
 
-def use_backend(model: Any, backend: str, batch_size: int = 1, **where: Any) -> Any:
-    """Return a model that computes the same through a backend.
-
-    Args:
-        model: an encoder or classifier of this package; it is not changed.
-        backend: "eager" (the model itself), "torch" (`optimize_for_inference`), "openvino" (`OpenVINOModel`),
-            "onnxruntime" (`ONNXRuntimeModel`), "int8" (`Int8Model`, of the folder that the model was loaded from), or
-            "auto" for the fastest of torch and the installed ones in the model's own precision.
-        batch_size: usual number of images of a forward.
-        where: arguments of `from_pretrained` that locate files, such as `revision`, for "int8".
-
-    Raises:
-        ImportError: the backend's extra is not installed.
-        ValueError: the backend is unknown, or cannot compute this model.
-
-    Example:
-        >>> import hf_vit
-        >>> model, processor = hf_vit.load("folder")
-        >>> model = hf_vit.use_backend(model, "torch")
-    """
+def make_backend(model: Any, backend: str, batch_size: int = 1, **where: Any) -> Any:
+    """Return a model that computes the same through a backend; see `hf_vit.use_backend`."""
     check_choice("backend", backend, BACKENDS)
     if backend == "auto":
         backend = choose(model, batch_size)

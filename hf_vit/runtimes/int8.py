@@ -14,14 +14,15 @@ from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from ..conversion.programs import Scaling, make_onnx
+from ..files.fingerprint import fingerprint_weights
 from ..files.manifest import sha256_of
 from ..files.reading import read_json_object
 from ..files.versions import require
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import QUANTIZATION_RECORD
 from ..models.utils import as_pair, find_file
-from .program_model import OpenVINOProgram, ProgramModel, fingerprint_weights, read_openvino
+from .program_model import OpenVINOProgram, ProgramModel, read_openvino
+from .programs import Scaling, make_onnx
 
 PROGRAM_FILES = ("program.xml", "program.bin")
 FORMAT = "hf_vit int8, version 2"

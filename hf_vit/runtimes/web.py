@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from huggingface_hub import cached_assets_path
 
+from ..conversion.tables import ConversionError
 from ..files.manifest import sha256_of
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..files.versions import require
 from ..models.configuration_hf_vit import as_pair, score_function
 from .any_size import make_any_size_onnx
 from .programs import stored_thresholds
-from .tables import ConversionError
 
 _RUNTIME = "onnxruntime-web@1.30.0"  # of npm, MIT license
 _RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
@@ -75,7 +75,7 @@ def write_web_page(
         _copy_runtime(runtime, draft / "runtime")
         assembly = {"file": f"runtime/{_ASSEMBLY}", "bytes": (draft / "runtime" / _ASSEMBLY).stat().st_size}
         for file in _PAGE_FILES:
-            (draft / file).write_bytes(files("hf_vit.conversion").joinpath("web_page", file).read_bytes())
+            (draft / file).write_bytes(files("hf_vit.runtimes").joinpath("web_page", file).read_bytes())
         entries = []
         for number, (name, (model, processor)) in enumerate(models.items(), start=1):
             subfolder = "" if number == 1 else f"model{number}/"

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import hf_vit
-from hf_vit.backends import ONNXRuntimeModel, OpenVINOModel, choosing
-from hf_vit.backends.choosing import choose, use_backend
+from hf_vit.loading import use_backend
+from hf_vit.runtimes import ONNXRuntimeModel, OpenVINOModel, choosing
+from hf_vit.runtimes.choosing import choose
 
 from ..tiny_models import images, save_tiny, tiny, tiny_bit
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import hf_vit
-from hf_vit.quantization import quantize
+from hf_vit.runtimes.quantization import quantize
 
 from .tiny_models import OUTLIERS, write_images
 

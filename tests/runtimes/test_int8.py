@@ -16,8 +16,8 @@ from transformers import pipeline
 
 import hf_vit
 from hf_vit import HfViTForImageClassification
-from hf_vit.backends import Int8Model, OpenVINOModel
 from hf_vit.cli import main
+from hf_vit.runtimes import Int8Model, OpenVINOModel
 
 from ..comparing import change_json
 from ..tiny_models import images, tiny, write_images

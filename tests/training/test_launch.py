@@ -16,7 +16,7 @@ from hf_vit.settings.fields import EvaluateSettings
 PROGRAM = """
 import resource, sys
 import torch
-from hf_vit.devices import keep_freed_memory
+from hf_vit.training.launch import keep_freed_memory
 
 if "keep" in sys.argv:
     keep_freed_memory()

@@ -7,8 +7,8 @@ import torch
 from hf_vit import HfViTImageProcessor
 from hf_vit.analysis import attention_rollout
 from hf_vit.conversion import ConversionError, export
-from hf_vit.conversion.any_size import TensorImageProcessor, make_any_size_onnx, to_onnx
 from hf_vit.models.image_processing_hf_vit import PRESETS
+from hf_vit.runtimes.any_size import TensorImageProcessor, make_any_size_onnx, to_onnx
 
 from ..models.test_image_processing_hf_vit import GOLDEN_SETTINGS, TENSORFLOW_PIXELS
 from ..tiny_models import tiny, tiny_bit

@@ -31,18 +31,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from .backends.int8 import FORMAT, PROGRAM_FILES, Int8Model
-from .backends.program_model import fingerprint_weights, read_openvino
-from .catalog import imagenet_numbers
-from .conversion.programs import make_openvino
-from .files.image_files import images_below
-from .files.manifest import sha256_of
-from .files.output import new_folder, refuse_existing, refuse_inputs, write_json
-from .files.versions import require
-from .loading import copy_reports, load, resolve_model
-from .models.modeling_hf_vit import HfViTForImageClassification
-from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
-from .models.utils import as_pair
+from ..catalog import imagenet_numbers
+from ..files.fingerprint import fingerprint_weights
+from ..files.image_files import images_below
+from ..files.manifest import sha256_of
+from ..files.output import new_folder, refuse_existing, refuse_inputs, write_json
+from ..files.versions import require
+from ..loading import copy_reports, load, resolve_model
+from ..models.modeling_hf_vit import HfViTForImageClassification
+from ..models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
+from ..models.utils import as_pair
+from .int8 import FORMAT, PROGRAM_FILES, Int8Model
+from .program_model import read_openvino
+from .programs import make_openvino
 
 MIN_IMAGES, MAX_IMAGES = 16, 400
 _HELD_OUT = 4  # every fourth image is held out: it measures and does not calibrate

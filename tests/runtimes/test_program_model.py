@@ -13,9 +13,9 @@ from transformers import Trainer, TrainingArguments, pipeline
 
 import hf_vit
 from hf_vit import HfViTImageProcessor
-from hf_vit.backends import ONNXRuntimeModel, OpenVINOModel, program_model
 from hf_vit.conversion import convert
 from hf_vit.models.packed_linear import FrozenModelError
+from hf_vit.runtimes import ONNXRuntimeModel, OpenVINOModel, program_model
 
 from ..comparing import logits, read_arrays, some
 from ..paths import ROOT, golden_runs
@@ -209,7 +209,7 @@ def test_programs_are_cached_by_what_they_compute(monkeypatch, tmp_path):
 
 END_AND_WAIT_FOR_A_CHILD = """
 import faulthandler, gc, signal, subprocess, torch
-from hf_vit.backends import OpenVINOModel
+from hf_vit.runtimes import OpenVINOModel
 from tests.tiny_models import images, tiny
 faulthandler.enable()  # gives the thread an alternate stack for signals
 signal.signal(signal.SIGCHLD, lambda *_: None)  # as torch.utils.data.DataLoader does

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..conversion.tables import ConversionError
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..models.configuration_hf_vit import Size, score_function
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, set_processor_size
@@ -22,7 +23,6 @@ from ..models.image_resizing import AREA
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, scaling_of, unsupported_sizes
 from .programs import make_onnx, make_openvino, stored_thresholds
-from .tables import ConversionError
 
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
 _PROGRAMS = {"onnx": "model.onnx", "openvino": "model.xml"}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.evaluation.metrics import MeanPerClassAccuracy, TopKAccuracy
-from hf_vit.evaluation.predictions import cross_entropy, drop_padding, make_targets, score
+from hf_vit.inference.metrics import MeanPerClassAccuracy, TopKAccuracy
+from hf_vit.inference.predictions import cross_entropy, drop_padding, make_targets, score
 
 
 @pytest.fixture(scope="module")

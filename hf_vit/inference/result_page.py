@@ -134,7 +134,7 @@ def write_results(
         "skipped": held_out.predictions["skipped"],
         "unlabeled": int((held_out.predictions["label"] < 0).sum()),
     }
-    write_text(output / "report.html", render_page("hf_vit.evaluation", template, **content))
+    write_text(output / "report.html", render_page("hf_vit.inference", template, **content))
 
 
 def _as_csv(held_out: HeldOut) -> str:

@@ -13,7 +13,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_split
-from hf_vit.evaluation.result_page import HeldOut, write_card_results, write_results
+from hf_vit.inference.result_page import HeldOut, write_card_results, write_results
 from hf_vit.scripts.evaluate import evaluate
 from hf_vit.scripts.finetune import finetune
 from hf_vit.training.reports import write_curve

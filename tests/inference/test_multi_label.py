@@ -8,8 +8,8 @@ from datasets import ClassLabel, List
 from sklearn.metrics import average_precision_score, f1_score
 
 from hf_vit.data.splits import open_split
-from hf_vit.evaluation.multi_label import average_precision, choose_thresholds, f1_scores, score_labels
-from hf_vit.evaluation.result_page import HeldOut, write_results
+from hf_vit.inference.multi_label import average_precision, choose_thresholds, f1_scores, score_labels
+from hf_vit.inference.result_page import HeldOut, write_results
 
 from ..photographs import table_of, write_colors
 
