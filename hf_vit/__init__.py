@@ -8,6 +8,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from .files.removed_names import RemovedModules
+
 if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from . import analysis as analysis
     from . import conversion as conversion
@@ -80,9 +82,7 @@ def __getattr__(name: str):
     elif name in _MODULES:
         value = import_module(f".{name}", __name__)
     else:
-        from .files.removed_names import refuse_removed
-
-        refuse_removed(__name__, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 
@@ -90,6 +90,8 @@ def __getattr__(name: str):
 def __dir__() -> list[str]:
     return sorted(__all__)
 
+
+sys.meta_path.append(RemovedModules)  # pyright: ignore[reportArgumentType]
 
 # The command `hf-vit` skips this, so that --help is fast; commands that need it import it.
 if not getattr(sys.modules.get("hf_vit_command"), "is_running", False):

@@ -21,6 +21,7 @@ from .doc_fixtures import write_documents_folder
 from .http_servers import Server
 from .local_hub import Clients, LocalHub
 from .paths import GOLDENS, SHARED
+from .photographs import write_colors
 from .processes import ForkServer, stop_server
 from .tiny_models import VARIANTS, save_quantized, save_tiny
 
@@ -231,3 +232,11 @@ def hub(_hub_and_clients):
 def client(hub, _hub_and_clients):
     """Runs Python code, or `hf-vit` with a list of arguments, as a user of the Hub, with a fresh cache."""
     return _hub_and_clients[1]
+
+
+@pytest.fixture(scope="session")
+def colors(tmp_path_factory) -> Path:
+    """Images of three colors: 8 each for training, 5 each for testing; one red test image is broken."""
+    root = write_colors(tmp_path_factory.mktemp("colors"), train=8, test=5)
+    (root / "test" / "red" / "3.png").write_bytes(b"this is no picture")
+    return root

@@ -6,10 +6,9 @@ from typing import Any, NoReturn
 _NO_AOT_INDUCTOR = "use torch-export, and compile its program with torch._inductor.aoti_compile_and_package"
 
 # Functions and classes by module, function arguments as `function(argument)`, options of commands as `--option`; other
-# names after what they are: `command X`, `configuration field X`, `format X`, `recipe X`, `setting X` (of training: a
-# keyword argument, an option, and a key of recipes).
+# names after what they are: `command X`, `configuration field X`, `format X`, `module X`, `recipe X`, `setting X` (of
+# training: a keyword argument, an option, and a key of recipes).
 REMOVED_NAMES = {
-    "hf_vit.backends": "use hf_vit.runtimes",
     "hf_vit.analysis.attention_flow": "use attention_rollout",
     "hf_vit.conversion.check": "use convert(source, read_weights=False).report()",
     "hf_vit.conversion.convert_to_folder": "use convert(source, read_weights=False).save(folder)",
@@ -19,17 +18,13 @@ REMOVED_NAMES = {
     "hf_vit.conversion.export_timm": 'use export(model, path, to="timm")',
     "hf_vit.conversion.export_torch": 'use export(model, path, to="torch-export")',
     "hf_vit.conversion.export_transformers": 'use export(model, folder, to="transformers")',
-    "hf_vit.prediction.classify": "use hf_vit.predict((model, processor), images)",
-    "hf_vit.prediction.classify_batches": "use hf_vit.predict_batches((model, processor), images)",
-    "hf_vit.prediction.embed": "use hf_vit.embed(model, images)",
-    "hf_vit.prediction.embed_batches": 'use hf_vit.Predictor((model, processor), "embed").batches(images)',
-    "hf_vit.prediction.predict": "use hf_vit.predict(model, images), which returns a list",
-    "hf_vit.prediction.predict_batches": "use hf_vit.predict_batches((model, processor), images), which yields classes",
-    "hf_vit.prediction.search": "use hf_vit.inference.search.search(features, queries)",
     "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
     "load(name, image_size)": "the second argument is the head; use load(name, image_size=...)",
     "load(verify)": "hf-vit verify FOLDER hashes all files again",
     "format aot-inductor": _NO_AOT_INDUCTOR,
+    "module hf_vit.backends": "use hf_vit.runtimes",
+    "module hf_vit.prediction": "use hf_vit.predict, predict_batches, embed and Predictor, which take the pair (model, "
+    "processor) too, and hf_vit.inference.search.search",
     "recipe axial_jft": "use paper_jft --select model=Axial-ViT-B/32",
     "recipe axial_resnet_jft": "use paper_jft --select model=AxialResNet",
     "recipe axial_small": "use small --select length=short model=Axial-ViT",
@@ -71,6 +66,17 @@ RENAMED_KEYS = {"left_out": "dropped", "beside": "other_parts", "shares": "shard
 def with_new_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a file that an earlier version may have written, with today's keys."""
     return {RENAMED_KEYS.get(name, name): value for name, value in content.items()}
+
+
+class RemovedModules:
+    """The last finder of `sys.meta_path`: it is asked for modules that exist nowhere, and explains our removed ones."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        """Find no module; raise ImportError if it was removed."""
+        removed = describe_removed(f"module {name}")
+        if removed is not None:
+            raise ImportError(removed)
 
 
 def refuse_removed(module: str, name: str) -> NoReturn:

@@ -152,7 +152,7 @@ def test_the_device_is_the_accelerator_where_there_is_one(monkeypatch):
     def moved_to(device, backend=None, *fields):
         model = Mock(spec=["to", *fields])
         monkeypatch.setattr("hf_vit.loading.load", lambda *_, **__: (model, None))
-        monkeypatch.setattr("hf_vit.runtimes.choosing.use_backend", lambda model, *_: model)
+        monkeypatch.setattr("hf_vit.loading.use_backend", lambda model, *_: model)
         load_on("model", device, backend)
         return [call.args[0] for call in model.to.call_args_list]
 

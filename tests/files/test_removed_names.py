@@ -72,6 +72,11 @@ def setting_doors(name: str, folder: Path) -> Iterator[Door]:
         yield partial(main, [command, option, "x"])
 
 
+def module_doors(name: str, folder: Path) -> Iterator[Door]:
+    yield partial(importlib.import_module, name)
+    yield lambda: exec(f"from {name} import something")
+
+
 def recipe_doors(name: str, folder: Path) -> Iterator[Door]:
     """A keyword argument, the base of a recipe, and an option."""
     recipe = folder / "mine.yaml"
@@ -88,6 +93,7 @@ DOORS_OF_KIND = {
     "command": command_doors,
     "configuration field": field_doors,
     "format": format_doors,
+    "module": module_doors,
     "recipe": recipe_doors,
     "setting": setting_doors,
 }

@@ -18,11 +18,11 @@ from PIL import Image
 
 from hf_vit import HfViTImageProcessor
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, deployment, export
+from hf_vit.conversion import ConversionError, export
 from hf_vit.files.predictions import lowest_scores, most_likely
 from hf_vit.loading import save_folder
 from hf_vit.models.image_processing_hf_vit import PRESETS, scale_and_offset
-from hf_vit.runtimes import runner
+from hf_vit.runtimes import deployment, runner
 
 from ..paths import ROOT
 from ..photographs import write_pictures

@@ -14,7 +14,7 @@ from PIL import Image
 import hf_vit
 from hf_vit.runtimes.quantization import quantize
 
-from .tiny_models import OUTLIERS, write_images
+from ..tiny_models import OUTLIERS, write_images
 
 
 def test_the_record_describes_the_quantization(quantized):

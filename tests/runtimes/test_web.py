@@ -16,10 +16,11 @@ from PIL import Image
 import hf_vit
 from hf_vit import HfViTImageProcessor
 from hf_vit.cli import main
-from hf_vit.conversion import ConversionError, export, web
+from hf_vit.conversion import ConversionError, export
 from hf_vit.demo.page import PHOTOGRAPHS, PageHandler
 from hf_vit.inference.predictor import predict
 from hf_vit.loading import save_folder
+from hf_vit.runtimes import web
 
 from ..paths import BROWSER, ROOT
 from ..photographs import write_pictures

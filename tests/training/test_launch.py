@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vit import devices
 from hf_vit.settings.fields import EvaluateSettings
+from hf_vit.training import launch
 
 PROGRAM = """
 import resource, sys
@@ -34,9 +34,9 @@ def test_a_launch_of_another_size_than_its_groups_is_one_sentence(monkeypatch):
     def accelerator(**_):
         raise RuntimeError("Mesh should not be bigger than default world size 2, but found 8 ranks!")
 
-    monkeypatch.setattr(devices, "Accelerator", accelerator)
+    monkeypatch.setattr(launch, "Accelerator", accelerator)
     with pytest.raises(ValueError, match="8 ranks"):
-        devices.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
+        launch.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,16 @@ def test_what_accelerate_would_silently_ignore_is_refused(monkeypatch, variables
         monkeypatch.setenv(name, value)
     found: Any = SimpleNamespace(num_processes=1, distributed_type="NO", mixed_precision=precision)
     found.device = torch.device(device)
-    monkeypatch.setattr(devices, "Accelerator", lambda **_: found)
+    monkeypatch.setattr(launch, "Accelerator", lambda **_: found)
     with pytest.raises(ValueError, match=message):
-        devices.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
+        launch.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
 
 
 def test_peaks_of_data_sheets():
-    assert devices.peak_of("NVIDIA H100 80GB HBM3") == 989e12
-    assert devices.peak_of("NVIDIA H100 PCIe") == 756e12
-    assert devices.peak_of("NVIDIA A100-SXM4-80GB") == 312e12
-    assert devices.peak_of("Tesla P4") is None
+    assert launch.peak_of("NVIDIA H100 80GB HBM3") == 989e12
+    assert launch.peak_of("NVIDIA H100 PCIe") == 756e12
+    assert launch.peak_of("NVIDIA A100-SXM4-80GB") == 312e12
+    assert launch.peak_of("Tesla P4") is None
 
 
 @pytest.fixture
@@ -80,14 +80,14 @@ def algorithms():
 def test_algorithms_are_chosen_by_the_settings(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     run = {"model": "model", "dataset": "digits"}
-    devices.start_accelerator(EvaluateSettings(**run))
+    launch.start_accelerator(EvaluateSettings(**run))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "highest"
-    devices.start_accelerator(EvaluateSettings(**run, tf32=True, cudnn_benchmark=True))
+    launch.start_accelerator(EvaluateSettings(**run, tf32=True, cudnn_benchmark=True))
     assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cudnn.benchmark
     assert not torch.are_deterministic_algorithms_enabled()
-    devices.start_accelerator(EvaluateSettings(**run, deterministic=True))
+    launch.start_accelerator(EvaluateSettings(**run, deterministic=True))
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
