@@ -1,18 +1,20 @@
-"""Entry point of the command `hf-vit`.
+"""Entry point of the command `hf-vit`, outside of the package so that a command imports only what it needs.
 
-It is outside of the package to keep `hf-vit --help` quick: importing any module of `hf_vit` runs `hf_vit/__init__.py`,
-which imports torch to register the Auto classes, unless this command imports it.
+`import hf_vit` registers the model types with transformers' Auto classes, which takes seconds. Commands import modules
+of the package, and those that load a model import `hf_vit.models.registry`; most others need neither torch nor
+transformers. So this command does not run `hf_vit/__init__.py`.
 """
 
 import gc
-
-is_running = False
+import sys
+from importlib.util import find_spec, module_from_spec
 
 
 def main() -> int:
     """Run one command; see `hf_vit.cli`."""
-    global is_running
-    is_running = True
+    spec = find_spec("hf_vit")
+    if spec is not None and "hf_vit" not in sys.modules:
+        sys.modules["hf_vit"] = module_from_spec(spec)  # a package with the modules of ours, not yet initialized
     # torch and transformers create 660,000 objects that live until the end; Python would visit them all several times.
     gc.set_threshold(50_000)
     from hf_vit.cli import main

@@ -1,6 +1,7 @@
 """hf_vit: the original Vision Transformer family in the Hugging Face ecosystem, with the original's numbers.
 
-Importing the package registers its classes with transformers' Auto classes.
+Importing the package registers its classes with transformers' Auto classes. The command `hf-vit` imports only modules
+of the package, not the package itself (hf_vit_command.py).
 """
 
 import sys
@@ -92,12 +93,9 @@ def __dir__() -> list[str]:
 
 
 sys.meta_path.append(RemovedModules)  # pyright: ignore[reportArgumentType]
-
-# The command `hf-vit` skips this, so that --help is fast; commands that need it import it.
-if not getattr(sys.modules.get("hf_vit_command"), "is_running", False):
-    if find_spec("simplejpeg") is None:
-        raise ImportError(
-            "hf_vit needs simplejpeg, which decodes JPEGs as TensorFlow does. Run `pip install simplejpeg`; if there "
-            "is no wheel for this machine, pip builds it with CMake and a C compiler."
-        )
-    import_module(".models.registry", __name__)
+if find_spec("simplejpeg") is None:
+    raise ImportError(
+        "hf_vit needs simplejpeg, which decodes JPEGs as TensorFlow does. Run `pip install simplejpeg`; if there "
+        "is no wheel for this machine, pip builds it with CMake and a C compiler."
+    )
+import_module(".models.registry", __name__)

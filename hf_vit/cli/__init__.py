@@ -1,6 +1,6 @@
 """Command line `hf-vit COMMAND`, with one module for each subject.
 
-`--help` imports all of these modules, so each command imports its libraries when it runs.
+A command imports its module, and `--help` all of them, so each command imports its libraries when it runs.
 """
 
 from .command_line import build_parser, main

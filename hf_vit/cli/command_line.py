@@ -5,24 +5,13 @@ import inspect
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 
 from ..files.messages import user_errors
 from ..files.removed_names import check_removed
 from ..models.utils import check_choice
-from ..settings.options import OptionParser
-from . import (
-    analysis,
-    benchmark,
-    conversion,
-    demo,
-    environment,
-    hub,
-    prediction,
-    quantization,
-    retrieval,
-    training,
-)
+from ..settings.parser import OptionParser
 from .arguments import add_arguments, check_outputs
 
 SCRIPTS = {  # in the folder training/, installed as hf_vit.scripts; their settings have their own parser
@@ -31,13 +20,16 @@ SCRIPTS = {  # in the folder training/, installed as hf_vit.scripts; their setti
     "audit": "Find label errors, duplicates, leaks, outliers and poor images in a data set.",
     "evaluate": "Evaluate a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB.",
 }
-_TASKS: dict[str, tuple[str | Callable[..., None], ...]] = {
-    "classify and search images": (prediction.predict, retrieval.embed, retrieval.search, demo.demo),
-    "find and convert checkpoints": (conversion.catalog, conversion.convert, conversion.export, conversion.fingerprint),
-    "train": ("finetune", "pretrain", training.plan, training.recipes, training.launch_configs, training.shard),
-    "evaluate and study": ("audit", "evaluate", quantization.calibrate, analysis.inspect, analysis.compute),
-    "deploy and publish": (quantization.quantize, benchmark.benchmark, hub.push, hub.card, hub.verify),
-    "set up": (environment.env, environment.completion),
+_TASKS = {  # the other commands as MODULE.FUNCTION; a module is imported for its own commands
+    "classify and search images": "prediction.predict retrieval.embed retrieval.search demo.demo",
+    "find and convert checkpoints": "conversion.catalog conversion.convert conversion.export conversion.fingerprint",
+    "train": "finetune pretrain training.plan training.recipes training.launch_configs training.shard",
+    "evaluate and study": "audit evaluate quantization.calibrate analysis.inspect analysis.compute",
+    "deploy and publish": "quantization.quantize benchmark.benchmark hub.push hub.card hub.verify",
+    "set up": "environment.env environment.completion",
+}
+_FUNCTIONS = {  # by the name of the command
+    function.split(".")[-1].replace("_", "-"): function for names in _TASKS.values() for function in names.split()
 }
 
 
@@ -47,17 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = given[0] if given else ""
     try:
         with user_errors(f"hf-vit {name}".strip()):
-            parser = build_parser()
             if name in SCRIPTS:
-                training.run_script(name, given[1:])
+                from .training import run_script
+
+                run_script(name, given[1:])
                 return 0
-            commands = commands_of(parser)
             if name and not name.startswith("-"):
                 check_removed("command", name)
-                check_choice("command", name, commands)
+                check_choice("command", name, _FUNCTIONS)
             if "" in given:
                 raise ValueError(f"an argument is empty: {shlex.join(given)}")
-            arguments = vars(commands[name].parse_args(given[1:]) if name in commands else parser.parse_args(given))
+            if name in _FUNCTIONS:
+                arguments = vars(commands_of(build_parser(name))[name].parse_args(given[1:]))
+            else:
+                arguments = vars(build_parser().parse_args(given))  # --help, --version, or the error of no command
             run = arguments.pop("run")
             check_outputs(arguments)
             run(**arguments)
@@ -66,27 +61,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of all commands."""
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Build the parser of all commands, or with one of them, which imports less."""
     parser = argparse.ArgumentParser(
         prog="hf-vit",
         description="The original Vision Transformer family in the Hugging Face ecosystem.",
         formatter_class=_TasksFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=environment.own_version())
+    if only is None:
+        from .environment import own_version
+
+        parser.add_argument("--version", action="version", version=own_version())
     subparsers = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=OptionParser, help="see below"
     )
     lines = []
     for task, commands in _TASKS.items():
         lines.append(f"\n{task}:")
-        for run in commands:
-            if isinstance(run, str):
-                name, about = run, SCRIPTS[run]
+        for function in commands.split():
+            module, _, attribute = function.rpartition(".")
+            name = attribute.replace("_", "-")
+            if only not in (None, name):
+                continue
+            if name in SCRIPTS:
+                about = SCRIPTS[name]
                 subparsers.add_parser(name, help=about, description=about, add_help=False)
             else:
-                name = run.__name__.replace("_", "-")
+                run = getattr(import_module(f".{module}", __package__), attribute)
                 about, _, more = (inspect.getdoc(run) or "").partition("\n\n")
                 command = subparsers.add_parser(name, help=about, description=about, epilog=more)
                 command.set_defaults(run=run)

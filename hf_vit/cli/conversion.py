@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from ..files.messages import silence_progress_bars
 from ..files.output import refuse_existing
-from ..files.reading import parse_json
 from ..files.removed_names import describe_removed
+from ..models.utils import parse_json
 from .arguments import Count, Model, Overwrite, SaveFor, Size, parse_size
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..files.output import new_file
 from ..files.predictions import Table
-from ..files.reading import parse_json
+from ..models.utils import parse_json
 
 SUFFIXES = (".parquet", ".npz", ".csv")
 _KEY = b"hf_vit"  # key in the metadata of a parquet file

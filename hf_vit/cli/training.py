@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..files.messages import silence_progress_bars
-from ..files.reading import read_text
-from ..models.utils import check_choice
-from ..settings import fields
-from ..settings.options import OptionParser, parse_settings
-from ..settings.recipes import about_recipe, find_recipe, installed_recipes
+from ..models.utils import check_choice, read_text
+from ..settings.parser import OptionParser
 from .arguments import add_arguments, parse_count, parse_positive
 
 _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path"]
@@ -42,15 +39,17 @@ class _HubOptions:
 
 def run_script(command: str, options: list[str]) -> None:
     """Run a script of the folder training/, locally or as a job, and push its result if requested."""
-    script = import_module(f"hf_vit.scripts.{command}").main
+    from ..settings.options import parse_settings
+
     parser = OptionParser(add_help=False, usage=argparse.SUPPRESS)
     add_arguments(parser.add_argument_group("Hub and Jobs"), _HubOptions)
     given, rest = parser.parse_known_args(options)
     if {"-h", "--help"} & {*rest}:
         with suppress(SystemExit):
-            script(rest)
+            parse_settings(settings_of(command), ["--help"], f"hf-vit {command}")
         print(f"\n{parser.format_help()}", end="")
         return
+    script = import_module(f"hf_vit.scripts.{command}").main
     hub = _HubOptions(**vars(given))
     if "" in (hub.push, hub.job, hub.package):
         raise ValueError("--push, --job or --package is empty")
@@ -74,6 +73,8 @@ def run_script(command: str, options: list[str]) -> None:
 
 def settings_of(command: str) -> type[Any]:
     """Return the class of the settings of a command in the folder training/."""
+    from ..settings import fields
+
     return getattr(fields, f"{command.capitalize()}Settings")
 
 
@@ -102,6 +103,8 @@ def plan(
 
 def recipes(action: _Action = None, name: Annotated[str | None, "name of a recipe"] = None) -> None:
     """List the recipes, or show one."""
+    from ..settings.recipes import about_recipe, find_recipe, installed_recipes
+
     if action:
         _show(action, find_recipe(name) if name else None, "recipes")
         return

@@ -1,7 +1,6 @@
 """Installed packages: their versions, and the extras that install them."""
 
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 EXTRAS = {  # extra -> packages that it adds
@@ -20,6 +19,8 @@ _PACKAGES = {"sklearn": "scikit-learn"}  # module -> its package, where the name
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
     """Return each package's version; "not installed" without one (also for hf_vit in a checkout without install)."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     found = {}
     for package in packages:
         try:

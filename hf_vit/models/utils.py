@@ -15,7 +15,6 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 Size = int | list[int] | tuple[int, int]
 
@@ -264,6 +263,8 @@ def _check_connection(url: str, event: str, about: Mapping[str, Any]) -> None:
     """Check the IP address of a new connection, since DNS may have changed; the user's proxy is trusted."""
     if event != "connection.connect_tcp.complete" or allowed("private"):
         return
+    from urllib.request import getproxies, proxy_bypass  # imports http.client and email
+
     parts, proxies = urlsplit(url), getproxies()
     if (proxies.get(parts.scheme) or proxies.get("all")) and not proxy_bypass(parts.hostname or ""):
         return

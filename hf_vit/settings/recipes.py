@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 
 import yaml
 
-from ..files.download import fetch
 from ..files.messages import did_you_mean, shorten
 from ..files.output import check_results_folder, refuse_inputs
 from ..files.reading import read_text, read_yaml
@@ -152,6 +151,8 @@ def find_recipe(name: str | os.PathLike) -> Path:
     """
     text = os.fspath(name)
     if "://" in text:
+        from ..files.download import fetch  # imports huggingface_hub
+
         return fetch(text, progress=False).path
     path, installed = Path(text).expanduser(), installed_recipes()
     if path.is_file():

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings, PretrainSettings
-from hf_vit.settings.options import SAME_ELSEWHERE, parse_settings
+from hf_vit.settings.options import parse_settings
+from hf_vit.settings.parser import SAME_ELSEWHERE
 
 FINETUNE = "--dataset digits --epochs 1 --output-dir out".split()
 
