@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 import hf_vit
 from hf_vit import loading
 from hf_vit.conversion import convert, export
-from hf_vit.files.predictions import Prediction, most_likely
 from hf_vit.inference.predictor import predict
 from hf_vit.loading import find_model, load, load_processor, model_and_processor, resolve_model
 
@@ -117,16 +116,6 @@ def test_a_hybrid_saved_as_a_plain_model_is_loaded_as_a_hybrid(name, tmp_path):
     torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
     with pytest.raises(ValueError, match=f"HfViTHybrid{name}"):
         plain.from_pretrained(tmp_path)
-
-
-def test_most_likely_classes():
-    logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 9.0]], dtype=torch.bfloat16)
-    config = hf_vit.HfViTConfig(id2label={0: "tench", 1: "crane", 2: "crane"})
-    first, second = most_likely(logits, config, top_k=2)
-    assert [one.label for one in first] == ["crane", "crane"]
-    assert first[0].score == pytest.approx(0.66524, abs=1e-5)  # e^3 / (e + e^3 + e^2)
-    assert second[0] == Prediction("crane", pytest.approx(0.99975, abs=1e-5))
-    assert len(most_likely(logits, config)[0]) == 3
 
 
 def test_a_pair_of_objects_predicts_like_its_folder(folder, tmp_path):

@@ -14,9 +14,9 @@ from tqdm import tqdm
 from ..files.download import fetch_image
 from ..files.output import check_no_model, new_folder, refuse_inputs
 from ..files.pages import data_uri, render_page
-from ..files.predictions import Prediction, most_likely
+from ..files.predictions import ClassRule, Prediction
 from ..models.compute import Compute, count_compute
-from ..models.configuration_hf_vit import score_function
+from ..models.configuration_hf_vit import score_function, scores_of, stored_thresholds
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from . import figures
 from .attention import (
@@ -182,7 +182,8 @@ def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
     if not hasattr(model, "classifier") or getattr(model.config, "pooling", None) == "none":
         return []
     logits = model(pixel_values.to(model.device), interpolate_pos_encoding=True).logits.float()
-    return most_likely(logits, model.config, _TOP_K)[0]
+    rule = ClassRule(model.config.id2label, stored_thresholds(model.config), _TOP_K)
+    return rule.classes(logits.cpu().numpy(), scores_of(logits, model.config).cpu().numpy())[0]
 
 
 def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:

@@ -11,13 +11,13 @@ from typing import Any, TextIO
 from ..models.utils import did_you_mean as did_you_mean
 from ..models.utils import redact_secrets
 from .limits import MAX_MESSAGE
+from .printable import printable as printable
 from .versions import extra_of
 
 # Errors that the user can correct; ImportError: an extra is not installed.
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError)
 FAILED, INTERRUPTED, UNREAD = 2, 130, 141  # exit statuses; the last two are a shell's for SIGINT and SIGPIPE
 _LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _PrintableOutput:
@@ -104,11 +104,6 @@ def format_error(error: BaseException) -> str:
         text = found[-1]  # the worker's error, without its traceback
     text = redact_secrets(printable(" ".join(text[: 2 * MAX_MESSAGE].split()))) or type(error).__name__
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."
-
-
-def printable(text: str) -> str:
-    r"""Escape control characters, as \x1b, because labels and file names could control the terminal."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def with_dashes(text: str) -> str:

@@ -1,15 +1,14 @@
-"""Predictions of a classifier, and their form as text, JSON lines or CSV."""
+"""Predicted classes of images: which ones, and their form as text, JSON lines or CSV; without torch."""
 
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TextIO
 
-import torch
+import numpy as np
 
-from ..models.configuration_hf_vit import scores_of, thresholds_of
-from .messages import printable
+from .printable import printable
 
 
 class Prediction(NamedTuple):
@@ -19,73 +18,103 @@ class Prediction(NamedTuple):
     score: float  # probability, or the value of a regression; see `scores_of`
 
 
-def most_likely(
-    logits: torch.Tensor, config: Any, top_k: int = 5, lowest: list[float] | None = None, reject: bool = False
-) -> list[list[Prediction]]:
-    """Return the `top_k` most likely classes of each image, most likely first.
+class Batch(NamedTuple):
+    """Outputs for some of the images."""
+
+    numbers: list[int]  # their indices among all images
+    outputs: Any  # one for each of them
+    unreadable: dict[int, Exception]  # ImageReadingError of the skipped images, by index
+
+
+class ClassRule:
+    """Rule for the classes of an image: the most likely ones, or those that reach a score.
 
     Args:
-        logits: (batch, num_labels)
-        config: configuration of the model: its class names, and its problem type.
-        lowest: instead of `top_k`, the score from which on each class is returned, of `lowest_scores`.
-        reject: return no class for an image that shows none of them, see `distances_to_classes`.
-    """
-    count = logits.shape[-1] if lowest is not None else min(top_k, logits.shape[-1])
-    scores, indices = scores_of(logits, config).topk(count)
-    rejected = distances_to_classes(logits, config) > 0 if reject else torch.zeros(len(logits), dtype=torch.bool)
-    found = []
-    for its_indices, its_scores, is_rejected in zip(indices.tolist(), scores.tolist(), rejected.tolist(), strict=True):
-        pairs = [] if is_rejected else zip(its_indices, its_scores, strict=True)
-        likely = [(index, score) for index, score in pairs if lowest is None or score >= lowest[index]]
-        found.append([Prediction(config.id2label[index], score) for index, score in likely])
-    return found
-
-
-def distances_to_classes(logits: torch.Tensor, config: Any) -> torch.Tensor:
-    """Return how far each image is beyond the limit of the class that it resembles most; above 0: none of the classes.
-
-    The distance is that of the largest logit below the class's `rejection_thresholds`: the open-set score of Vaze et
-    al., arXiv 2110.06207, relative to each class.
-
-    Args:
-        logits: (batch, num_labels)
-
-    Returns:
-        (batch,)
+        labels: class names by index.
+        thresholds: limits of the model, as of `stored_thresholds`.
+        top_k: number of classes.
+        threshold: instead of `top_k`, the score from which on classes are predicted; "auto": each class's own.
+        coverage: instead of `top_k`, the share of images whose predicted set holds the right class, one that the model
+            was calibrated for.
+        reject: predict no class for an image that shows none of them, see `distances_to_classes`.
 
     Raises:
-        ValueError: the model was not calibrated.
+        ValueError: threshold and coverage are given, or the model is not calibrated for coverage or rejection.
     """
-    limits = getattr(config, "rejection_thresholds", None) or []
-    if len(limits) != logits.shape[-1]:
-        raise ValueError("the model has no rejection_thresholds: calibrate it first (hf-vit calibrate)")
-    highest, indices = logits.float().max(dim=-1)
-    return torch.tensor(limits, device=logits.device)[indices] - highest
+
+    def __init__(
+        self,
+        labels: Mapping[int, str],
+        thresholds: Mapping[str, Any],
+        top_k: int = 5,
+        threshold: float | Literal["auto"] | None = None,
+        coverage: float | None = None,
+        reject: bool = False,
+    ):
+        self.labels = labels
+        self.count = top_k if threshold is None and coverage is None else len(labels)
+        self.lowest = _lowest_scores(thresholds, len(labels), threshold, coverage)
+        self.limits = None
+        if reject:
+            self.limits = thresholds["rejection"] or []
+            if len(self.limits) != len(labels):
+                raise ValueError("the model has no rejection_thresholds: calibrate it first (hf-vit calibrate)")
+
+    def classes(self, logits: np.ndarray, scores: np.ndarray) -> list[list[Prediction]]:
+        """Return the classes of each image, most likely first.
+
+        Args:
+            logits, scores: (batch, num_labels) each, float32.
+        """
+        order = np.argsort(-scores, axis=1, kind="stable")[:, : self.count]
+        rejected = np.zeros(len(logits), bool)
+        if self.limits is not None:
+            rejected = distances_to_classes(logits, self.limits) > 0
+        found = []
+        for its_order, its_scores, is_rejected in zip(order.tolist(), scores.tolist(), rejected.tolist(), strict=True):
+            likely = [] if is_rejected else its_order
+            if self.lowest is not None:
+                likely = [index for index in likely if its_scores[index] >= self.lowest[index]]
+            found.append([Prediction(self.labels[index], its_scores[index]) for index in likely])
+        return found
 
 
-def lowest_scores(
-    config: Any, threshold: float | Literal["auto"] | None = None, coverage: float | None = None
+def _lowest_scores(
+    thresholds: Mapping[str, Any],
+    num_labels: int,
+    threshold: float | Literal["auto"] | None,
+    coverage: float | None,
 ) -> list[float] | None:
-    """Return the score from which on each class is predicted; None for the most likely classes.
-
-    Args:
-        threshold: the same for all classes; "auto": each class's own (`label_thresholds`).
-        coverage: share of images whose predicted set holds the right class, one that the model was calibrated for.
-
-    Raises:
-        ValueError: both are given, or the model is not calibrated for this coverage.
-    """
+    """Return the score from which on each class is predicted; None for the most likely classes."""
     if threshold is not None and coverage is not None:
         raise ValueError(f"threshold is {threshold} and coverage {coverage}: choose one")
+    if threshold is None and coverage is None:
+        return None
     if coverage is not None:
-        known = getattr(config, "coverage_thresholds", None) or {}
-        if (lowest := known.get(str(float(coverage)))) is None:
+        known = thresholds["coverage"]
+        lowest = known.get(str(float(coverage)))
+        if lowest is None:
             calibrated = f"it must be {', '.join(known)}" if known else "calibrate the model first (hf-vit calibrate)"
             raise ValueError(f"coverage is {coverage}; {calibrated}")
-        return [lowest] * config.num_labels
-    if threshold is None:
-        return None
-    return thresholds_of(config) if threshold == "auto" else [float(threshold)] * config.num_labels
+    else:
+        lowest = thresholds["auto"] if threshold == "auto" else float(threshold)  # pyright: ignore[reportArgumentType]
+    return lowest if isinstance(lowest, list) else [lowest] * num_labels
+
+
+def distances_to_classes(logits: np.ndarray, limits: list[float]) -> np.ndarray:
+    """Return how far each image is beyond the limit of the class that it resembles most; above 0: none of the classes.
+
+    The distance is that of the largest logit below the class's limit: the open-set score of Vaze et al., arXiv
+    2110.06207, relative to each class.
+
+    Args:
+        logits: (batch, num_labels), float32.
+        limits: `rejection_thresholds` of the model, of each class.
+
+    Returns:
+        (batch,), float32
+    """
+    return np.asarray(limits, np.float32)[logits.argmax(axis=1)] - logits.max(axis=1)
 
 
 def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Callable[[str, list[Any]], None]:

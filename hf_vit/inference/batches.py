@@ -14,19 +14,12 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 from ..data.workers import worker_options
 from ..files.download import fetch_image
 from ..files.image_files import images_below
+from ..files.predictions import Batch
 from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
 from ..models.image_reading import ImageReadingError
 
 _WORKERS = 4
 _FEW_IMAGES = 64  # are read sooner than processes start
-
-
-class Batch(NamedTuple):
-    """Outputs for some of the images."""
-
-    numbers: list[int]  # their indices among all images
-    outputs: Any  # one for each of them
-    unreadable: dict[int, ImageReadingError]  # skipped images, by index
 
 
 def list_of_images(images: Any) -> Iterable[Any]:

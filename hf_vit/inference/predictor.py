@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..files.fingerprint import fingerprint_weights
-from ..files.predictions import Prediction, lowest_scores, most_likely
+from ..files.predictions import Batch, ClassRule, Prediction
 from ..files.versions import versions_of
 from ..loading import check_classifier, load, model_and_processor
-from ..models.configuration_hf_vit import HfViTConfig
+from ..models.configuration_hf_vit import HfViTConfig, scores_of, stored_thresholds
 from ..models.utils import check_choice
-from .batches import Batch, compute_batches, list_of_images
+from .batches import compute_batches, list_of_images
 from .search import unit_length
 
 _BATCH_SIZE = 8
@@ -77,17 +77,16 @@ class Predictor:
         self.task = task
         self.batch_size = batch_size
         self.workers = workers
-        self.top_k = top_k
         self.normalize = normalize
-        self.reject = reject
         self._source = model
         self._backend = backend
         self._pair: tuple[Any, Any] | None = model_and_processor(model, backend)
         self._fingerprint: str | None = None
-        self.lowest: list[float] | None = None  # of each class, the score from which on it is predicted
+        self._rule: Any = None  # `ClassRule`, for "classify"
         if task == "classify":
             check_classifier(self.model)
-            self.lowest = lowest_scores(self.model.config, threshold, coverage)
+            config = self.model.config
+            self._rule = ClassRule(config.id2label, stored_thresholds(config), top_k, threshold, coverage, reject)
         elif getattr(self.model.config, "pooling", "cls") == "none":
             raise ValueError("cannot embed images: the model's pooling is 'none' (expected 'cls', 'mean' or 'map')")
 
@@ -174,7 +173,8 @@ class Predictor:
             raise ValueError("cannot classify images: the model computes logits of every token (pooling 'none')")
         if not logits.isfinite().all():
             raise ValueError("cannot classify images: the model computes NaN or infinite logits")
-        return most_likely(logits, self.model.config, self.top_k, self.lowest, self.reject)
+        scores = scores_of(logits, self.model.config)
+        return self._rule.classes(logits.float().cpu().numpy(), scores.cpu().numpy())
 
     def _features(self, batch: Batch) -> np.ndarray:
         if not batch.numbers:

@@ -121,6 +121,20 @@ def thresholds_of(config: PreTrainedConfig) -> list[float]:
     return stored if len(stored) == classes else [0.5] * classes
 
 
+def stored_thresholds(config: Any) -> dict[str, Any]:
+    """Return the limits of a model's predictions.
+
+    "auto": the lowest score of a predicted class, for each class or for all; "coverage": the same for each coverage;
+    "rejection": for each class the logit below which an image is rejected, None without `hf_vit.calibrate`.
+    """
+    thresholds = thresholds_of(config)
+    return {
+        "auto": thresholds if len(set(thresholds)) > 1 else thresholds[0],
+        "coverage": getattr(config, "coverage_thresholds", None) or {},
+        "rejection": getattr(config, "rejection_thresholds", None),
+    }
+
+
 class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
     """Base class of the configurations; subclasses are `@strict` and declare `num_channels` and `image_size`."""
 

@@ -17,12 +17,12 @@ import torch
 
 from ..conversion.tables import ConversionError
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
-from ..models.configuration_hf_vit import Size, score_function
+from ..models.configuration_hf_vit import Size, score_function, stored_thresholds
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, set_processor_size
 from ..models.image_resizing import AREA
 from ..models.pretrained import HfVisionPreTrainedModel
 from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, scaling_of, unsupported_sizes
-from .programs import make_onnx, make_openvino, stored_thresholds
+from .programs import make_onnx, make_openvino
 
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
 _PROGRAMS = {"onnx": "model.onnx", "openvino": "model.xml"}

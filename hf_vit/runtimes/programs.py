@@ -22,7 +22,7 @@ from ..conversion.tables import ConversionError
 from ..files.output import list_in_marker, new_file, refuse_existing
 from ..files.versions import require
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair, thresholds_of
+from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
 from ..models.pretrained import HfVisionPreTrainedModel
 
 _DYNAMIC = "dynamic"
@@ -217,20 +217,6 @@ def _free_sizes(config: HfViTConfig | HfBiTConfig) -> dict[int, Any]:
     return {
         2: rows * Dim("rows", min=2, max=_MAX_PATCHES),
         3: columns * Dim("columns", min=2, max=_MAX_PATCHES),
-    }
-
-
-def stored_thresholds(config: Any) -> dict[str, Any]:
-    """Return the limits of a model's predictions.
-
-    "auto": the lowest score of a predicted class, for each class or for all; "coverage": the same for each coverage;
-    "rejection": for each class the logit below which an image is rejected, None without `hf_vit.calibrate`.
-    """
-    thresholds = thresholds_of(config)
-    return {
-        "auto": thresholds if len(set(thresholds)) > 1 else thresholds[0],
-        "coverage": getattr(config, "coverage_thresholds", None) or {},
-        "rejection": getattr(config, "rejection_thresholds", None),
     }
 
 

@@ -29,9 +29,8 @@ from ..conversion.tables import ConversionError
 from ..files.manifest import sha256_of
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..files.versions import require
-from ..models.configuration_hf_vit import as_pair, score_function
+from ..models.configuration_hf_vit import as_pair, score_function, stored_thresholds
 from .any_size import make_any_size_onnx
-from .programs import stored_thresholds
 
 _RUNTIME = "onnxruntime-web@1.30.0"  # of npm, MIT license
 _RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"

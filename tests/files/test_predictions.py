@@ -2,27 +2,48 @@
 
 import io
 
+import numpy as np
 import pytest
 import torch
 
 import hf_vit
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data.issues import Issue, read_issues, write_issues
-from hf_vit.files.predictions import Table, distances_to_classes, lowest_scores, most_likely
+from hf_vit.files.predictions import ClassRule, Prediction, Table, distances_to_classes
+from hf_vit.models.configuration_hf_vit import scores_of, stored_thresholds
 
 SHAPE = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 SHAPE |= {"image_size": 8, "patch_size": 4, "num_labels": 3}
 
 
+def classes_of(logits: torch.Tensor, config, **options) -> list[list[str]]:
+    rule = ClassRule(config.id2label, stored_thresholds(config), **options)
+    found = rule.classes(logits.numpy(), scores_of(logits, config).numpy())
+    return [[prediction.label for prediction in image] for image in found]
+
+
 def test_classes_reach_their_own_thresholds():
     config = HfViTConfig(**SHAPE, problem_type="multi_label_classification", label_thresholds=[0.2, 0.7, 0.4])
     logits = torch.tensor([[0.3, 0.1, 0.5], [0.1, 0.8, 0.3], [0.1, 0.1, 0.1]]).logit()
-    chosen = most_likely(logits, config, lowest=lowest_scores(config, "auto"))
-    assert [[prediction.label for prediction in image] for image in chosen] == [["LABEL_2", "LABEL_0"], ["LABEL_1"], []]
-    chosen = most_likely(logits, config, lowest=lowest_scores(config, 0.25))
-    assert [len(image) for image in chosen] == [2, 2, 0]
-    config.label_thresholds = [0.9]  # of another head
-    assert lowest_scores(config, "auto") == [0.5] * 3
+    assert classes_of(logits, config, threshold="auto") == [["LABEL_2", "LABEL_0"], ["LABEL_1"], []]
+    assert [len(image) for image in classes_of(logits, config, threshold=0.25)] == [2, 2, 0]
+    config.label_thresholds = [0.9]  # of another head: each class needs 0.5
+    assert classes_of(logits, config, threshold="auto") == [["LABEL_2"], ["LABEL_1"], []]
+
+
+def test_names_and_scores():
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 9.0]])
+    config = HfViTConfig(id2label={0: "tench", 1: "crane", 2: "crane"})
+    rule = ClassRule(config.id2label, stored_thresholds(config), top_k=2)
+    first, second = rule.classes(logits.numpy(), scores_of(logits, config).numpy())
+    assert [one.label for one in first] == ["crane", "crane"]
+    assert first[0].score == pytest.approx(0.66524, abs=1e-5)  # e^3 / (e + e^3 + e^2)
+    assert second[0] == Prediction("crane", pytest.approx(0.99975, abs=1e-5))
+
+
+def test_equal_scores_keep_the_order_of_the_classes():
+    config = HfViTConfig(**SHAPE)
+    assert classes_of(torch.tensor([[0.0, 1.0, 1.0]]), config) == [["LABEL_1", "LABEL_2", "LABEL_0"]]
 
 
 def test_sets_of_a_coverage():
@@ -34,22 +55,22 @@ def test_sets_of_a_coverage():
     with pytest.raises(ValueError, match=r"0\.9, 0\.95"):
         hf_vit.predict(pair, [image], coverage=0.8)
     with pytest.raises(ValueError, match="coverage"):
-        lowest_scores(config, 0.5, 0.9)
+        hf_vit.predict(pair, [image], threshold=0.5, coverage=0.9)
     with pytest.raises(ValueError, match="calibrate"):
-        lowest_scores(HfViTConfig(**SHAPE), coverage=0.9)
+        ClassRule({0: "cat"}, stored_thresholds(HfViTConfig(**SHAPE)), coverage=0.9)
 
 
 def test_an_image_far_from_all_classes_has_none():
     config = HfViTConfig(**SHAPE, rejection_thresholds=[1.0, -2.0, 3.0])
     logits = torch.tensor([[1.5, 0.0, 0.0], [0.5, 0.0, 0.0], [-3.0, -1.0, -3.0], [0.0, 0.0, 2.5]])
-    torch.testing.assert_close(distances_to_classes(logits, config), torch.tensor([-0.5, 0.5, -1.0, 0.5]))
-    chosen = [[one.label for one in image] for image in most_likely(logits, config, top_k=1, reject=True)]
-    assert chosen == [["LABEL_0"], [], ["LABEL_1"], []]
+    distances = distances_to_classes(logits.numpy(), config.rejection_thresholds)
+    np.testing.assert_array_equal(distances, [-0.5, 0.5, -1.0, 0.5])
+    assert classes_of(logits, config, top_k=1, reject=True) == [["LABEL_0"], [], ["LABEL_1"], []]
     pair = HfViTForImageClassification(config).eval(), HfViTImageProcessor.for_model(config)
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)  # the head is zero, and so are its logits
     assert hf_vit.predict(pair, [image], reject=True) == [[]]
     with pytest.raises(ValueError, match="calibrate"):
-        most_likely(logits, HfViTConfig(**SHAPE), reject=True)
+        classes_of(logits, HfViTConfig(**SHAPE), reject=True)
 
 
 def test_cells_are_neither_formulas_nor_controls(tmp_path):

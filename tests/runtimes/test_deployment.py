@@ -19,8 +19,9 @@ from PIL import Image
 from hf_vit import HfViTImageProcessor
 from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export
-from hf_vit.files.predictions import lowest_scores, most_likely
+from hf_vit.files.predictions import ClassRule
 from hf_vit.loading import save_folder
+from hf_vit.models.configuration_hf_vit import stored_thresholds
 from hf_vit.models.image_processing_hf_vit import PRESETS, scale_and_offset
 from hf_vit.runtimes import deployment, runner
 
@@ -79,14 +80,15 @@ def test_the_same_pixels_and_classes_for_every_preset(preset, model, program, ph
         with torch.no_grad():
             logits = model(**inputs).logits
         scores = deployed.scores(deployed.logits(path))
-        (classes,) = most_likely(logits, model.config, reject=True)
+        thresholds = stored_thresholds(model.config)
+        expected = logits.numpy(), logits.softmax(-1).numpy()
+        (classes,) = ClassRule(model.config.id2label, thresholds, reject=True).classes(*expected)
         assert deployed.is_rejected(deployed.logits(path)) == (not classes), path.name
         np.testing.assert_allclose(scores, logits.softmax(-1)[0], rtol=0, atol=1e-5, err_msg=path.name)
         for given in ({"top_k": 3}, {"threshold": 0.2}, {"threshold": "auto"}, {"coverage": 0.9}):
-            lowest = lowest_scores(model.config, given.get("threshold"), given.get("coverage"))
-            (expected,) = most_likely(logits, model.config, given.get("top_k", 5), lowest)
+            (classes,) = ClassRule(model.config.id2label, thresholds, **given).classes(*expected)
             labels = [deployed.labels[str(index)] for index in deployed.select(scores, **given)]
-            assert labels == [prediction.label for prediction in expected], (path.name, given)
+            assert labels == [prediction.label for prediction in classes], (path.name, given)
 
 
 @pytest.mark.slow
