@@ -393,7 +393,18 @@ def _load_weights(files: ModelFiles, head: str, settings: Mapping[str, Any], mod
     if files.origin is not None:
         model.conversion_record = read_json_object(str(files.find(CONVERSION_RECORD)))
         model.name_or_path = model.config.name_or_path = files.origin
+    if _has_padded_class_position(model.config, files):
+        model.drop_class_position()
     return model
+
+
+def _has_padded_class_position(config: Any, files: ModelFiles) -> bool:
+    """Return whether an older version converted a model of big_vision, and gave its class token a position of zeros."""
+    has_position = isinstance(config, HfViTConfig) and config.use_cls_token and config.adds_positions_to_input
+    if not has_position or config.position_embedding_type != "learned" or "no_embed_class" in files.config:
+        return False
+    record = files.find(CONVERSION_RECORD)
+    return record is not None and read_json_object(record).get("dialect", {}).get("names") == "big_vision"
 
 
 def _choose_class(files: ModelFiles, head: str) -> Any:

@@ -31,6 +31,7 @@ VARIANTS = {  # arguments of `tiny`, by name
     "map": {"pooling": "map", "representation_size": 9},
     "none": {"pooling": "none", "use_cls_token": True},
     "sincos": {"pooling": "mean", "position_embedding_type": "sincos2d", "hidden_size": 16},
+    "no position of the class token": {"no_embed_class": True},
     "no positions": {"position_embedding_type": "none", "qkv_bias": False, "representation_size": 14},
     "learned2d": {"position_embedding_type": "learned2d"},
     "every layer": {"position_embedding_placement": "every_layer"},

@@ -87,6 +87,6 @@ def position_similarity(model: nn.Module, image_size: Size | None = None) -> np.
         positions = encoder.embeddings.position_embeddings_for(grid, next(model.parameters()))
     else:
         positions = tables(grid)
-    patches = positions[:, config.num_prefix_tokens :].double()
+    patches = positions[:, config.num_prefix_positions :].double()
     directions = nn.functional.normalize(patches, dim=2)
     return check_finite(model, (directions @ directions.mT).mean(dim=0).cpu().numpy()).reshape(*grid, *grid)

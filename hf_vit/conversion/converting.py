@@ -43,7 +43,7 @@ from .source import (
 from .tables import ConversionError, name_checkpoint
 
 # Part of the key of cached conversions: raise it with every change by which a checkpoint gives another folder.
-CONVERSION_VERSION = 3
+CONVERSION_VERSION = 4
 logger = logging.get_logger(__name__)
 FOLDER_FORMATS = ("hf_vit", "transformers")
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded

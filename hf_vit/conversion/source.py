@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import pad
 
 from ..files.reading import read_json_object
 from ..files.removed_names import with_new_keys
@@ -428,7 +427,7 @@ def has_head(model: HfVisionPreTrainedModel) -> bool:
 
 
 def _in_rules(stored: StoredArray, array: torch.Tensor) -> torch.Tensor:
-    """Return an array of a file as the rules expect it: of a single block, with a row for the class token."""
+    """Return an array of a file as the rules expect it, such as that of a single block."""
     return stored.adapt(array if stored.index is None else array[stored.index].clone())
 
 
@@ -488,15 +487,15 @@ UNKNOWN_IMAGE_SIZE = Inferred(_DEFAULT_IMAGE_SIZE, "no array of a ResNet shows i
 
 
 def image_size_of(
-    num_patches: int | None, pixels: Sequence[int], grid: tuple[int, int] | None, has_cls: bool
+    num_patches: int | None, pixels: Sequence[int], grid: tuple[int, int] | None, has_class_position: bool
 ) -> Inferred:
     """Infer the image size in pixels from a table of positions; one number if height and width are equal.
 
     Args:
-        num_patches: rows of the table; None for a model without a table (assumed: about 224 x 224 pixels).
+        num_patches: rows of the table for patches; None for a model without a table (assumed: about 224 x 224 pixels).
         pixels: height and width of a patch.
         grid: (rows, columns) that the caller states; a square by default.
-        has_cls: there is a class token; only for the reason.
+        has_class_position: the table has another row for the class token; only for the reason.
 
     Raises:
         ConversionError: the number of rows does not match the grid, or is not a square.
@@ -506,7 +505,7 @@ def image_size_of(
         known = "the file has no position embeddings; assumed:"
     elif _fits(num_patches, grid):
         rows, columns = grid or (math.isqrt(num_patches), math.isqrt(num_patches))
-        known = f"{num_patches} positions" + (", without the class token's:" if has_cls else ":")
+        known = f"{num_patches} positions" + (", without the class token's:" if has_class_position else ":")
     else:
         expected = f"{grid[0]} x {grid[1]}, the position_grid" if grid else "a square"
         raise ConversionError(
@@ -518,18 +517,11 @@ def image_size_of(
     return Inferred(one_or_pair(rows * pixels[0], columns * pixels[1]), reason, is_assumed=grid is None)
 
 
-def with_class_row(
-    checkpoint: Checkpoint, arrays: dict[str, StoredArray], cls: str, positions: str, grid: tuple[int, int] | None
-) -> dict[str, StoredArray]:
-    """Return the arrays; a table of positions for the patches only gets a row of zeros for the class token.
-
-    big_vision, DeiT III and FlexiViT have such tables (`no_embed_class`).
-    """
-    table = arrays.get(positions)
-    shape = checkpoint.shapes[table.name] if table else ()
-    if table is None or cls not in arrays or len(shape) != 3 or not _fits(shape[1], grid):
-        return arrays
-    return {**arrays, positions: table._replace(adapt=lambda rows: pad(rows, (0, 0, 1, 0)))}
+def no_embed_class_of(num_positions: int, grid: tuple[int, int] | None) -> Inferred:
+    """Infer, for a model with a class token, whether only the patches have positions, as in big_vision and DeiT III."""
+    if _fits(num_positions, grid):
+        return Inferred(True, f"{num_positions} positions, none of them for the class token")
+    return Inferred(False, f"{num_positions} positions, the first for the class token")
 
 
 def _fits(num_patches: int, grid: tuple[int, int] | None) -> bool:

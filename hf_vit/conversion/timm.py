@@ -42,8 +42,8 @@ from .source import (
     has_head,
     image_size_of,
     lacking,
+    no_embed_class_of,
     one_or_pair,
-    with_class_row,
     with_reason,
 )
 from .tables import (
@@ -224,8 +224,6 @@ class Timm(TorchSource):
         arrays = _fold_layer_scale(checkpoint, naming.arrays)
         if len(arrays) < len(naming.arrays):
             naming.dialect["layer_scale"] = "folded into attention.o_proj and mlp.fc2"
-        grid = self._grid(checkpoint, arrays, request)
-        arrays = with_class_row(checkpoint, arrays, "cls_token", POSITIONS, grid)
         return naming._replace(arrays=arrays)
 
     def _grid(self, checkpoint: Checkpoint, arrays: Mapping[str, StoredArray], request: Request) -> Grid:
@@ -304,11 +302,16 @@ class Timm(TorchSource):
             **stem,
             **shapes.sizes("head.weight", optional=True, num_labels=0),
         }
+        pixels = [size * stride for size in shapes[self.marker][2:]]
         if POSITIONS not in shapes:
             fields["position_embedding_type"] = Inferred("none", "there is no table of positions")
-        num_patches = shapes[POSITIONS][1] - has_cls if POSITIONS in shapes else None
-        pixels = [size * stride for size in shapes[self.marker][2:]]
-        return {**fields, "image_size": image_size_of(num_patches, pixels, grid, has_cls)}
+            return {**fields, "image_size": image_size_of(None, pixels, grid, False)}
+        num_positions = shapes[POSITIONS][1]
+        if has_cls:
+            fields["no_embed_class"] = no_embed_class_of(num_positions, grid)
+        has_class_position = has_cls and not fields["no_embed_class"].value
+        num_patches = num_positions - has_class_position
+        return {**fields, "image_size": image_size_of(num_patches, pixels, grid, has_class_position)}
 
     def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
         grid = self._grid(checkpoint, naming.arrays, request)
@@ -486,6 +489,8 @@ class Timm(TorchSource):
         }
         if config.position_embedding_type == "none":
             arguments["pos_embed"] = "none"
+        if config.no_embed_class:
+            arguments["no_embed_class"] = True
         if config.use_cls_token and config.pooling in ("mean", "map") and not config.pool_patches_only:
             arguments["pool_include_prefix"] = True
         return arguments

@@ -58,7 +58,7 @@ class Torchvision(TorchSource):
             **shapes.sizes(self.marker, num_channels=1, hidden_size=0),
             "num_hidden_layers": shapes.layers(rf"{_BLOCK}(\d+)\."),
             **shapes.sizes(_FC1, intermediate_size=0),
-            "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, has_cls=True),
+            "image_size": image_size_of(shapes[_POSITIONS][1] - 1, pixels, grid, has_class_position=True),
             **with_reason(theirs, "as in torchvision's ViTs"),
             "representation_size": Inferred(None, "there is no heads.pre_logits.weight"),
             **shapes.sizes("heads.pre_logits.weight", optional=True, representation_size=0),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from torch.nn.functional import pad
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
@@ -258,6 +259,9 @@ class Transformers(Source):
             weights["predictor.bias"] = weights.pop("decoder.0.bias")
         skipped = {name for name in weights if name.endswith("embeddings.mask_token") or name.startswith("decoder.")}
         config = build_config({**fields, **request.overrides})
+        has_no_position = getattr(config, "no_embed_class", False) and config.use_cls_token  # but their model has one
+        if has_no_position:
+            config.no_embed_class = False
         head = weights.get("classifier.weight")
         if is_classifier(settings) and head is not None and len(head) != config.num_labels:
             raise ConversionError(f"its head has {len(head)} classes, and its config.json names {config.num_labels}")
@@ -272,6 +276,8 @@ class Transformers(Source):
         )
         if info["missing_keys"] or info["mismatched_keys"]:
             raise ConversionError("its weights lack the head that its config.json describes")
+        if has_no_position:
+            model.drop_class_position()
         arrays = {} if model.device.type == "meta" else model.state_dict()
         if problems := [text for name, array in arrays.items() for text in check_values(name, array)]:
             raise ConversionError("; ".join(problems))
@@ -311,19 +317,28 @@ class Transformers(Source):
         fixed |= {"norm_after_pooling": False, "position_embedding_type": "learned"}
         if config.pooling == "map" and not has_head(model):  # a SigLIP tower, of square images
             fixed |= {"use_cls_token": False, "representation_size": None, "qkv_bias": True, "hidden_dropout_prob": 0}
-            fixed |= {name: as_pair(getattr(config, name))[0] for name in ("image_size", "patch_size")}
+            fixed |= _squares(config, "image_size", "patch_size")
             return lacking(config, {}, fixed)
         fixed |= {"pooling": "cls", "use_cls_token": True}
         if has_head(model):
             fixed["representation_size"] = None
         if isinstance(model, HfViTForMaskedPatchPrediction):  # which predicts the pixels of square grids
-            fixed |= {"patch_target": "pixels", "patch_size": as_pair(config.patch_size)[0]}
+            fixed |= {"patch_target": "pixels", **_squares(config, "patch_size")}
             fixed["grid_size"] = config.grid_size[:1] * 2
         return lacking(config, {}, fixed)
 
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
         with new_folder(path, overwrite) as folder:
             save_for_transformers(model, processor, folder)
+
+
+def _squares(config: Any, *names: str) -> dict[str, Any]:
+    """Return the only value that a format without rectangles can store, for each size of a configuration."""
+    values = {}
+    for name in names:
+        height, width = as_pair(getattr(config, name))
+        values[name] = getattr(config, name) if height == width else height
+    return values
 
 
 def _read_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
@@ -413,6 +428,10 @@ def _their_model(model: Model) -> transformers.PreTrainedModel:
     """Build the model of transformers that computes the same."""
     config: Any = model.config
     weights, is_bare = model.state_dict(), not has_head(model)
+    if getattr(config, "no_embed_class", False) and config.use_cls_token:
+        logger.warning("transformers trains a position of the class token, of which this model has none; it is zero")
+        positions = next(name for name in weights if name.endswith(_POSITIONS))
+        weights[positions] = pad(weights[positions], (0, 0, 1, 0))  # (1, 1 + patches, hidden_size)
     shared: dict[str, Any] = {"id2label": config.id2label, "label2id": config.label2id, "dtype": model.dtype}
     if isinstance(config, HfBiTConfig):
         is_same = config.padding == "same"
@@ -437,7 +456,10 @@ def _their_model(model: Model) -> transformers.PreTrainedModel:
         shared |= {name: getattr(config, name) for name in VIT_SETTINGS}
         their_class: Any = transformers.ViTForImageClassification
         if isinstance(model, HfViTForMaskedPatchPrediction):
-            their_class, shared["encoder_stride"] = transformers.ViTForMaskedImageModeling, config.patch_size
+            their_class, shared["encoder_stride"] = (
+                transformers.ViTForMaskedImageModeling,
+                as_pair(config.patch_size)[0],
+            )
             weights["vit.embeddings.mask_token"] = weights.pop("mask_token")
             weights["decoder.0.weight"] = weights.pop("predictor.weight")[:, :, None, None]
             weights["decoder.0.bias"] = weights.pop("predictor.bias")

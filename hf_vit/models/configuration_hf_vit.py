@@ -388,6 +388,8 @@ class HfViTConfig(HfVisionConfig):
         pooling: input of the head: "cls" (the first token), "mean" (of all tokens), "map" (big_vision's multi-head
             attention pooling) or "none" (every token).
         use_cls_token: put a class token before the patches; None: only with pooling "cls".
+        no_embed_class: the class token has no position; learned position embeddings are those of the patches only, as
+            in big_vision and with timm's argument of this name. Sine-cosine positions are always so.
         representation_size: width of the tanh pre-logits layer; None: no such layer.
         projection_dim: width of the projection (`image_embeds`) in the image tower of an image-text model; None: no
             projection.
@@ -447,6 +449,7 @@ class HfViTConfig(HfVisionConfig):
     qkv_bias: bool = True
     pooling: Literal["cls", "mean", "map", "none"] = "cls"
     use_cls_token: bool | None = None
+    no_embed_class: bool = False
     representation_size: int | None = int_field(None, MAX_WIDTH)
     projection_dim: int | None = int_field(None, MAX_WIDTH)
     position_embedding_type: Literal["learned", "sincos2d", "learned2d", "relative", "none"] = "learned"
@@ -528,6 +531,12 @@ class HfViTConfig(HfVisionConfig):
     def num_prefix_tokens(self) -> int:
         """Number of tokens before the patches."""
         return int(bool(self.use_cls_token))
+
+    @property
+    def num_prefix_positions(self) -> int:
+        """Number of position embeddings before those of the patches."""
+        has_none = self.no_embed_class or self.position_embedding_type == "sincos2d"
+        return 0 if has_none else self.num_prefix_tokens
 
     @property
     def adds_positions_to_input(self) -> bool:
@@ -624,6 +633,8 @@ class HfViTConfig(HfVisionConfig):
             raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of {divisor}, as {kind} requires")
         if placement != "input" and kind not in ("learned", "learned2d"):
             raise ValueError(f"position_embedding_placement {placement} needs learned or learned2d, not {kind}")
+        if self.no_embed_class and (placement != "input" or kind == "relative"):
+            raise ValueError(f"no_embed_class needs positions that are added to the input, not {kind} in {placement}")
         if self.attention_axes == "axial" and (self.use_cls_token or kind == "relative" or self.num_hidden_layers % 2):
             raise ValueError("axial attention needs use_cls_token=False, even num_hidden_layers, no relative positions")
         rows, columns = self.grid_size

@@ -166,8 +166,8 @@ def embed_mixed_sizes(
         patch_size: (height, width), for a hybrid in pixels of the stem's feature map.
 
     Returns:
-        The patch embeddings (batch, patches, hidden_size), and the position embeddings (batch, tokens, hidden_size) or
-        None; both are zero for padding.
+        The patch embeddings (batch, patches, hidden_size), and the position embeddings
+        (batch, num_prefix_positions + patches, hidden_size) or None; both are zero for padding.
     """
     config, (_, length, values) = embeddings.config, pixel_values.shape
     check_mixed_sizes(config)
@@ -191,8 +191,8 @@ def embed_mixed_sizes(
         return patches, None
     tables = {}
     for grid in set(grids):
-        table = embeddings.position_embeddings_for(grid, patches)[0]  # (tokens, hidden_size)
-        tables[grid] = F.pad(table, (0, 0, 0, config.num_prefix_tokens + length - table.shape[0]))
+        table = embeddings.position_embeddings_for(grid, patches)[0]  # (positions, hidden_size)
+        tables[grid] = F.pad(table, (0, 0, 0, config.num_prefix_positions + length - table.shape[0]))
     return patches, torch.stack([tables[grid] for grid in grids])
 
 

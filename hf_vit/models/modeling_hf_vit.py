@@ -81,8 +81,8 @@ class HfViTEmbeddings(nn.Module):
         self.position_embeddings: Any = None
         if config.adds_positions_to_input and config.position_embedding_type == "learned":
             rows, columns = config.stored_grid
-            num_tokens = config.num_prefix_tokens + rows * columns
-            self.position_embeddings = nn.Parameter(torch.zeros(1, num_tokens, config.hidden_size))
+            num_positions = config.num_prefix_positions + rows * columns
+            self.position_embeddings = nn.Parameter(torch.zeros(1, num_positions, config.hidden_size))
         elif config.adds_positions_to_input and config.position_embedding_type == "learned2d":
             self.position_embeddings = build_tables(config, count=1)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -143,15 +143,19 @@ class HfViTEmbeddings(nn.Module):
 
         Args:
             patches: (batch, patches, hidden_size)
-            positions: (1 or batch, tokens, hidden_size), or None.
+            positions: (1 or batch, num_prefix_positions + patches, hidden_size), or None.
 
         Returns:
             (batch, tokens, hidden_size)
         """
         tokens = patches
+        if positions is not None and not self.config.num_prefix_positions:
+            tokens = tokens + positions
         if self.cls_token is not None:
-            tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        return self.dropout(tokens if positions is None else tokens + positions)
+            tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), tokens], dim=1)
+        if positions is not None and self.config.num_prefix_positions:
+            tokens = tokens + positions
+        return self.dropout(tokens)
 
     def position_embeddings_for(self, grid: Grid, like: torch.Tensor) -> torch.Tensor | None:
         """Return the position embeddings for a grid of patches, resampled if it differs from the stored grid.
@@ -161,20 +165,20 @@ class HfViTEmbeddings(nn.Module):
             like: a tensor; fixed (sine-cosine) positions take its dtype and device.
 
         Returns:
-            (1, tokens, hidden_size); None if no position embeddings are added to the encoder's input.
+            (1, num_prefix_positions + rows * columns, hidden_size); None if none are added to the encoder's input.
         """
         config = self.config
         if not config.adds_positions_to_input:
             return None
         if config.position_embedding_type == "sincos2d":
-            return fixed_positions(grid, config.hidden_size, config.num_prefix_tokens, like=like)[0]
+            return fixed_positions(grid, config.hidden_size, like=like)[0]
         if isinstance(self.position_embeddings, PositionTables):
             return self.position_embeddings(grid)
         if is_same_grid(grid, config.stored_grid):
             return self.position_embeddings
         method = config.position_interpolation
         return resize_position_embeddings(
-            self.position_embeddings, config.stored_grid, grid, config.num_prefix_tokens, method
+            self.position_embeddings, config.stored_grid, grid, config.num_prefix_positions, method
         )
 
 
@@ -505,6 +509,18 @@ class HfViTPreTrainedModel(FlexibleSizes, HfVisionPreTrainedModel):
         """Number of tokens for an image of the configured size."""
         rows, columns = self.config.grid_size
         return self.config.num_prefix_tokens + rows * columns
+
+    @torch.no_grad()
+    def drop_class_position(self) -> None:
+        """Add the position of the class token to the token itself, and set `no_embed_class`; outputs do not change.
+
+        For models with learned positions at the input.
+        """
+        embeddings: Any = self.base_model.embeddings
+        table = embeddings.position_embeddings  # (1, 1 + patches, hidden_size)
+        embeddings.cls_token += table[:, :1]
+        embeddings.position_embeddings = nn.Parameter(table[:, 1:].clone(), table.requires_grad)
+        self.config.no_embed_class = True
 
     def grid_of(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> Grid:
         """Return the (rows, columns) of patches of images (batch, num_channels, height, width).

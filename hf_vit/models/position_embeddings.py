@@ -58,9 +58,9 @@ def cached_on_device(compute: Callable[..., list[torch.Tensor]]) -> Callable[...
 
 
 @cached_on_device
-def fixed_positions(grid: Grid, hidden_size: int, num_prefix_tokens: int) -> list[torch.Tensor]:
-    """Return `sincos2d` with zeros for the prefix tokens, a list of one tensor (1, tokens, hidden_size)."""
-    return [F.pad(sincos2d(grid, hidden_size), (0, 0, num_prefix_tokens, 0))]
+def fixed_positions(grid: Grid, hidden_size: int) -> list[torch.Tensor]:
+    """Return `sincos2d`, a list of one tensor (1, rows * columns, hidden_size)."""
+    return [sincos2d(grid, hidden_size)]
 
 
 def resize_position_embeddings(
@@ -73,6 +73,7 @@ def resize_position_embeddings(
     Args:
         position_embeddings: (tables, num_prefix_tokens + old_rows * old_columns, hidden_size)
         old_grid, new_grid: (rows, columns) of patches.
+        num_prefix_tokens: number of embeddings before those of the patches.
         method: "jax": bilinear with aligned corners, as `scipy.ndimage.zoom(order=1)` in `interpolate_posembed`
             (google-research/vision_transformer, vit_jax/checkpoint.py). "jax_exact": the same, with that function's
             rounding error, see `_linear_weights`. "bilinear", "bicubic": half-pixel centers, antialiased, as in timm.
@@ -206,14 +207,18 @@ class LearnedPositions(PositionTables):
     def __init__(self, config: HfViTConfig, count: int):
         super().__init__(config)
         rows, columns = config.stored_grid
-        self.table = nn.Parameter(torch.zeros(count, config.num_prefix_tokens + rows * columns, config.hidden_size))
+        self.table = nn.Parameter(torch.zeros(count, config.num_prefix_positions + rows * columns, config.hidden_size))
 
     def forward(self, grid: Grid) -> torch.Tensor:
-        """(rows, columns) -> (tables, tokens, hidden_size)"""
+        """(rows, columns) -> (tables, num_prefix_positions + rows * columns, hidden_size)"""
         return self.resampled(grid)["table"]
 
     def resampled(self, grid: Grid) -> dict[str, torch.Tensor]:
-        prefix, old, method = self.config.num_prefix_tokens, self.config.stored_grid, self.config.position_interpolation
+        prefix, old, method = (
+            self.config.num_prefix_positions,
+            self.config.stored_grid,
+            self.config.position_interpolation,
+        )
         return {"table": resize_position_embeddings(self.table, old, grid, prefix, method)}
 
 
@@ -229,11 +234,11 @@ class LearnedPositions2D(PositionTables):
         self.x = nn.Parameter(torch.zeros(count, columns, half))
         self.y = nn.Parameter(torch.zeros(count, rows, half))
         self.prefix = None
-        if config.num_prefix_tokens:
-            self.prefix = nn.Parameter(torch.zeros(count, config.num_prefix_tokens, config.hidden_size))
+        if config.num_prefix_positions:
+            self.prefix = nn.Parameter(torch.zeros(count, config.num_prefix_positions, config.hidden_size))
 
     def forward(self, grid: Grid) -> torch.Tensor:
-        """(rows, columns) -> (tables, tokens, hidden_size)"""
+        """(rows, columns) -> (tables, num_prefix_positions + rows * columns, hidden_size)"""
         y, x = self.resampled(grid).values()  # (tables, rows or columns, hidden_size / 2)
         rows, columns = grid
         patches = torch.cat([x[:, None].expand(-1, rows, -1, -1), y[:, :, None].expand(-1, -1, columns, -1)], dim=3)

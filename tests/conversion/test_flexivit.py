@@ -35,7 +35,7 @@ def largest_gap(run: dict, model, expected, dtype: torch.dtype, suffix: str = ""
     kernel = embeddings.patch_embeddings.projection.weight
     stages["patch_kernel"] = resize_patch_kernel(kernel, tuple(run["patch_size"])).permute(2, 3, 1, 0)
     position_embeddings = embeddings.position_embeddings_for(tuple(run["grid"]), kernel)
-    stages["pos_embedding"] = position_embeddings[:, model.config.num_prefix_tokens :]
+    stages["pos_embedding"] = position_embeddings[:, model.config.num_prefix_positions :]
     if not model.config.use_cls_token:
         stages["with_posemb"] = stages["embedded"]
     names = [name for name in expected.files if name.endswith(suffix) and name.removesuffix(suffix) in stages]

@@ -147,6 +147,13 @@ STRUCTURES = {
     "map of the patches": ({"pooling": "map", "use_cls_token": True, "pool_patches_only": True}, 1e-6),
     "none": ({"pooling": "none", "use_cls_token": True}, 1e-6),
     "no positions": ({"position_embedding_type": "none"}, 1e-6),
+    "no position of the class token": ({"no_embed_class": True}, 1e-6),
+    "no position of the class token, 3 x 5 patches": ({"no_embed_class": True, "image_size": (12, 30)}, 1e-6),
+    "mean of all tokens, one without a position": (
+        {"pooling": "mean", "use_cls_token": True, "no_embed_class": True},
+        1e-6,
+    ),
+    "R26 with a class token without a position": ({**hybrid([2, 2, 2, 2], (2, 2)), "no_embed_class": True}, 1e-4),
     "no bias": ({"qkv_bias": False}, 1e-6),
     "relu": ({"hidden_act": "relu"}, 1e-6),
     "5 channels": ({"num_channels": 5}, 1e-6),

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hf_vit.conversion import convert, export
+from hf_vit.conversion import ConversionError, convert, export
 from hf_vit.files.npz import NpzReader
 from hf_vit.loading import save_folder
 
@@ -101,11 +101,21 @@ def test_negative_zeros_are_restored(goldens, tmp_path):
     assert_comes_back(tmp_path / "in.npz", RUNS["bv_tok.npz"], tmp_path)
 
 
-@pytest.mark.parametrize("checkpoint", ["vit_linen.npz", "hybrid_r11_linen.npz", "bv_tok.npz"])
-def test_the_default_dialect_has_the_released_names(goldens, tmp_path, checkpoint):
-    """Without a dialect, any model is written with the names of the released files, and is the same model."""
+@pytest.mark.parametrize(
+    ("checkpoint", "dialect"),
+    [("vit_linen.npz", "vit_jax"), ("hybrid_r11_linen.npz", "vit_jax"), ("bv_tok.npz", "big_vision")],
+)
+def test_the_default_dialect_is_the_first_that_stores_the_model(goldens, tmp_path, checkpoint, dialect):
+    """The names of the released files, but for a class token without a position; and it is the same model."""
     model, _ = convert_golden(goldens / checkpoint, RUNS[checkpoint])
     export(model, tmp_path / "back.npz", "jax")
     again, _ = convert_golden(tmp_path / "back.npz", RUNS[checkpoint])
-    assert again.conversion_record["dialect"]["names"] == "vit_jax"
+    assert again.conversion_record["dialect"]["names"] == dialect
     assert_same_weights(again, model)
+
+
+@pytest.mark.parametrize("dialect", ["vit_jax", "flax"])
+def test_a_class_token_without_a_position_is_refused_where_it_must_have_one(goldens, tmp_path, dialect):
+    model, _ = convert(goldens / "bv_tok.npz")
+    with pytest.raises(ConversionError, match="no_embed_class"):
+        export(model, tmp_path / "back.npz", "jax", dialect=dialect)

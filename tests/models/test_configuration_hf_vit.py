@@ -48,6 +48,8 @@ def test_from_variant_takes_overrides_and_refuses_unknown_names():
         ({"hidden_size": 6, "num_attention_heads": 2, "position_embedding_type": "sincos2d"}, "6"),
         ({"hidden_size": 7, "num_attention_heads": 1, "position_embedding_type": "learned2d"}, "7"),
         ({"position_embedding_type": "relative", "position_embedding_placement": "every_layer"}, "every_layer"),
+        ({"no_embed_class": True, "position_embedding_type": "relative"}, "relative"),
+        ({"no_embed_class": True, "position_embedding_placement": "every_layer"}, "every_layer"),
         ({"label2id": {"cat": 0, "dtype": []}}, "label2id"),
         ({"attention_axes": "axial"}, "use_cls_token"),
         ({"attention_axes": "axial", "pooling": "mean", "num_hidden_layers": 5}, "num_hidden_layers"),

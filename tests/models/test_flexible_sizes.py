@@ -31,7 +31,9 @@ def kernel_of(model) -> torch.Tensor:
     return model.base_model.embeddings.patch_embeddings.projection.weight
 
 
-@pytest.mark.parametrize("name", ["cls", "sincos", "learned2d", "every layer", "relative"])
+@pytest.mark.parametrize(
+    "name", ["cls", "no position of the class token", "sincos", "learned2d", "every layer", "relative"]
+)
 @torch.no_grad()
 def test_a_flexible_model_changes_its_patch_size_without_loss(name):
     """Each size gives the outputs of a model with resized weights; the stored weights do not change."""

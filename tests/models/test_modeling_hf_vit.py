@@ -1,5 +1,6 @@
 """The models, in every variant: attention, saving and loading, gradients, initialization, arguments of `forward`."""
 
+import copy
 import inspect
 
 import pytest
@@ -48,6 +49,54 @@ def test_the_last_layer_computes_only_what_the_logits_need(model, checkpointing)
     tokens = shapes[0][1]
     assert tokens > 1
     assert shapes[-1][1] == (1 if model.config.pooling == "cls" else tokens)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"pooling": "mean", "use_cls_token": True},
+        {"stored_patch_size": (7, 5), "position_grid": (2, 3)},
+        {"hybrid": True},
+        {"position_interpolation": "bicubic"},
+    ],
+)
+def test_a_class_token_without_a_position_holds_the_former_one(fields):
+    """For every kind of input: the configured size, another, masked patches, fewer patches, images of two sizes."""
+    with_position = tiny(**fields)
+    without = copy.deepcopy(with_position)
+    without.drop_class_position()
+    config = without.config
+    rows, columns = config.stored_grid
+    assert without.vit.embeddings.position_embeddings.shape[1] == rows * columns
+    assert type(without)(config).load_state_dict(without.state_dict())
+    height, width = (size * config.stride for size in config.patch_size)
+    other = torch.randn(2, 3, 2 * height, 3 * width)
+    inputs = [
+        {"pixel_values": images(without)},
+        {"pixel_values": other},
+        {"pixel_values": other, "kept_patches": torch.tensor([[0, 4], [2, -1]])},
+        {"pixel_values": torch.randn(2, 6, 3 * height * width), "spatial_shapes": torch.tensor([[2, 3], [1, 2]])},
+    ]
+    for one in inputs:
+        torch.testing.assert_close(without(**one).logits, with_position(**one).logits, rtol=0, atol=1e-5)
+    with_position.set_image_size((3 * height, 2 * width))
+    without.set_image_size((3 * height, 2 * width))
+    pixel_values = torch.randn(1, 3, 3 * height, 2 * width)
+    torch.testing.assert_close(without(pixel_values).logits, with_position(pixel_values).logits, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_masked_patches_with_a_class_token_without_a_position():
+    config = HfViTConfig(**SIZES, image_size=(20, 36), patch_size=(4, 6))
+    with_position = randomize(HfViTForMaskedPatchPrediction(config))
+    without = copy.deepcopy(with_position)
+    without.drop_class_position()
+    pixel_values = torch.randn(2, 3, 20, 36)
+    masked = torch.rand(2, 30) > 0.5
+    ours, theirs = (model(pixel_values, bool_masked_pos=masked).logits for model in (without, with_position))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

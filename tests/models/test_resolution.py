@@ -17,7 +17,16 @@ MODELS = {
     "map and class token": {"pooling": "map", "use_cls_token": True},
     "2-D shared": {"position_embedding_type": "learned2d", "position_embedding_placement": "every_layer_shared"},
 }
-NATIVE = ["cls", "mean", "map and class token", "sincos", "no positions", "learned2d", "hybrid"]
+NATIVE = [
+    "cls",
+    "no position of the class token",
+    "mean",
+    "map and class token",
+    "sincos",
+    "no positions",
+    "learned2d",
+    "hybrid",
+]
 GRIDS = [(3, 5), (5, 6), (3, 5), (7, 2), (1, 1)]
 
 

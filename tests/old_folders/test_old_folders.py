@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import load_dataset
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import hf_vit
 from hf_vit.cli import main
@@ -86,6 +86,28 @@ def test_an_evaluation_into_its_folder_has_the_same_scores(old, monkeypatch):
     line = ["--model", "saved", "--dataset", "images", "--num-workers", "0", "--train-split", "train"]
     line += ["--split", "train", "--protocol", "knn", "--output-dir", "evaluated"]
     assert evaluate(line)["knn"] == before["knn"]
+
+
+def test_the_position_that_a_class_token_of_big_vision_had_is_added_to_it(goldens, tmp_path):
+    """Its config.json has no `no_embed_class`; its checkpoints are those of other parameters."""
+    convert(goldens / "bv_tok.npz", read_weights=False).save(tmp_path / "new")
+    expected = logits_of(tmp_path / "new")
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    (tmp_path / "old" / "manifest.json").unlink()
+    settings = read_json_object(tmp_path / "old" / "config.json")
+    del settings["no_embed_class"]
+    (tmp_path / "old" / "config.json").write_text(json.dumps(settings))
+    weights = load_file(tmp_path / "old" / "model.safetensors")
+    name = "vit.embeddings.position_embeddings"
+    row = torch.ones(1, 1, weights[name].shape[2])  # after training
+    weights["vit.embeddings.cls_token"] -= row
+    weights[name] = torch.cat([row, weights[name]], dim=1)
+    save_file(weights, tmp_path / "old" / "model.safetensors", metadata={"format": "pt"})
+    np.testing.assert_allclose(logits_of(tmp_path / "old"), expected, rtol=0, atol=1e-5)
+    model, _ = hf_vit.load(tmp_path / "old")
+    assert model.config.no_embed_class
+    export(model, tmp_path / "back.npz", "jax")
+    assert "pos_embedding" in np.load(tmp_path / "back.npz")
 
 
 @pytest.mark.parametrize("name", ["converted", "run", "run/best", "lora"])

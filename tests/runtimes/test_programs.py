@@ -123,8 +123,9 @@ traces = pytest.mark.filterwarnings(  # of torch, and of transformers' own modul
     "ignore:.*torch.jit.* is deprecated:DeprecationWarning",
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning",
 )
+NO_POSITION = "no position of the class token"
 TRACED = {
-    **{name: partial(tiny, **VARIANTS[name]) for name in ("cls", "sincos", "axial", "hybrid")},
+    **{name: partial(tiny, **VARIANTS[name]) for name in ("cls", NO_POSITION, "sincos", "axial", "hybrid")},
     "flexible": partial(tiny, stored_patch_size=(4, 6), position_grid=(3, 5)),
     "bit": tiny_bit,
 }
@@ -155,7 +156,7 @@ def test_jit_trace_of_masked_patch_prediction():
 
 
 @traces
-@pytest.mark.parametrize("name", ["sincos", pytest.param("hybrid", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["sincos", NO_POSITION, pytest.param("hybrid", marks=pytest.mark.slow)])
 def test_openvino_convert_model(name, monkeypatch):
     monkeypatch.setenv("CI", "true")  # otherwise it sends telemetry
     openvino = pytest.importorskip("openvino", reason="openvino (extra openvino) is not installed")

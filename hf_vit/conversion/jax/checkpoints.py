@@ -40,8 +40,8 @@ from ..source import (
     has_head,
     image_size_of,
     lacking,
+    no_embed_class_of,
     record_of,
-    with_class_row,
     with_reason,
 )
 from ..tables import ConversionError, Rule
@@ -176,8 +176,6 @@ class Jax(JaxSource):
         own = {name.removeprefix(prefix): shape for name, shape in checkpoint.shapes.items() if name.startswith(prefix)}
         arrays = _arrays_in(own, prefix)
         dialect = _describe(_dialect_of(own), prefix, checkpoint, arrays)
-        if dialect["names"] == "big_vision":
-            arrays = with_class_row(checkpoint, arrays, "cls", POSITIONS, request.position_grid)
         if len(checkpoint.shapes[prefix + _KERNEL]) == 2:  # a matrix: patches are vectors (SigLIP 2 NaFlex)
             dialect["patch_vectors"] = True
             arrays = _as_convolution(checkpoint, arrays)
@@ -219,8 +217,13 @@ class Jax(JaxSource):
         if POSITIONS not in shapes:
             reason = "there is no table of positions; big_vision then computes them"
             fields["position_embedding_type"] = Inferred("sincos2d", reason, is_assumed=True)
-            return {**fields, "image_size": image_size_of(None, pixels, grid, has_cls)}
-        image_size = image_size_of(shapes[POSITIONS][1] - has_cls, pixels, grid, has_cls)
+            return {**fields, "image_size": image_size_of(None, pixels, grid, False)}
+        num_positions = shapes[POSITIONS][1]
+        has_class_position = has_cls
+        if has_cls and naming.dialect["names"] == "big_vision":
+            fields["no_embed_class"] = no_embed_class_of(num_positions, grid)
+            has_class_position = not fields["no_embed_class"].value
+        image_size = image_size_of(num_positions - has_class_position, pixels, grid, has_class_position)
         released = find_released(checkpoint.location)
         if released is not None and image_size.value == released.facts.get("resolution"):
             image_size = Inferred(image_size.value, "that of the released file of this name")
@@ -249,7 +252,7 @@ class Jax(JaxSource):
         if dialect == "big_vision":
             fixed["model_type"] = HfViTConfig.model_type
         else:
-            fixed["stored_patch_size"] = None
+            fixed |= {"stored_patch_size": None, "no_embed_class": False}
         if config.use_cls_token and config.pooling in ("mean", "map"):
             fixed["use_cls_token"] = False  # the originals have a class token with the pooling "cls" or "none" only
         found = lacking(config, _CHOICES[dialect], fixed)
@@ -272,11 +275,10 @@ class Jax(JaxSource):
     def arrays(self, model: Model, dialect: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the arrays; big_vision has no position of the class token, so it is added to the token itself."""
         arrays = super().arrays(model, dialect)
-        positions = arrays.get(POSITIONS)  # (1, tokens, hidden_size)
-        if positions is not None and "cls" in arrays and dialect["names"] == "big_vision":
-            class_row, positions = positions[:, :1], positions[:, 1:]
-            if class_row.any():  # adding zero would change -0.0
-                arrays["cls"] = arrays["cls"] + class_row
+        positions = arrays.get(POSITIONS)  # (1, num_prefix_positions + patches, hidden_size)
+        if positions is not None and model.config.num_prefix_positions and dialect["names"] == "big_vision":
+            arrays["cls"] = arrays["cls"] + positions[:, :1]
+            positions = positions[:, 1:]
         if dialect.get("patch_vectors"):
             arrays[_KERNEL] = arrays[_KERNEL].flatten(0, 2)
             if positions is not None:
