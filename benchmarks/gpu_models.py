@@ -246,7 +246,7 @@ def make_step(model: Any, message: dict) -> Callable[..., torch.Tensor]:
     """
     settings = TrainingSettings(optimizer="adamw", learning_rate=_LEARNING_RATE, weight_decay=0.1)
     optimizer = build_optimizer(settings, model, message["setting"]["fused"])
-    normalizer = Normalizer([0.5] * 3, [0.5] * 3, torch.device(message["device"]))
+    normalizer = Normalizer(HfViTImageProcessor(), torch.device(message["device"]))
     objective = Classification(settings, normalizer, model.config.num_labels)
     model.train()
 
@@ -371,7 +371,8 @@ def images(message: dict, report: Report) -> dict:
 
     batch = collate_fn(augment(crop))
     pinned = {name: value.pin_memory() for name, value in batch.items()} if device.type == "cuda" else batch
-    normalizer, processor = Normalizer([0.5] * 3, [0.5] * 3, device), HfViTImageProcessor(size=size)
+    processor = HfViTImageProcessor(size=size)
+    normalizer = Normalizer(processor, device)
     there = [torch.from_numpy(np.array(picture)).permute(2, 0, 1).to(device) for picture in pictures]
     pool = ThreadPoolExecutor(count_processors())
     steps: dict[str, tuple[Callable[[], Any], int]] = {

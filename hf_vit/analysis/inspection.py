@@ -17,7 +17,7 @@ from ..files.pages import data_uri, render_page
 from ..files.predictions import ClassRule, Prediction
 from ..models.compute import Compute, count_compute
 from ..models.configuration_hf_vit import score_function, scores_of, stored_thresholds
-from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, flip_channels
 from . import figures
 from .attention import (
     UnsupportedModel,
@@ -188,9 +188,11 @@ def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
 
 def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:
     """Undo the normalization: (channels, height, width) -> (height, width, 3) or (height, width) in [0, 1]"""
-    mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-    mean, std = (torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (mean, std))
-    image = (pixel_values * std + mean).clamp(0, 1).numpy()
+    scale, offset = Normalize.of(processor).scale_and_offset()
+    image = (pixel_values - offset) / scale
+    if processor.do_flip_channel_order:
+        image = flip_channels(image)
+    image = (image / 255).clamp(0, 1).numpy()
     return image.transpose(1, 2, 0) if len(image) == 3 else image.mean(axis=0)
 
 

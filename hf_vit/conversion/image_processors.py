@@ -1,38 +1,145 @@
 """Translation between the image processors of transformers and ours, in both directions."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import transformers
+from transformers.processing_utils import ImagesKwargs
 from transformers.utils import logging
 
-from ..models.image_processing_hf_vit import HfViTImageProcessor, crop_rounds_half, stored_class
-from ..models.image_resizing import AREA
-from .tables import ConversionError
+from ..models.image_processing_hf_vit import stored_class
+from ..models.resize_weights import AREA, BILINEAR, crop_rounding
+from .tables import IMAGENET, ConversionError
 
 logger = logging.get_logger(__name__)
+
+Settings = dict[str, Any]
 
 # Field that transformers keeps and ignores. In a preprocessor_config.json: all settings of our image processor. In a
 # config.json: fields of our configuration ("config") and the "source" of the weights.
 OWN_FIELD = "hf_vit"
-# Class, without the ending of its name -> values of fields that its file may leave out, where they differ from those of
-# the preset "transformers". ViTHybrid: transformers 4.57. Fields of a file come before them.
-CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
-    "ViT": {},
-    "ViTHybrid": {"resample": 3, "do_center_crop": True, "crop_size": 224},
-    "Siglip": {},
-    "Bit": {},
-}
 _CLASS_ENDING = re.compile("(FeatureExtractor|ImageProcessor(Fast|Pil)?)$")
+# Settings that both have, with one meaning.
+_SHARED = (
+    *("do_resize", "size", "resample", "do_center_crop", "crop_size", "do_flip_channel_order"),
+    *("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "do_convert_rgb"),
+    *("preset", "resize_output", "patch_size", "max_num_patches"),
+)
+_SIZES = ({"height", "width"}, {"shortest_edge"})
+# Settings that change pixel values -> the values with which ours are equal.
+_ONLY = {
+    "do_pad": (None, False),
+    "do_color_quantize": (None, False),
+    "ensure_multiple_of": (None, 1),
+    "keep_aspect_ratio": (None, False),
+}
+# Fields of a file that say nothing about pixel values.
+_SILENT = {
+    *("image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", OWN_FIELD),
+    *("data_format", "default_to_square", "device", "disable_grouping", "image_seq_length", "input_data_format"),
+    *("return_tensors", "do_pad", "pad_size", "crop_size"),
+}
 
 
-def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
+# Steps of transformers' image processors. Each function takes all settings of a class, and returns those with which the
+# steps of transformers' base class (resize, center crop, rescale, normalize) give the same pixel values.
+
+
+def _plain(settings: Settings) -> Settings:
+    return settings
+
+
+def _without_crop(settings: Settings) -> Settings:
+    return {**settings, "do_center_crop": False}
+
+
+def _convnext(settings: Settings) -> Settings:
+    """Below 384 pixels, crop the share `crop_pct`; from 384 on, stretch."""
+    side = settings["size"].get("shortest_edge")
+    if not settings["do_resize"] or side is None:
+        return settings
+    square = {"height": side, "width": side}
+    if side >= 384:
+        return {**settings, "size": square}
+    resized = {"shortest_edge": int(side / settings["crop_pct"])}
+    return {**settings, "size": resized, "do_center_crop": True, "crop_size": square}
+
+
+def _poolformer(settings: Settings) -> Settings:
+    """Resize the shorter side to 1 / `crop_pct` of `size`."""
+    size, crop_pct = settings["size"], settings["crop_pct"]
+    if crop_pct is None:
+        return settings
+    resized = {name: int(side / crop_pct) for name, side in size.items()}
+    if len({*resized.values()}) == 1:
+        resized = {"shortest_edge": next(iter(resized.values()))}
+    return {**settings, "size": resized}
+
+
+def _levit(settings: Settings) -> Settings:
+    """Resize the shorter side to 256/224 of `size`."""
+    size = settings["size"]
+    if "shortest_edge" in size:
+        size = {"shortest_edge": int(256 / 224 * size["shortest_edge"])}
+    return {**settings, "size": size}
+
+
+def _efficientnet(settings: Settings) -> Settings:
+    """Subtract 1 after the rescaling (`rescale_offset`); divide by the deviation once more (`include_top`)."""
+    mean, std = (list(values) for values in (settings["image_mean"], settings["image_std"]))
+    if not settings["do_normalize"]:
+        mean, std = [0.0] * len(mean), [1.0] * len(std)
+    if settings["rescale_offset"] and settings["do_rescale"]:
+        mean = [value + 1 for value in mean]
+    if settings["include_top"]:
+        std = [value * again for value, again in zip(std, settings["image_std"], strict=True)]
+    return {**settings, "do_normalize": True, "image_mean": mean, "image_std": std}
+
+
+def _mobilevit(settings: Settings) -> Settings:
+    return {**settings, "do_normalize": False}
+
+
+def _dinov3(settings: Settings) -> Settings:
+    """Rescale before the resize, so that levels are not rounded."""
+    return {**settings, "resize_output": "float"}
+
+
+def _siglip2(settings: Settings) -> Settings:
+    return {**settings, "preset": "native"}
+
+
+STEPS: dict[str, Callable[[Settings], Settings]] = {
+    **dict.fromkeys(("Beit", "Bit", "Blip", "ChineseCLIP", "CLIP", "DeiT", "Flava", "ImageGPT", "MobileNetV1"), _plain),
+    **dict.fromkeys(("EfficientFormer", "MobileNetV2", "OwlViT", "Pvt", "Siglip", "ViT", "ViTHybrid"), _plain),
+    **dict.fromkeys(("DPT", "Segformer"), _without_crop),
+    "ConvNext": _convnext,
+    "DINOv3ViT": _dinov3,
+    "EfficientNet": _efficientnet,
+    "Levit": _levit,
+    "MobileViT": _mobilevit,
+    "PoolFormer": _poolformer,
+    "Siglip2": _siglip2,
+}
+# Classes that transformers cannot read without torchvision, or no longer has -> a class with the same fields, and other
+# values where the file states none (transformers 5, and 4.57).
+READ_AS: dict[str, tuple[str, Settings]] = {
+    "DINOv3ViT": ("Pvt", {"resample": BILINEAR}),
+    "EfficientFormer": ("DeiT", {"size": {"height": 224, "width": 224}, **IMAGENET}),
+    "ViTHybrid": ("Bit", {}),
+}
+
+
+def translate_processor(stored: Mapping[str, Any]) -> Settings:
     """Translate a preprocessor_config.json of any class of transformers into arguments of `HfViTImageProcessor`.
 
-    A file that `nearest_processor` wrote gives our own settings back, unless it was changed later.
+    The class that the file names decides: it completes the fields and says what they mean. A file that
+    `nearest_processor` wrote gives our own settings back, unless it was changed later.
 
     Raises:
-        ConversionError: the class is code in the folder, which is not run.
+        ConversionError: the class has steps that `HfViTImageProcessor` lacks, a field has a value that it cannot
+            compute, or the class is code in the folder, which is not run.
     """
     own = stored.get(OWN_FIELD)
     if own and all(stored.get(name) == value for name, value in nearest_processor(own).items()):
@@ -41,17 +148,64 @@ def translate_processor(stored: Mapping[str, Any]) -> dict[str, Any]:
     if stored.get("auto_map"):
         raise ConversionError(f"the image processor {name} is code in the folder, which hf_vit does not run")
     kind = _CLASS_ENDING.sub("", name)
-    if kind not in CLASS_DEFAULTS:
-        logger.warning(
-            f"the image processor is a {name}, of which hf_vit knows only the fields that it shares with "
-            "ViTImageProcessor; compare its pixel values"
+    read_as, defaults = READ_AS.get(kind, (kind, {}))
+    reader: Any = getattr(transformers, f"{read_as}ImageProcessorPil", None)
+    if kind not in STEPS or reader is None:
+        own_fields = set(getattr(reader, "valid_kwargs", ImagesKwargs).__annotations__) - set(
+            ImagesKwargs.__annotations__
         )
-    known = HfViTImageProcessor.valid_kwargs.__annotations__
-    stated = {field: value for field, value in stored.items() if field in known and value is not None}
-    found = {**CLASS_DEFAULTS.get(kind, {}), **stated}
-    if not found.get("do_center_crop"):
+        about = f", with {', '.join(sorted(own_fields))}" if own_fields else ""
+        raise ConversionError(
+            f"the image processor is a {name}, whose steps hf_vit does not compute{about}; convert the model with a "
+            "preset that gives the same pixel values, such as --preset transformers"
+        )
+    stated = {field: value for field, value in stored.items() if value is not None}
+    try:
+        complete = reader.from_dict({**defaults, **stated})
+    except Exception as error:  # of any kind, for a value of a wrong type
+        raise ConversionError(f"the image processor {name} cannot be read: {error}") from error
+    known = reader.valid_kwargs.__annotations__
+    stated_all = {field: getattr(complete, field, None) for field in known}
+    for field in ("size", "crop_size"):
+        if stated_all.get(field) is not None:
+            stated_all[field] = dict(stated_all[field])
+    settings = STEPS[kind](stated_all)
+    _check_values(name, settings)
+    unused = [field for field in stated if field not in (*known, *_SILENT) and field in vars(complete)]
+    unused += [field for field in ("do_center_crop", "do_normalize") if stated_all.get(field) and not settings[field]]
+    if unused:
+        logger.warning(f"the image processor {name} has fields without effect: {', '.join(unused)}")
+    return _as_arguments(settings)
+
+
+def _check_values(name: str, settings: Settings) -> None:
+    """Raise ConversionError for a value that changes pixel values and that our image processor cannot compute."""
+    refused = {field: settings[field] for field, allowed in _ONLY.items() if settings.get(field) not in allowed}
+    size = settings.get("size")
+    if settings["do_resize"] and "preset" not in settings and set(size or ()) not in _SIZES:
+        refused["size"] = size
+    if refused:
+        values = ", ".join(f"{field}={value!r}" for field, value in refused.items())
+        raise ConversionError(f"the image processor is a {name} with {values}, which hf_vit does not compute")
+
+
+def _as_arguments(settings: Settings) -> Settings:
+    """Return the settings of plain steps as arguments of `HfViTImageProcessor`."""
+    found: Settings = {"preset": "transformers"}
+    for field in _SHARED:
+        value = settings.get(field)
+        if isinstance(value, tuple):
+            value = list(value)
+        if value is not None:
+            found[field] = value
+    for field in ("do_resize", "do_center_crop", "do_rescale", "do_normalize"):
+        found[field] = bool(settings.get(field))
+    found["resample"] = int(settings["resample"])
+    if not found["do_resize"]:
+        found.pop("size", None)
+    if not found["do_center_crop"]:
         found.pop("crop_size", None)
-    return {"preset": "transformers", **found}
+    return found
 
 
 def beyond_pillow(settings: Mapping[str, Any], rounds_half: bool) -> list[str]:
@@ -59,11 +213,11 @@ def beyond_pillow(settings: Mapping[str, Any], rounds_half: bool) -> list[str]:
 
     Args:
         settings: settings of an `HfViTImageProcessor`.
-        rounds_half: the reader rounds the offset of a center crop as timm does, see `crop_rounds_half`.
+        rounds_half: the reader rounds the offset of a center crop as timm does, see `center_offset`.
     """
     found = []
-    own_rounding = crop_rounds_half(settings["preset"], settings["resize_output"])
-    if settings["do_center_crop"] and own_rounding != rounds_half:
+    rounding = crop_rounding(settings["preset"], settings["resize_output"])
+    if settings["do_center_crop"] and (rounding == "half_even") != rounds_half:
         found.append("this rounding of the crop's offset (one pixel, for a part of the images)")
     if settings["jpeg_dct"] == "fast":
         found.append("the fast cosine transform of JPEG files")

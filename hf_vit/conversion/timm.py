@@ -23,7 +23,7 @@ from ..files.output import new_file, new_folder, write_json
 from ..models.configuration_hf_bit import DEPTHS, HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.image_resizing import BICUBIC, BILINEAR
+from ..models.resize_weights import BICUBIC, BILINEAR
 from .checkpoint import Checkpoint
 from .source import (
     MODELS,

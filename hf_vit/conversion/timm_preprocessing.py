@@ -11,7 +11,7 @@ from PIL import Image
 
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
-from ..models.image_resizing import AREA
+from ..models.resize_weights import AREA
 from .image_processors import beyond_pillow, mean_and_std
 from .source import Inferred, by
 from .tables import IMAGENET, ConversionError

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..models.configuration_hf_vit import HfViTConfig
-from ..models.image_resizing import BILINEAR
+from ..models.resize_weights import BILINEAR
 from .checkpoint import Checkpoint
 from .source import Fields, Grid, Inferred, Shapes, TorchSource, image_size_of, with_reason
 from .tables import IMAGENET, Rule, as_is, part, weight_and_bias, within

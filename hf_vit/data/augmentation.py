@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from ..models.image_reading import load_image, read_image, to_mode
-from ..models.image_resizing import AREA, BILINEAR, Filter, Window, crop_to, resize, shortest_edge_size
+from ..models.image_resizing import Filter, Window, crop_to, resize
+from ..models.resize_weights import AREA, BILINEAR, shortest_edge_size
 from .randaugment import randaugment
 
 _ATTEMPTS = 100  # tries of TensorFlow's sampler before it takes the whole image

@@ -143,7 +143,7 @@ class Runner:
         free = {*FREE_ON_RESUME, "model"}
         values = {name: value for name, value in asdict(self.settings_of(task)).items() if name not in free}
         train, test = (fingerprint_data(split) for split in self._splits_of(data))
-        decoding = PRESETS.get(values["preset"], {}).get("jpeg_dct", "of the model")
+        decoding = PRESETS[values["preset"]].jpeg_dct if values["preset"] else "of the model"
         return {**self.origin, "train": train, "test": test, "finetune": values, "jpeg_dct": decoding}
 
     def result_file(self, task: Task) -> Path:

@@ -15,7 +15,7 @@ from ..data.workers import worker_options
 from ..files.download import fetch_image
 from ..files.image_files import images_below
 from ..files.predictions import Batch
-from ..models.image_processing_hf_vit import HfViTImageProcessor, scale_and_offset
+from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize
 from ..models.image_reading import ImageReadingError
 
 _WORKERS = 4
@@ -159,10 +159,7 @@ class ImageReader:
 
     def normalize(self, levels: torch.Tensor) -> torch.Tensor:
         """Normalize images (..., channels, height, width) of uint8 as the processor does."""
-        processor = self.processor
-        scale, offset = scale_and_offset(
-            processor.rescale_factor, processor.image_mean, processor.image_std, levels.device
-        )
+        scale, offset = Normalize.of(self.processor).scale_and_offset(levels.device)
         return levels.float().mul_(scale).add_(offset)
 
 

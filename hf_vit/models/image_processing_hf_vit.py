@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from huggingface_hub.dataclasses import validate_typed_dict
@@ -20,19 +20,8 @@ from transformers.utils import logging
 
 from .configuration_hf_vit import check_size, value_errors
 from .image_reading import ImageReadingError, list_images, name_image, read_image
-from .image_resizing import (
-    AREA,
-    BICUBIC,
-    BILINEAR,
-    KERNELS,
-    Filter,
-    center_window,
-    crop_to,
-    fit_grid,
-    pad_to,
-    resize,
-    shortest_edge_size,
-)
+from .image_resizing import Filter, Window, clip_window, crop_to, fit_grid, pad_to, resize
+from .resize_weights import AREA, BICUBIC, BILINEAR, KERNELS, center_offset, crop_rounding, shortest_edge_size
 from .utils import (
     LOCATION_ARGUMENTS,
     Size,
@@ -48,37 +37,72 @@ MAX_OUTPUT_PIXELS = 2**26  # pixels per image, after the resize and after the cr
 MAX_CHANNELS = 1_024
 MAX_PATCHES = 2**20  # patches per image
 MAX_OUTPUT_VALUES = 2**28  # values per image, including padding
-# Decoding and resize of each preset. TensorFlow decodes JPEGs with the fast cosine transform, Pillow with the accurate
-# one (see `jpeg`). NaFlex uses "native" too, with TensorFlow's decoder; its files are converted with "fast".
-PRESETS: dict[str, dict[str, Any]] = {
+
+
+class Preset(NamedTuple):
+    """Steps of a named preprocessing, in the order in which an image passes them.
+
+    Then, in every preset, levels from 0 to 255 are divided by 255 and normalized with mean and standard deviation 0.5,
+    so that pixel values are in [-1, 1].
+
+    Args:
+        jpeg_dct: decoder of JPEG files. TensorFlow's has the fast cosine transform, Pillow's the accurate one.
+        resample, antialias, resize_output: the resize, see `HfViTImageProcessor`. Without a crop, images are stretched
+            to the image size; with "native", their aspect ratio is kept.
+        crop_pct: of presets with a center crop: crop size / shorter side of the resized image, for crops below 384
+            pixels and from 384 on.
+    """
+
+    jpeg_dct: str
+    resample: Any
+    antialias: bool
+    resize_output: str
+    crop_pct: tuple[float, float] | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of an image processor that the preset determines, except the sizes."""
+        return {
+            "jpeg_dct": self.jpeg_dct,
+            "do_resize": True,
+            "resample": self.resample,
+            "antialias": self.antialias,
+            "resize_output": self.resize_output,
+            "do_flip_channel_order": False,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "num_channels": 3,
+        }
+
+    def sizes(self, image_size: dict[str, int], crop_pct: float | None = None) -> dict[str, Any]:
+        """Return the settings of the resize and the crop with which the preset returns images of `image_size`."""
+        if self.crop_pct is None:
+            return {"size": image_size, "do_center_crop": False}
+        side = max(image_size.values())
+        shortest_edge = int(side / (crop_pct or self.crop_pct[side >= 384]) + 1e-6)
+        return {"size": {"shortest_edge": shortest_edge}, "do_center_crop": True, "crop_size": image_size}
+
+
+PRESETS = {
     # vit_jax: tf.image.resize(image, size), then (x - 127.5) / 127.5
-    "vit_jax": {"jpeg_dct": "fast", "resample": BILINEAR, "antialias": False, "resize_output": "float"},
+    "vit_jax": Preset("fast", BILINEAR, antialias=False, resize_output="float"),
     # AugReg: resize_small(256)|central_crop(224), and resize_small(448)|central_crop(384)
-    "augreg": {"jpeg_dct": "fast", "resample": AREA, "antialias": False, "resize_output": "truncated"},
+    "augreg": Preset("fast", AREA, antialias=False, resize_output="truncated", crop_pct=(7 / 8, 6 / 7)),
     # big_vision's classifiers: resize_small(256)|central_crop(224)|value_range(-1, 1)
-    "big_vision": {"jpeg_dct": "fast", "resample": AREA, "antialias": False, "resize_output": "truncated"},
+    "big_vision": Preset("fast", AREA, antialias=False, resize_output="truncated", crop_pct=(7 / 8, 7 / 8)),
     # big_vision's image-text towers: resize(224)|value_range(-1, 1)
-    "lit": {"jpeg_dct": "fast", "resample": BILINEAR, "antialias": False, "resize_output": "truncated"},
+    "lit": Preset("fast", BILINEAR, antialias=False, resize_output="truncated"),
     # big_transfer: tf.image.resize(image, size), then (x - 127.5) / 127.5, at 480 or 128 pixels (BiT-HyperRule)
-    "bit": {"jpeg_dct": "fast", "resample": BILINEAR, "antialias": False, "resize_output": "float"},
+    "bit": Preset("fast", BILINEAR, antialias=False, resize_output="float"),
     # timm's entries for the released checkpoints
-    "timm": {"jpeg_dct": "accurate", "resample": BICUBIC, "antialias": True, "resize_output": "rounded"},
+    "timm": Preset("accurate", BICUBIC, antialias=True, resize_output="rounded", crop_pct=(0.9, 1.0)),
     # preprocessor_config.json of google/vit-* on the Hub
-    "transformers": {"jpeg_dct": "accurate", "resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
-    # transformers' Siglip2ImageProcessor: aspect ratio kept, images as patches
-    "native": {"jpeg_dct": "accurate", "resample": BILINEAR, "antialias": True, "resize_output": "rounded"},
-}
-# Presets that crop -> crop size / shorter side of the resized image, for crops below 384 pixels and from 384 on.
-_CROP_PCT = {"augreg": (7 / 8, 6 / 7), "big_vision": (7 / 8, 7 / 8), "timm": (0.9, 1.0)}
-# Settings that are the same in every preset: pixel values are in [-1, 1].
-_COMMON = {
-    "do_resize": True,
-    "do_rescale": True,
-    "rescale_factor": 1 / 255,
-    "do_normalize": True,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "num_channels": 3,
+    "transformers": Preset("accurate", BILINEAR, antialias=True, resize_output="rounded"),
+    # transformers' Siglip2ImageProcessor: aspect ratio kept, images as patches. Files of NaFlex are converted with
+    # this preset and "fast".
+    "native": Preset("accurate", BILINEAR, antialias=True, resize_output="rounded"),
 }
 # Settings that no preset determines.
 _DEFAULTS = {
@@ -111,7 +135,7 @@ def stored_class(settings: Mapping[str, Any]) -> str | None:
 
 def default_settings() -> dict[str, Any]:
     """Return the default settings: the preset "vit_jax" at 224 pixels."""
-    return deepcopy({"preset": "vit_jax", **PRESETS["vit_jax"], **_COMMON, **_DEFAULTS})
+    return deepcopy({"preset": "vit_jax", **PRESETS["vit_jax"].settings(), **_DEFAULTS})
 
 
 def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -132,38 +156,30 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
     crop_pct = changes.pop("crop_pct", None)
     if crop_pct is not None and not 0.01 <= crop_pct <= 100:
         raise ValueError(f"crop_pct is {crop_pct}; it must be at least 0.01 and at most 100")
-    preset = changes.get("preset", settings["preset"])
-    image_size = None  # if the preset determines the sizes from it
-    if "preset" in changes or crop_pct is not None:
-        image_size = _output_size(settings)
-    crops = preset in _CROP_PCT and changes.get("do_center_crop", True)
-    if crops and "height" in changes.get("size", {}) and "crop_size" not in changes:
-        image_size = changes.pop("size")
+    name = changes.get("preset", settings["preset"])
+    preset = PRESETS[name]
+    by_preset: dict[str, Any] = {}
     if "preset" in changes:
-        settings = {**settings, **deepcopy(_COMMON), **PRESETS[preset]}
-    if image_size is not None:
-        settings = {**settings, **_sizes_by_preset(preset, image_size, crop_pct)}
+        by_preset |= preset.settings()
+    crops = preset.crop_pct is not None and changes.get("do_center_crop", True)
+    if crops and "height" in changes.get("size", {}) and "crop_size" not in changes:
+        by_preset |= preset.sizes(changes.pop("size"), crop_pct)
+    elif "preset" in changes or crop_pct is not None:
+        by_preset |= preset.sizes(_image_size(settings), crop_pct)
+    settings = {**settings, **by_preset}
     settings = {**settings, **changes, **_match_channels(settings, changes)}
     if settings["do_center_crop"] and settings["crop_size"] is None:
-        settings["crop_size"] = _output_size({**settings, "do_center_crop": False})
+        settings["crop_size"] = _image_size({**settings, "do_center_crop": False})
     patches_follow = settings["max_num_patches"] is None or not changes.keys().isdisjoint({"size", "patch_size"})
-    if preset == "native" and "max_num_patches" not in changes and patches_follow:
-        size, (patch_height, patch_width) = _output_size(settings), as_pair(settings["patch_size"])
+    if name == "native" and "max_num_patches" not in changes and patches_follow:
+        size = _image_size(settings)
+        patch_height, patch_width = as_pair(settings["patch_size"])
         settings["max_num_patches"] = max(1, size["height"] // patch_height) * max(1, size["width"] // patch_width)
     _check_settings(settings)
     return settings
 
 
-def _sizes_by_preset(preset: str, image_size: dict[str, int], crop_pct: float | None = None) -> dict[str, Any]:
-    """Return the settings of the resize and the crop with which a preset returns images of `image_size`."""
-    if preset not in _CROP_PCT:
-        return {"size": image_size, "do_center_crop": False}
-    side = max(image_size.values())
-    shortest_edge = int(side / (crop_pct or _CROP_PCT[preset][side >= 384]) + 1e-6)
-    return {"size": {"shortest_edge": shortest_edge}, "do_center_crop": True, "crop_size": image_size}
-
-
-def _output_size(settings: dict[str, Any]) -> dict[str, int]:
+def _image_size(settings: dict[str, Any]) -> dict[str, int]:
     """Return {"height", "width"} of the processed image."""
     size = settings["crop_size"] if settings["do_center_crop"] else settings["size"]
     return size if "height" in size else {"height": size["shortest_edge"], "width": size["shortest_edge"]}
@@ -198,11 +214,15 @@ def _complete_size(name: str, size: Any) -> dict[str, int]:
 
 def _check_settings(settings: dict[str, Any]) -> None:
     """Raise ValueError if settings are out of range or contradict each other."""
-    scale_and_offset(settings["rescale_factor"], settings["image_mean"], settings["image_std"], "cpu")
+    Normalize(settings["rescale_factor"], settings["image_mean"], settings["image_std"]).scale_and_offset()
     check_size("patch_size", settings["patch_size"])
     if len(settings["background"]) != 3 or not all(0 <= level <= 255 for level in settings["background"]):
         raise ValueError(f"background is {settings['background']}; it must be red, green and blue from 0 to 255")
-    channels, patches, size = settings["num_channels"], settings["max_num_patches"], _output_size(settings)
+    channels = settings["num_channels"]
+    patches = settings["max_num_patches"]
+    size = _image_size(settings)
+    if settings["do_flip_channel_order"] and (channels != 3 or settings["preset"] == "native"):
+        raise ValueError("do_flip_channel_order needs three channels, and another preset than native")
     values = max(size["height"] * size["width"], math.prod(as_pair(settings["patch_size"])) * (patches or 1))
     for name, value, highest in (
         ("max_num_patches", patches, MAX_PATCHES),
@@ -224,39 +244,6 @@ def _check_settings(settings: dict[str, Any]) -> None:
         )
 
 
-def scale_and_offset(
-    factor: float,
-    mean: float | list[float] | tuple[float, ...],
-    std: float | list[float] | tuple[float, ...],
-    device: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and offset, such that level * scale + offset equals (level * factor - mean) / std.
-
-    Returns:
-        Two float32 tensors (channels, 1, 1).
-
-    Raises:
-        ValueError: mean and std differ in length, or pixel values would exceed the range of float32.
-    """
-    mean, std = (tuple(value) if isinstance(value, list | tuple) else (value,) for value in (mean, std))
-    return _scale_and_offset(factor, mean, std, device)
-
-
-@lru_cache(maxsize=64)
-def _scale_and_offset(
-    factor: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    try:
-        means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
-        scale, offset = (factor / stds).float(), (-means / stds).float()
-    except (OverflowError, RuntimeError):  # an int above the range of float; different lengths
-        scale = offset = torch.tensor(torch.inf)
-    if not (255 * scale + offset).isfinite().all():
-        numbers = f"rescale_factor {factor!r}, image_mean {mean}, image_std {std}"[:500]
-        raise ValueError(f"{numbers}: the pixel values must be finite, and image_mean and image_std equally long")
-    return scale.to(device), offset.to(device)
-
-
 _SETTINGS = tuple(default_settings())
 
 
@@ -272,6 +259,7 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
     image_mean: float | int | list[float | int] | tuple[float | int, ...] | None
     image_std: float | int | list[float | int] | tuple[float | int, ...] | None
     num_channels: int | None
+    do_flip_channel_order: bool | None
     background: list[int] | tuple[int, ...] | None
     patch_size: int | list[int] | tuple[int, ...] | None
     max_num_patches: int | None
@@ -325,6 +313,7 @@ class HfViTImageProcessor(BaseImageProcessor):
         rescale_factor, image_mean, image_std: pixel values are (level * rescale_factor - image_mean) / image_std.
         num_channels: number of channels of the model. Gray images are repeated to `num_channels`; color images are
             converted to gray for 1 channel.
+        do_flip_channel_order: return blue, green and red. Mean and standard deviation are in the same order.
         background: (red, green, blue), the background of transparent images.
         patch_size: for "native", patch size in pixels, an int or (height, width).
         max_num_patches: for "native", maximum number of patches per image; by default that of an image of `size`.
@@ -532,7 +521,7 @@ def original_jpeg_dct(preset: str, record: str | os.PathLike | None) -> str | No
         with open(record, encoding="utf-8") as file:
             dialect = json.load(file).get("dialect", {})
         return "fast" if dialect.get("names") == "big_vision" else "accurate"
-    return PRESETS.get(preset, {}).get("jpeg_dct")
+    return PRESETS[preset].jpeg_dct if preset in PRESETS else None
 
 
 # Keep the image sizes of a model and its image processor equal.
@@ -582,11 +571,12 @@ def set_processor_size(processor: HfViTImageProcessor, image_size: Size) -> None
         return
     height, width = as_pair(image_size)
     wanted = {"height": height, "width": width}
-    crops, preset = processor.do_center_crop, processor.preset
+    crops = processor.do_center_crop
+    preset = PRESETS[processor.preset]
     if not crops:
         sizes = {"size": wanted}
-    elif preset in _CROP_PCT and _sizes_by_preset(preset, processor.crop_size)["size"] == processor.size:
-        sizes = _sizes_by_preset(preset, wanted)
+    elif preset.crop_pct is not None and preset.sizes(processor.crop_size)["size"] == processor.size:
+        sizes = preset.sizes(wanted)
     else:
         size, crop = dict(processor.size), dict(processor.crop_size)
         longest = max(crop.values())
@@ -600,85 +590,162 @@ def set_processor_size(processor: HfViTImageProcessor, image_size: Size) -> None
 
 def _process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
     """Compute the pixel values of one image, or of a batch of images of one size."""
-    levels = read_image(  # (..., channels, old height, old width), uint8 or float32 from 0 to 255
-        image,
+    decode, *steps = list_steps(settings)
+    levels = decode(image, name=name)
+    levels = levels.to(device="cpu" if settings.backend == "pillow" else settings.device)
+    try:
+        for step in steps:
+            levels = step(levels)
+    except ImageReadingError as error:
+        raise ImageReadingError(f"{name}: {error}") from None
+    return levels
+
+
+# Steps of an image processor. `levels` are (..., channels, height, width), uint8 or float32 from 0 to 255.
+
+
+def list_steps(settings: SimpleNamespace) -> list[Any]:
+    """Return the steps of an image processor, in the order in which an image passes them.
+
+    The first is a function of an image and its name, the others of levels.
+
+    Args:
+        settings: as returned by `HfViTImageProcessor.resolve_settings`.
+    """
+    crop = resizing = None
+    if settings.do_center_crop:
+        crop = CenterCrop(**settings.crop_size, rounding=crop_rounding(settings.preset, settings.resize_output))
+    if settings.do_resize:
+        grid = None
+        if settings.preset == "native":
+            grid = as_pair(settings.patch_size), settings.max_num_patches
+        filter_settings = settings.resample, settings.antialias, settings.resize_output, settings.backend
+        resizing = Resize(settings.size, grid, *filter_settings, keep_float=not settings.do_rescale, crop=crop)
+    decode = partial(
+        read_image,
+        jpeg_dct=settings.jpeg_dct,
         num_channels=settings.num_channels if settings.do_convert_rgb else None,
         background=settings.background,
         input_data_format=settings.input_data_format,
         keep_float=not settings.do_rescale,
-        reduce_to=partial(_resized_size, settings=settings) if settings.reduced_decoding else None,
-        name=name,
-        jpeg_dct=settings.jpeg_dct,
+        reduce_to=resizing.new_size if resizing and settings.reduced_decoding else None,
     )
-    levels = levels.to(device="cpu" if settings.backend == "pillow" else settings.device)
-    levels = _resize_and_crop(levels, settings)  # (..., channels, height, width)
-    return normalize(levels, settings, name)  # float32
+    flip = flip_channels if settings.do_flip_channel_order else None
+    steps = [decode, resizing or crop, flip, Normalize.of(settings)]
+    return [step for step in steps if step is not None]
 
 
-def _resize_and_crop(levels: torch.Tensor, settings: SimpleNamespace) -> torch.Tensor:
-    """Resize and crop an image (..., channels, height, width); only the pixels inside the crop are computed."""
-    size = _resized_size(*levels.shape[-2:], settings=settings)
-    window = range(size[0]), range(size[1])
-    if settings.do_center_crop:
-        crop_size = settings.crop_size["height"], settings.crop_size["width"]
-        window = center_window(size, crop_size, crop_rounds_half(settings.preset, settings.resize_output))
-    if settings.do_resize:
-        pixels, channels = len(window[0]) * len(window[1]), levels.shape[-3]
+class CenterCrop(NamedTuple):
+    """Cut out the center; smaller images get a black border."""
+
+    height: int
+    width: int
+    rounding: str  # see `center_offset`
+
+    def window(self, size: tuple[int, int]) -> Window:
+        """Return the rows and columns of the crop of an image of `size`, negative in the border."""
+        top = center_offset(size[0], self.height, self.rounding)
+        left = center_offset(size[1], self.width, self.rounding)
+        return range(top, top + self.height), range(left, left + self.width)
+
+    def __call__(self, levels: torch.Tensor) -> torch.Tensor:
+        size = levels.shape[-2], levels.shape[-1]
+        window = self.window(size)
+        return pad_to(crop_to(levels, clip_window(window, size)), window, size)
+
+
+class Resize(NamedTuple):
+    """Resize, and compute only the pixels inside the crop that follows."""
+
+    size: dict[str, int]
+    grid: tuple[tuple[int, int], int] | None  # patch size and number of patches, instead of `size`
+    resample: Any
+    antialias: bool
+    resize_output: str
+    backend: str
+    keep_float: bool  # do not round floating-point images, which are not levels from 0 to 255
+    crop: CenterCrop | None
+
+    def new_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return (height, width) of the resized image."""
+        if self.grid is not None:
+            (patch_height, patch_width), _ = self.grid
+            rows, columns = fit_grid(height, width, *self.grid)
+            return rows * patch_height, columns * patch_width
+        if "height" in self.size:
+            return self.size["height"], self.size["width"]
+        truncate = self.resize_output == "rounded"
+        return shortest_edge_size(height, width, self.size["shortest_edge"], truncate)
+
+    def __call__(self, levels: torch.Tensor) -> torch.Tensor:
+        channels, height, width = levels.shape[-3:]
+        size = self.new_size(height, width)
+        window = range(size[0]), range(size[1])
+        if self.crop is not None:
+            window = self.crop.window(size)
+        inside = clip_window(window, size)
+        pixels = len(inside[0]) * len(inside[1])
         what = f"cannot resize an image to {pixels:,} pixels" + (f" of {channels:,} channels" if channels > 4 else "")
         check_limit(what, pixels * (channels if channels > 4 else 1), MAX_OUTPUT_PIXELS, ImageReadingError)
-        levels = resize(levels, size, window, _choose_filter(levels, size, settings))
-    else:
-        levels = crop_to(levels, window)
-    return pad_to(levels, **settings.crop_size) if settings.do_center_crop else levels
+        many_taps = height * width > 4 * size[0] * size[1]
+        faster_in_pillow = levels.device.type == "cpu" and (many_taps or self.resample not in KERNELS)
+        use_pillow = self.backend == "pillow" or (self.backend == "auto" and faster_in_pillow)
+        output = "float" if levels.is_floating_point() and self.keep_float else self.resize_output
+        levels = resize(levels, size, inside, Filter(self.resample, self.antialias, output, use_pillow))
+        return pad_to(levels, window, size)
 
 
-def _resized_size(height: int, width: int, settings: SimpleNamespace) -> tuple[int, int]:
-    """Return (height, width) of the resized image, before a crop."""
-    if not settings.do_resize:
-        return height, width
-    if settings.preset == "native":
-        patch_height, patch_width = as_pair(settings.patch_size)
-        rows, columns = fit_grid(height, width, (patch_height, patch_width), settings.max_num_patches)
-        return rows * patch_height, columns * patch_width
-    if "height" in settings.size:
-        return settings.size["height"], settings.size["width"]
-    follows_pillow = settings.resize_output == "rounded"
-    return shortest_edge_size(height, width, settings.size["shortest_edge"], truncate=follows_pillow)
+def flip_channels(levels: torch.Tensor) -> torch.Tensor:
+    """Reverse the order of the channels."""
+    return levels.flip(-3)
 
 
-def crop_rounds_half(preset: str, resize_output: str) -> bool:
-    """Return whether the offset of a center crop is rounded half to even, as in timm (torchvision's `CenterCrop`).
+class Normalize(NamedTuple):
+    """Compute pixel values (level * rescale_factor - mean) / std, with one multiplication and one addition: float32."""
 
-    transformers (`center_crop` of its image_transforms.py) and the TensorFlow code round it down.
-    """
-    return resize_output == "rounded" and preset != "transformers"
+    rescale_factor: float
+    mean: Any  # a number, or one for each channel
+    std: Any
+
+    @classmethod
+    def of(cls, settings: Any) -> "Normalize":
+        """Return the step of an image processor, or of its settings."""
+        factor = settings.rescale_factor if settings.do_rescale else 1
+        mean, std = (settings.image_mean, settings.image_std) if settings.do_normalize else (0, 1)
+        return cls(factor, mean, std)
+
+    def scale_and_offset(self, device: Any = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scale and offset, such that pixel values are level * scale + offset.
+
+        Returns:
+            Two float32 tensors (channels, 1, 1).
+
+        Raises:
+            ValueError: mean and std differ in length, or pixel values would exceed the range of float32.
+        """
+        mean, std = (tuple(value) if isinstance(value, list | tuple) else (value,) for value in (self.mean, self.std))
+        return _scale_and_offset(self.rescale_factor, mean, std, device)
+
+    def __call__(self, levels: torch.Tensor) -> torch.Tensor:
+        scale, offset = self.scale_and_offset(levels.device)
+        if len(scale) not in (1, levels.shape[-3]):
+            raise ImageReadingError(f"it has {levels.shape[-3]} channels, but image_mean has {len(scale)} entries")
+        return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
 
 
-def _choose_filter(levels: torch.Tensor, size: tuple[int, int], settings: SimpleNamespace) -> Filter:
-    # Without `do_rescale`, floating-point images are not levels from 0 to 255 and must not be rounded.
-    output = "float" if levels.is_floating_point() and not settings.do_rescale else settings.resize_output
-    many_taps = levels.shape[-2] * levels.shape[-1] > 4 * size[0] * size[1]
-    faster_in_pillow = levels.device.type == "cpu" and (many_taps or settings.resample not in KERNELS)
-    use_pillow = settings.backend == "pillow" or (settings.backend == "auto" and faster_in_pillow)
-    return Filter(settings.resample, settings.antialias, output, use_pillow)
-
-
-def normalize(levels: torch.Tensor, settings: SimpleNamespace, name: str) -> torch.Tensor:
-    """Compute pixel values (level * rescale_factor - mean) / std, with one multiplication and one addition.
-
-    Args:
-        levels: (..., channels, height, width)
-        name: name of the image, for the error.
-
-    Returns:
-        (..., channels, height, width), float32
-    """
-    factor = settings.rescale_factor if settings.do_rescale else 1
-    mean, std = (settings.image_mean, settings.image_std) if settings.do_normalize else (0, 1)
-    scale, offset = scale_and_offset(factor, mean, std, levels.device)
-    if len(scale) not in (1, levels.shape[-3]):
-        raise ImageReadingError(f"{name} has {levels.shape[-3]} channels, but image_mean has {len(scale)} entries")
-    return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
+@lru_cache(maxsize=64)
+def _scale_and_offset(
+    factor: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
+        scale, offset = (factor / stds).float(), (-means / stds).float()
+    except (OverflowError, RuntimeError):  # an int above the range of float; different lengths
+        scale = offset = torch.tensor(torch.inf)
+    if not (255 * scale + offset).isfinite().all():
+        numbers = f"rescale_factor {factor!r}, image_mean {mean}, image_std {std}"[:500]
+        raise ValueError(f"{numbers}: the pixel values must be finite, and image_mean and image_std equally long")
+    return scale.to(device), offset.to(device)
 
 
 # Images as patches, with the names and the order of the values in a patch of transformers' `Siglip2ImageProcessor`.

@@ -6,7 +6,6 @@ too; it is faster for large images.
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache, reduce
 from itertools import count
 from typing import Any, NamedTuple
@@ -17,8 +16,8 @@ import torch
 from PIL import Image
 from torch.nn.functional import pad
 
-AREA = "area"  # TensorFlow's area resize, which differs from Pillow's box filter
-BILINEAR, BICUBIC = Image.Resampling.BILINEAR.value, Image.Resampling.BICUBIC.value
+from .resize_weights import AREA, area_weights, bilinear_weights, filter_weights
+
 PILLOW_BITS = 32 - 8 - 2  # fractional bits of a weight in Pillow: 8 bits are for the level, 2 for overflow and sign
 _BLOCK = 128  # number of rows of a large image to process at a time, so that they stay in the CPU's cache
 
@@ -98,19 +97,6 @@ def resize(levels: torch.Tensor, size: tuple[int, int], window: Window, resize_f
     return resized if output == "float" else resized.to(torch.uint8)
 
 
-def shortest_edge_size(height: int, width: int, side: int, truncate: bool) -> tuple[int, int]:
-    """Return (height, width) of an image after a resize of its shorter side to `side`.
-
-    With `truncate`, the longer side is rounded down, as in torchvision's `Resize`. Otherwise, it is computed from a
-    float32 ratio and rounded half to even, as in big_vision's `resize_small`.
-    """
-    short = min(height, width)
-    if truncate:
-        return side * height // short, side * width // short
-    ratio = np.float32(side) / np.float32(short)
-    return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
-
-
 @lru_cache(maxsize=4096)
 def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patches: int) -> tuple[int, int]:
     """Return (rows, columns) of patches at the largest scale with at most `max_num_patches` patches.
@@ -131,17 +117,10 @@ def fit_grid(height: int, width: int, patch_size: tuple[int, int], max_num_patch
     return best
 
 
-def center_window(size: tuple[int, int], crop_size: tuple[int, int], round_half: bool) -> Window:
-    """Return the rows and columns of a center crop, at most the whole image.
-
-    The offset is half the number of removed pixels, rounded down as in big_vision's `central_crop` and in transformers,
-    or, with `round_half`, half to even as in torchvision's `CenterCrop`.
-    """
-    ranges = []
-    for old, new in zip(size, crop_size, strict=True):
-        start = max(0, round((old - new) / 2) if round_half else (old - new) // 2)
-        ranges.append(range(start, start + min(old, new)))
-    return ranges[0], ranges[1]
+def clip_window(window: Window, size: tuple[int, int]) -> Window:
+    """Return the part of a window inside an image of `size`, (height, width)."""
+    rows, columns = (range(max(part.start, 0), min(part.stop, side)) for part, side in zip(window, size, strict=True))
+    return rows, columns
 
 
 def crop_to(levels: torch.Tensor, window: Window) -> torch.Tensor:
@@ -150,15 +129,18 @@ def crop_to(levels: torch.Tensor, window: Window) -> torch.Tensor:
     return levels[..., rows.start : rows.stop, columns.start : columns.stop]
 
 
-def pad_to(levels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Center images (..., channels, old height, old width) on a black background (..., channels, height, width).
+def pad_to(levels: torch.Tensor, window: Window, size: tuple[int, int]) -> torch.Tensor:
+    """Add the black borders of a window that exceeds the image.
 
-    If the number of added rows or columns is odd, the bottom or right border gets the extra one.
+    Args:
+        levels: (..., channels, rows, columns), the part of the window inside the image.
+        window: rows and columns; negative numbers are above and left of the image.
+        size: (height, width) of the image.
     """
-    rows, columns = height - levels.shape[-2], width - levels.shape[-1]
-    if rows == 0 and columns == 0:
-        return levels
-    return pad(levels, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+    (rows, columns), (height, width) = window, size
+    borders = [-columns.start, columns.stop - width, -rows.start, rows.stop - height]
+    borders = [max(border, 0) for border in borders]
+    return pad(levels, borders) if any(borders) else levels
 
 
 # The resize methods, for images as rows, see `_to_rows`.
@@ -221,17 +203,10 @@ def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Win
 
 @lru_cache(maxsize=512)
 def _bilinear_taps(axis: _Axis) -> tuple[torch.Tensor, ...]:
-    """Return indices of the two neighbors and the float32 weight of the second, as in TensorFlow's bilinear resize.
-
-    Source: `tf.image.resize(method="bilinear")`, with half-pixel centers.
-    """
-    pixels = np.arange(axis.part.start, axis.part.stop, dtype=np.float32)
-    position = (pixels + np.float32(0.5)) * axis.scale - np.float32(0.5)
-    below = np.floor(position)
-    first = value_indices(np.maximum(below, 0), axis.values)
-    second = value_indices(np.minimum(np.ceil(position), axis.old - 1), axis.values)
-    weight = torch.from_numpy(np.tile(position - below, axis.values))
-    return first.to(axis.device), second.to(axis.device), weight.to(axis.device)
+    """Return indices of the two neighbors, and the weight of the second."""
+    first, second, weight = bilinear_weights(axis.old, axis.new, axis.part)
+    taps = value_indices(first, axis.values), value_indices(second, axis.values), np.tile(weight, axis.values)
+    return tuple(torch.as_tensor(tap, device=axis.device) for tap in taps)
 
 
 @lru_cache(maxsize=512)
@@ -244,67 +219,21 @@ def _bilinear_rows(axis: _Axis) -> tuple[torch.Tensor, ...]:
 
 @lru_cache(maxsize=512)
 def _area_taps(axis: _Axis) -> _Taps:
-    """Return the covered fraction of each pixel in float32, as in `tf.image.resize(method="area")`."""
-    edges = np.arange(axis.part.start, axis.part.stop + 1, dtype=np.float32)[:, None] * axis.scale
-    start, end = edges[:-1], edges[1:]
-    first, last = np.floor(start), np.ceil(end)
-    left = first + np.arange((last - first).max(), dtype=np.float32)
-    covered = np.minimum(left + 1, end) - np.maximum(left, start)
-    covered = np.where((left < start) & (left + 1 > end), axis.scale, covered)
-    weights = np.where(left < last, covered, np.float32(0))
-    return _to_taps(axis, left, weights)
+    return _to_taps(axis, *area_weights(axis.old, axis.new, axis.part))
 
 
 @lru_cache(maxsize=512)
 def _filter_taps(axis: _Axis, resample: int, fixed_point: bool = False) -> _Taps:
-    """Return the weights of an antialiasing filter, which widens for a smaller output.
-
-    Source: `precompute_coeffs` in Pillow's Resample.c.
-
-    Args:
-        resample: a key of `KERNELS`.
-        fixed_point: return Pillow's int32 with `PILLOW_BITS` fractional bits instead of float32.
-    """
-    if resample not in KERNELS:
-        raise ValueError(f'cannot resize with resample={resample} in backend="torch" (expected {sorted(KERNELS)})')
-    kernel, radius = KERNELS[resample]
-    scale = axis.old / axis.new
-    widening = max(scale, 1.0)
-    center = (np.arange(axis.part.start, axis.part.stop) + 0.5)[:, None] * scale
-    first = np.maximum(np.trunc(center - radius * widening + 0.5), 0)
-    last = np.minimum(np.trunc(center + radius * widening + 0.5), axis.old)
-    pixels = first + np.arange((last - first).max())
-    distances = np.abs(pixels - center + 0.5) * (1 / widening)
-    weights = np.where(pixels < last, kernel(distances), 0)
-    weights *= 1 / weights.sum(1, keepdims=True)
+    """Return the taps of an antialiasing filter, in float32 or in Pillow's int32 with `PILLOW_BITS` fractional bits."""
+    pixels, weights = filter_weights(axis.old, axis.new, axis.part, resample)
     if not fixed_point:
         return _to_taps(axis, pixels, weights.astype(np.float32))
     scaled = weights * 2.0**PILLOW_BITS
     return _to_taps(axis, pixels, (scaled + np.copysign(0.5, scaled)).astype(np.int32))
 
 
-def triangle(distance: np.ndarray) -> np.ndarray:
-    """Kernel of linear interpolation, for distances of at least 0."""
-    return np.maximum(0, 1 - distance)
-
-
-def cubic(distance: np.ndarray) -> np.ndarray:
-    """Kernel of cubic convolution (Keys 1981) with a = -1/2, for distances of at least 0."""
-    inner = (1.5 * distance - 2.5) * distance * distance + 1
-    outer = (((distance - 5) * distance + 8) * distance - 4) * -0.5
-    return np.where(distance < 1, inner, np.where(distance < 2, outer, 0))
-
-
-# Filter -> (kernel, radius in pixels)
-KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
-    BILINEAR: (triangle, 1.0),
-    BICUBIC: (cubic, 2.0),
-}
-
-
 def _to_taps(axis: _Axis, pixels: np.ndarray, weights: np.ndarray) -> _Taps:
     """Convert arrays (pixels of `axis.part`, taps) of pixel indices and weights to one pair of tensors per tap."""
-    pixels = np.minimum(pixels, axis.old - 1)
     indices = [value_indices(pixel, axis.values).to(axis.device) for pixel in pixels.T]
     repeated = [torch.from_numpy(np.tile(weight, axis.values)).to(axis.device) for weight in weights.T]
     return list(zip(indices, repeated, strict=True))
@@ -315,7 +244,7 @@ def value_indices(pixels: np.ndarray, values: int) -> torch.Tensor:
 
     With three values per pixel, [0, 2] becomes [0, 6, 1, 7, 2, 8].
     """
-    return torch.from_numpy((pixels.astype(np.int64) * values + np.arange(values)[:, None]).flatten())
+    return torch.from_numpy((pixels * values + np.arange(values)[:, None]).flatten())
 
 
 # Operations on rows

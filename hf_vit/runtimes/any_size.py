@@ -18,9 +18,10 @@ from torch import nn
 from torch.export import Dim
 
 from ..conversion.tables import ConversionError
-from ..models.image_processing_hf_vit import HfViTImageProcessor, crop_rounds_half, scale_and_offset
-from ..models.image_resizing import AREA, BICUBIC, BILINEAR, PILLOW_BITS, pillow_resizes_rows_first
+from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, flip_channels
+from ..models.image_resizing import PILLOW_BITS, pillow_resizes_rows_first
 from ..models.pretrained import HfVisionPreTrainedModel
+from ..models.resize_weights import AREA, BICUBIC, BILINEAR, crop_rounding
 from .programs import trace_onnx
 
 Length = Any  # of an axis: an int, or a torch.SymInt of torch.export
@@ -82,22 +83,19 @@ def unsupported_sizes(settings: dict[str, Any]) -> str | None:
     return f"size={size} without a crop gives images of different sizes" if not crop and short is not None else None
 
 
-def scaling_of(settings: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return factor and summand, (channels, 1, 1) each, that convert levels to pixel values."""
-    mean, std = (settings["image_mean"], settings["image_std"]) if settings["do_normalize"] else (0, 1)
-    return scale_and_offset(settings["rescale_factor"] if settings["do_rescale"] else 1, mean, std, "cpu")
-
-
 class TensorImageProcessor(nn.Module):
     """An image processor as a module: levels (batch, channels, any height, any width) -> pixel values."""
 
     def __init__(self, processor: HfViTImageProcessor):
         super().__init__()
         self.settings = processor.settings()
-        self.scale, self.offset = map(nn.Buffer, scaling_of(self.settings))
+        self.scale, self.offset = map(nn.Buffer, Normalize.of(processor).scale_and_offset())
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        return resize(pixel_values, self.settings) * self.scale + self.offset
+        levels = resize(pixel_values, self.settings)
+        if self.settings["do_flip_channel_order"]:
+            levels = flip_channels(levels)
+        return levels * self.scale + self.offset
 
 
 class AnySizeClassifier(nn.Module):
@@ -158,8 +156,8 @@ class _Axis:
         if settings["do_center_crop"]:
             self.length = settings["crop_size"][name]
             removed = self.new - self.length
-            rounds_half = crop_rounds_half(settings["preset"], settings["resize_output"])
-            odd_half = removed // 2 % 2 if rounds_half else 0  # half to even, or down
+            rounding = crop_rounding(settings["preset"], settings["resize_output"])
+            odd_half = removed // 2 % 2 if rounding == "half_even" else 0
             self.start = removed // 2 + removed % 2 * odd_half
 
     def positions(self, dtype: torch.dtype) -> torch.Tensor:

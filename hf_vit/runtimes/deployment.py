@@ -18,23 +18,23 @@ import torch
 from ..conversion.tables import ConversionError
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..models.configuration_hf_vit import Size, score_function, stored_thresholds
-from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, set_processor_size
-from ..models.image_resizing import AREA
+from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, output_size, set_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
-from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, scaling_of, unsupported_sizes
+from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, unsupported_sizes
 from .programs import make_onnx, make_openvino
 
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
 _PROGRAMS = {"onnx": "model.onnx", "openvino": "model.xml"}
 _WRITTEN = (  # settings of the processor that preprocessing.json contains
     *("preset", "jpeg_dct", "size", "do_center_crop", "crop_size", "resample", "antialias", "resize_output"),
-    *("rescale_factor", "do_rescale", "do_normalize", "image_mean", "image_std", "background"),
+    *("do_flip_channel_order", "rescale_factor", "do_rescale", "do_normalize", "image_mean", "image_std", "background"),
 )
 RUNNER = (  # files of hf_vit, which do not need torch
     "runtimes/runner.py",
     "models/image_decoding.py",
     "models/image_formats.py",
     "models/jpeg.py",
+    "models/resize_weights.py",
     "files/image_files.py",
 )
 _SCRIPT = '''"""Classify images with the program in this folder: python predict.py IMAGE ..."""
@@ -86,7 +86,7 @@ def export_deployment(
     settings = processor.settings()
     write_program: Any = getattr(model, "write_program", None)  # of an Int8Model
     image_size: Any = output_size(processor)
-    scaling = scaling_of(settings)
+    scaling = Normalize.of(processor).scale_and_offset()
     with new_folder(folder, overwrite) as draft:
         if any_size:
             make_any_size_onnx(model, processor).save(draft / _PROGRAMS[to])
@@ -116,13 +116,11 @@ def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None)
         processor = copy.deepcopy(processor)
         set_processor_size(processor, size)
     settings = processor.settings()
-    problem, output, is_area = unsupported_sizes(settings), settings["resize_output"], settings["resample"] == AREA
+    problem = unsupported_sizes(settings)
     if settings["num_channels"] != 3 or not settings["do_convert_rgb"]:
         problem = f"num_channels={settings['num_channels']}, do_convert_rgb={settings['do_convert_rgb']}"
     elif settings["reduced_decoding"]:
         problem = "reduced_decoding decodes JPEGs at a fraction of their size"
-    elif settings["antialias"] and not (is_area or output == "rounded"):
-        problem = f'resize_output={output!r} with antialias (expected "rounded")'
     if problem:
         raise ConversionError(f"predict.py does not support the preprocessing: {problem}")
     return processor

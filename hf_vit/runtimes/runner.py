@@ -27,6 +27,15 @@ from PIL import Image
 
 from ..files.image_files import images_below
 from ..models.image_decoding import describe_range, load_upright, open_image, pixels_of
+from ..models.resize_weights import (
+    AREA,
+    area_weights,
+    bilinear_weights,
+    center_offset,
+    crop_rounding,
+    filter_weights,
+    shortest_edge_size,
+)
 
 
 class Classifier:
@@ -63,6 +72,8 @@ class Classifier:
             levels = levels.round().astype(np.uint8)
         else:
             levels = resize_and_crop(levels, self.preprocessing).astype(np.float32)
+            if self.preprocessing["do_flip_channel_order"]:
+                levels = levels[..., ::-1]
         return np.ascontiguousarray(levels.transpose(2, 0, 1)[None])
 
     def logits(self, path):
@@ -145,69 +156,44 @@ def to_levels(pixels):
 
 
 def resize_and_crop(levels, settings):
-    """Resize and crop levels (height, width, 3) as hf_vit's image processor, whose `settings` preprocessing.json has.
-
-    With the output "rounded", the resize is Pillow's and the sizes are torchvision's. Otherwise, both are TensorFlow's.
-    """
-    like_pillow = settings["resize_output"] == "rounded"
-    height, width = resized_size(levels.shape[:2], settings["size"], like_pillow)
-    if like_pillow:
-        image = Image.fromarray(levels.round().astype(np.uint8))
-        levels = np.array(image.resize((width, height), settings["resample"]))
-    elif settings["resample"] == "area":
-        scales = [np.float32(old) / np.float32(new) for old, new in zip(levels.shape, (height, width), strict=False)]
-        levels = resize_axes(levels, height, width, resize_rows_area) * (np.float32(1) / (scales[0] * scales[1]))
+    """Resize and crop levels (height, width, 3) as the image processor with the `settings` of preprocessing.json."""
+    resample, output = settings["resample"], settings["resize_output"]
+    height, width = levels.shape[:2]
+    size = settings["size"]
+    if "shortest_edge" in size:
+        new_size = shortest_edge_size(height, width, size["shortest_edge"], truncate=output == "rounded")
     else:
-        levels = resize_axes(levels, height, width, resize_rows_bilinear)
-    if settings["resize_output"] == "truncated":
-        levels = levels.astype(np.uint8)
-    if not settings["do_center_crop"]:
-        return levels
-    rows, columns = settings["crop_size"]["height"], settings["crop_size"]["width"]
-    if like_pillow and settings["preset"] != "transformers":  # half to even, as torchvision
-        top, left = round((height - rows) / 2), round((width - columns) / 2)
+        new_size = size["height"], size["width"]
+    rows, columns = (range(new) for new in new_size)
+    if settings["do_center_crop"]:
+        crop = settings["crop_size"]
+        rounding = crop_rounding(settings["preset"], output)
+        top = center_offset(new_size[0], crop["height"], rounding)
+        left = center_offset(new_size[1], crop["width"], rounding)
+        rows, columns = range(top, top + crop["height"]), range(left, left + crop["width"])
+    if output == "rounded":
+        image = Image.fromarray(levels.round().astype(np.uint8)).resize(new_size[::-1], resample)
+        return np.array(image)[rows.start : rows.stop, columns.start : columns.stop]
+    levels = resize_rows(levels.swapaxes(0, 1), (width, new_size[1], columns), settings).swapaxes(0, 1)
+    levels = resize_rows(levels, (height, new_size[0], rows), settings)
+    if resample == AREA:
+        scales = [np.float32(old) / np.float32(new) for old, new in zip((height, width), new_size, strict=True)]
+        levels = levels * (np.float32(1) / (scales[0] * scales[1]))
+    return levels.astype(np.uint8) if output == "truncated" else levels
+
+
+def resize_rows(levels, axis, settings) -> Any:
+    """Resize levels (old height, width, 3) along the first axis as TensorFlow does, in float32; `axis` describes it."""
+    if settings["resample"] != AREA and not settings["antialias"]:
+        first, second, weight = bilinear_weights(*axis)
+        rows = levels[first].astype(np.float32)
+        return rows + (levels[second] - rows) * weight[:, None, None]
+    if settings["resample"] == AREA:
+        pixels, weights = area_weights(*axis)
     else:
-        top, left = (height - rows) // 2, (width - columns) // 2
-    return levels[top : top + rows, left : left + columns]
-
-
-def resized_size(old_size, size, like_pillow):
-    """Return the (height, width) of a resize to {"height", "width"}, or to {"shortest_edge"}."""
-    if "shortest_edge" not in size:
-        return size["height"], size["width"]
-    short, side = min(old_size), size["shortest_edge"]
-    if like_pillow:
-        return [side * old // short for old in old_size]
-    ratio = np.float32(side) / np.float32(short)
-    return [int(np.rint(np.float32(old) * ratio)) for old in old_size]
-
-
-def resize_axes(levels, height, width, resize_rows) -> Any:
-    """Resize levels (old height, old width, 3) along the columns, then along the rows."""
-    return resize_rows(resize_rows(levels.swapaxes(0, 1), width).swapaxes(0, 1), height)
-
-
-def resize_rows_bilinear(levels, new):
-    """TensorFlow's bilinear resize along the first axis, without antialiasing, in its float32 arithmetic."""
-    old = len(levels)
-    scale = np.float32(old) / np.float32(new)
-    position = (np.arange(new, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
-    below = np.floor(position)
-    first = levels[np.maximum(below, 0).astype(int)].astype(np.float32)
-    second = levels[np.minimum(np.ceil(position), old - 1).astype(int)]
-    return first + (second - first) * (position - below)[:, None, None]
-
-
-def resize_rows_area(levels, new):
-    """TensorFlow's area resize along the first axis, in its float32 arithmetic; not yet divided by the scale."""
-    old = len(levels)
-    scale = np.float32(old) / np.float32(new)
-    start, end = (np.arange(shift, new + shift, dtype=np.float32)[:, None] * scale for shift in (0, 1))
-    left = np.floor(start) + np.arange((np.ceil(end) - np.floor(start)).max(), dtype=np.float32)
-    covered = np.minimum(left + 1, end) - np.maximum(left, start)
-    covered = np.where((left < start) & (left + 1 > end), scale, covered) * (left < np.ceil(end))
-    taps = zip(np.minimum(left, old - 1).astype(int).T, covered.T, strict=True)
-    return sum(levels[indices] * weights[:, None, None] for indices, weights in taps)
+        pixels, weights = filter_weights(*axis, settings["resample"])
+    taps = zip(pixels.T, weights.T.astype(np.float32), strict=True)
+    return sum(levels[rows] * weight[:, None, None] for rows, weight in taps)
 
 
 def printable(text):

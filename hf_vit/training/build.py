@@ -285,7 +285,7 @@ def build_objective(
     settings: TrainingSettings, processor: Any, config: Any, split: Split, device: torch.device
 ) -> Objective:
     """Return the training objective that the settings select."""
-    normalizer = Normalizer(processor.image_mean, processor.image_std, device)
+    normalizer = Normalizer(processor, device)
     if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
         return MaskedPatches(settings, normalizer)
     if settings.teacher is not None:

@@ -17,6 +17,7 @@ from ..data.labels import names_of
 from ..inference.predictions import Batch, EvaluationBatches, collect, cross_entropy, make_targets, model_inputs
 from ..loading import load
 from ..models.configuration_hf_vit import as_pair, score_function
+from ..models.image_processing_hf_vit import Normalize, flip_channels
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
 from ..settings.fields import PretrainSettings, TrainingSettings
 from .launch import send
@@ -128,12 +129,11 @@ def draw_patch_size(settings: TrainingSettings, step: int) -> dict[str, int]:
 
 
 class Normalizer:
-    """Normalization of uint8 pixels on the device, in one operation: (pixel / 255 - mean) / std."""
+    """The last steps of an image processor for a batch of uint8 pixels on the device."""
 
-    def __init__(self, mean: Any, std: Any, device: torch.device):
-        mean, std = (torch.tensor(np.atleast_1d(value), dtype=torch.float64).view(-1, 1, 1) for value in (mean, std))
-        self.scale = (1 / (255 * std)).float().to(device)
-        self.offset = (-mean / std).float().to(device)
+    def __init__(self, processor: Any, device: torch.device):
+        self.scale, self.offset = Normalize.of(processor).scale_and_offset(device)
+        self.flips_channels = processor.do_flip_channel_order
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Normalize (batch, height, width, channels) uint8 to (batch, channels, height, width) float32.
@@ -143,7 +143,10 @@ class Normalizer:
         if images.ndim == 3:  # (batch, patches, patch height * patch width * channels)
             colors = images.unflatten(2, (-1, len(self.scale)))
             return torch.addcmul(self.offset.flatten(), colors, self.scale.flatten()).flatten(2)
-        return torch.addcmul(self.offset, images.permute(0, 3, 1, 2), self.scale)
+        images = images.permute(0, 3, 1, 2)
+        if self.flips_channels:
+            images = flip_channels(images)
+        return torch.addcmul(self.offset, images, self.scale)
 
     def inverse(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Convert normalized pixels, (batch, channels, height, width) or (batch, patches, values), back to uint8."""
@@ -151,7 +154,8 @@ class Normalizer:
         if pixel_values.ndim == 3:
             repeats = pixel_values.shape[2] // len(scale)
             scale, offset = scale.flatten().repeat(repeats), offset.flatten().repeat(repeats)
-        return ((pixel_values - offset) / scale).round().clamp(0, 255).byte()
+        levels = ((pixel_values - offset) / scale).round().clamp(0, 255).byte()
+        return flip_channels(levels) if self.flips_channels else levels
 
 
 class Classification:
@@ -275,15 +279,21 @@ class Teacher:
             )
         self.size = as_pair(theirs.image_size)
         # Converts pixels normalized for the student to the teacher's normalization: both are affine in the levels
-        teacher = Normalizer(processor.image_mean, processor.image_std, device)
-        self.scale = teacher.scale / normalizer.scale
-        self.offset = teacher.offset - normalizer.offset * self.scale
+        teacher = Normalizer(processor, device)
+        self.flips_channels = teacher.flips_channels != normalizer.flips_channels
+        scale, offset = normalizer.scale, normalizer.offset
+        if self.flips_channels:
+            scale, offset = flip_channels(scale), flip_channels(offset)
+        self.scale = teacher.scale / scale
+        self.offset = teacher.offset - offset * self.scale
 
     @torch.no_grad()
     def __call__(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the logits (batch, num_labels) of the student's classes for the student's pixels."""
         if tuple(pixel_values.shape[-2:]) != self.size:
             pixel_values = F.interpolate(pixel_values, self.size, mode="bilinear", antialias=True)
+        if self.flips_channels:
+            pixel_values = flip_channels(pixel_values)
         pixel_values = torch.addcmul(self.offset, pixel_values, self.scale)
         return self.model(pixel_values.to(self.model.dtype)).logits[:, self.order]
 

@@ -61,7 +61,8 @@ def test_logits_do_not_depend_on_the_batch(strips, variant, autocast):
     model, samples = tiny(**VARIANTS[variant]), samples_of(strips)
     batch = collate_patches([samples[position] for position in range(9)])
     assert len({*map(tuple, batch["spatial_shapes"].tolist())}) > 3
-    normalize = Normalizer([0.5, 0.4, 0.3], [0.5, 0.2, 0.1], torch.device("cpu"))
+    processor = HfViTImageProcessor(image_mean=[0.5, 0.4, 0.3], image_std=[0.5, 0.2, 0.1])
+    normalize = Normalizer(processor, torch.device("cpu"))
     tolerance = 0.05 if autocast else 1e-5
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         together = model(**{**model_inputs(batch), "pixel_values": normalize(batch["image"])}).logits

@@ -6,17 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit.models.image_resizing import (
-    AREA,
-    BICUBIC,
-    BILINEAR,
-    Filter,
-    center_window,
-    crop_to,
-    pad_to,
-    resize,
-    shortest_edge_size,
-)
+from hf_vit.models.image_resizing import Filter, clip_window, crop_to, pad_to, resize
+from hf_vit.models.resize_weights import AREA, BICUBIC, BILINEAR, center_offset, shortest_edge_size
 
 from ..paths import GOLDENS
 
@@ -120,11 +111,24 @@ def test_sizes_of_the_shortest_edge():
     assert shortest_edge_size(75, 101, 40, truncate=True) == (40, 53)
 
 
-def test_offsets_of_the_crop():
-    # an odd rest of 3 pixels: big_vision starts at 1; torchvision at round(1.5) = 2, and at round(0.5) = 0 for 1 pixel
-    assert center_window((7, 5), (4, 4), round_half=False) == (range(1, 5), range(0, 4))
-    assert center_window((7, 5), (4, 4), round_half=True) == (range(2, 6), range(0, 4))
-    assert center_window((3, 5), (4, 4), round_half=True) == (range(0, 3), range(0, 4))
-    padded = pad_to(torch.ones(1, 3, 4), 6, 5)
+# (old, new) pixels -> offset as rounded by big_vision, transformers and torchvision
+OFFSETS = {
+    (7, 4): (1, 1, 2),  # half of 3 pixels is rounded to even by torchvision
+    (5, 4): (0, 0, 0),
+    (8, 4): (2, 2, 2),
+    (3, 4): (0, -1, 0),  # a border of 1 pixel: transformers has it before the image
+    (1, 4): (-1, -2, -1),
+}
+
+
+@pytest.mark.parametrize("pixels", OFFSETS)
+def test_offsets_of_the_crop(pixels):
+    roundings = ("toward_zero", "down", "half_even")
+    assert tuple(center_offset(*pixels, rounding) for rounding in roundings) == OFFSETS[pixels]
+
+
+def test_a_window_beyond_the_image_has_a_black_border():
+    levels, size, window = torch.ones(1, 3, 4), (3, 4), (range(-1, 5), range(1, 6))
+    padded = pad_to(crop_to(levels, clip_window(window, size)), window, size)
     assert padded.shape == (1, 6, 5)
-    assert padded[0, 1:4, :4].sum() == padded.sum() == 12
+    assert padded[0, 1:4, :3].sum() == padded.sum() == 9

@@ -166,7 +166,7 @@ def test_a_run_resumes_to_the_same_weights(old):
 
 # Changes of an old folder -> how its JPEGs are decoded: (folder, preset, changes of conversion.json or None to delete
 # it, a further file) -> jpeg_dct
-FAST_PRESETS = [name for name, settings in PRESETS.items() if settings["jpeg_dct"] == "fast"]
+FAST_PRESETS = [name for name, preset in PRESETS.items() if preset.jpeg_dct == "fast"]
 DECODERS = [
     ("saved", "vit_jax", None, None, "accurate"),
     ("run", "vit_jax", None, None, "accurate"),

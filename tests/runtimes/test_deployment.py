@@ -22,7 +22,7 @@ from hf_vit.conversion import ConversionError, export
 from hf_vit.files.predictions import ClassRule
 from hf_vit.loading import save_folder
 from hf_vit.models.configuration_hf_vit import stored_thresholds
-from hf_vit.models.image_processing_hf_vit import PRESETS, scale_and_offset
+from hf_vit.models.image_processing_hf_vit import PRESETS, Normalize
 from hf_vit.runtimes import deployment, runner
 
 from ..paths import ROOT
@@ -58,7 +58,7 @@ def model():
 @pytest.fixture(scope="module")
 def program(model, onnxruntime):
     """Scaling of the presets, which share mean and deviation."""
-    return deployment.make_onnx(model, (20, 36), scaling=scale_and_offset(1 / 255, [0.5] * 3, [0.5] * 3, "cpu"))
+    return deployment.make_onnx(model, (20, 36), scaling=Normalize(1 / 255, 0.5, 0.5).scale_and_offset())
 
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "native"])
@@ -72,7 +72,7 @@ def test_the_same_pixels_and_classes_for_every_preset(preset, model, program, ph
     for name in deployment.RUNNER:
         assert (copies / name).read_bytes() == (ROOT / "hf_vit" / name).read_bytes()
     deployed = runner.Classifier(tmp_path / "deployed")
-    scale, offset = scale_and_offset(1 / 255, [0.5] * 3, [0.5] * 3, "cpu")
+    scale, offset = Normalize(1 / 255, 0.5, 0.5).scale_and_offset()
     for path in photographs:
         inputs = processor(path, return_tensors="pt")
         pixel_values = torch.from_numpy(deployed.pixel_values(path)) * scale + offset
@@ -177,7 +177,7 @@ def test_names_that_the_terminal_cannot_write(encoding, model, program, photogra
     [
         ({"preset": "native"}, "patches"),
         ({"num_channels": 1}, "num_channels"),
-        ({"antialias": True}, "resize_output"),
+        ({"reduced_decoding": True}, "reduced_decoding"),
     ],
 )
 def test_unsupported_preprocessing_is_refused(settings, message, model, tmp_path):

@@ -77,7 +77,7 @@ def test_cutmix_is_a_copy_of_the_rectangle():
 def test_normalizer_is_the_processors_formula():
     pixels = torch.randint(0, 256, (2, 4, 5, 3), dtype=torch.uint8)
     mean, std = [0.5, 0.4, 0.3], [0.5, 0.2, 0.1]
-    ours = Normalizer(mean, std, torch.device("cpu"))(pixels)
+    ours = Normalizer(HfViTImageProcessor(image_mean=mean, image_std=std), torch.device("cpu"))(pixels)
     expected = (pixels.permute(0, 3, 1, 2) / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
@@ -149,7 +149,8 @@ def test_a_teacher_sees_its_own_preprocessing(tmp_path):
     processor = HfViTImageProcessor(size=size, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6])
     processor.save_pretrained(folder)
     config = tiny(num_labels=3, id2label=dict(enumerate(NAMES))).config
-    normalizer = Normalizer([0.5, 0.4, 0.3], [0.2, 0.3, 0.4], torch.device("cpu"))
+    student = HfViTImageProcessor(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.3, 0.4])
+    normalizer = Normalizer(student, torch.device("cpu"))
     teacher = Teacher(str(folder), config, normalizer, torch.device("cpu"))
     model, _ = hf_vit.load(folder)
     gray = torch.randint(0, 256, (2, 1, 1, 3), dtype=torch.uint8)  # plain colors, which resizing keeps
