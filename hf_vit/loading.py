@@ -225,6 +225,7 @@ class ModelFiles:
         config: content of its config.json; empty for an adapter.
         adapter: path of its adapter_config.json; None for a model.
         origin: name of the checkpoint, if it was converted into the cache; None for any other model.
+        origin_where: arguments that locate its files.
     """
 
     name: str | os.PathLike
@@ -232,10 +233,22 @@ class ModelFiles:
     config: dict[str, Any] = field(default_factory=dict)
     adapter: str | None = None
     origin: str | None = None
+    origin_where: dict[str, Any] = field(default_factory=dict)
 
     def find(self, file: str) -> str | None:
         """Return the local path of one of the files; None if there is no such file."""
         return find_file(self.name, file, self.where)
+
+    def find_report(self, file: str) -> str | None:
+        """Return the local path of a file beside the model as it was named, or else beside its conversion.
+
+        A folder for transformers has the record of its training; its conversion in the cache does not.
+        """
+        if self.origin is not None and (os.path.isdir(self.origin) or HUB_NAME.fullmatch(self.origin)):
+            report = find_file(self.origin, file, self.origin_where, needs_hub=False)
+            if report is not None:
+                return report
+        return find_file(self.name, file, self.where, needs_hub=False)
 
 
 def resolve_model(name: str | os.PathLike) -> str | os.PathLike:
@@ -270,7 +283,8 @@ def find_model(name: str | os.PathLike, **where: Any) -> ModelFiles:
     if config.get("model_type") in CONFIGURATIONS:
         return ModelFiles(location, where, config)
     folder = _convert_into_cache(location, where, config.get("model_type"))
-    return ModelFiles(folder, {}, read_json_object(folder / "config.json"), origin=str(name))
+    config = read_json_object(folder / "config.json")
+    return ModelFiles(folder, {}, config, origin=str(name), origin_where=where)
 
 
 def _read_config(location: str, where: Mapping[str, Any]) -> dict[str, Any]:
@@ -615,13 +629,15 @@ def save_folder(
 
 
 def copy_reports(name: str | os.PathLike, output: str | os.PathLike, *more: str) -> None:
-    """Copy the reports of a folder or a name on the Hub to a folder made from it, for its card.
+    """Copy the reports beside a model to a folder made from it: for its card, and to find its held-out images.
 
     Args:
         more: names of further files.
     """
+    files = find_model(name)
     for report in (*REPORTS, *more):
-        if file := find_file(name, report, {}, needs_hub=False):
+        file = files.find_report(report)
+        if file is not None:
             with own_file(Path(output, report)) as draft:
                 shutil.copyfile(file, draft)
 

@@ -183,7 +183,7 @@ def export(
     refuse_existing(output, overwrite)
     silence_progress_bars()
     from .. import conversion
-    from ..loading import load
+    from ..loading import copy_reports, load
 
     is_program_folder = to in ("onnx", "openvino") and output.suffix != ".onnx"
     takes_int8 = is_program_folder and size != "any"
@@ -199,6 +199,8 @@ def export(
         runtime=runtime,
         overwrite=overwrite,
     )
+    if to == "transformers":
+        copy_reports(folder, output)
     if left and not output.is_dir():  # the config.json of a folder has them
         print("for the same results, pass these arguments to timm.create_model:", json.dumps(left))
     print(f"saved in {output}")

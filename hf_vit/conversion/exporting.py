@@ -120,6 +120,8 @@ def export(
                 f"of {width} classes; pass original=ORIGINAL to keep a projection."
             )
         writer, dialect = find_writer(model, to, dialect)
+        if to != "transformers" and getattr(model.config, "problem_type", None) == "multi_label_classification":
+            logger.warning(f"{to} does not store that an image has several labels: take the sigmoid of each logit")
         return writer.write(model, Path(path), dialect, overwrite, processor) or {}
     return {}
 

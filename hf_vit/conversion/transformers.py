@@ -433,6 +433,7 @@ def _their_model(model: Model) -> transformers.PreTrainedModel:
         positions = next(name for name in weights if name.endswith(_POSITIONS))
         weights[positions] = pad(weights[positions], (0, 0, 1, 0))  # (1, 1 + patches, hidden_size)
     shared: dict[str, Any] = {"id2label": config.id2label, "label2id": config.label2id, "dtype": model.dtype}
+    shared["problem_type"] = config.problem_type  # decides between softmax and sigmoid
     if isinstance(config, HfBiTConfig):
         is_same = config.padding == "same"
         their_config = transformers.BitConfig(  # width_factor stays 1: in transformers it widens only the stages

@@ -18,7 +18,7 @@ from ..data.labels import match_to_model
 from ..files.output import refuse_existing, refuse_inputs, write_json
 from ..inference.predictions import EvaluationBatches, collect, model_inputs
 from ..inference.result_page import reliability
-from ..loading import check_name, copy_reports, resolve_model, save_folder
+from ..loading import check_name, copy_reports, save_folder
 from ..models.configuration_hf_vit import score_function
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..settings.fields import EvaluateSettings
@@ -95,7 +95,7 @@ def calibrate(
         plain.config.rejection_thresholds = limits.tolist()
         scale_head(plain, temperature)
         save_folder(output_dir, plain, processor, resolved.overwrite)
-        copy_reports(resolve_model(model), output_dir)
+        copy_reports(model, output_dir)
         write_json(Path(output_dir) / "calibration.json", results)
     accelerator.wait_for_everyone()
     return results

@@ -80,7 +80,7 @@ def _choose_split(settings: EvaluateSettings, source: Source) -> tuple[Split, st
     if settings.split is not None or "test" in (source.names or ["test"]):
         name = settings.split or "test"
         return open_named(settings, name, source=source), name, name
-    file = find_model(str(settings.model)).find("card_data.json")
+    file = find_model(str(settings.model)).find_report("card_data.json")
     record = {} if file is None else read_json_object(file)
     train_split = record.get("train_split") or settings.train_split
     is_trained_on = Path(str(record.get("dataset"))).resolve() == Path(source.name).resolve()

@@ -355,6 +355,9 @@ TOWERS = {  # a model of each kind that transformers computes, with settings tha
     "pre-logits": lambda: randomize(HfViTModel(HfViTConfig(**TINY, representation_size=9))),
     "siglip": lambda: randomize(HfViTModel(HfViTConfig(**OURS | {"num_labels": 2}, pooling="map"))),
     "bit": lambda: tiny_bit(**TIMM_NUMBERS, padding="same"),
+    "several labels": lambda: tiny(problem_type="multi_label_classification", label_thresholds=[0.25] * 11),
+    "calibrated": lambda: tiny(temperature=1.5, coverage_thresholds={"0.9": 0.1}, rejection_thresholds=[0.5] * 11),
+    "bit, several labels": lambda: tiny_bit(**TIMM_NUMBERS, padding="same", problem_type="multi_label_classification"),
 }
 
 
@@ -378,7 +381,8 @@ def test_a_folder_for_transformers_gives_the_same_model_back(tmp_path, kind):
         torch.testing.assert_close(run(again, pixels)[name], expected, rtol=0, atol=1e-6)
     stored = again.config.to_dict()
     unlike = {name for name, value in model.config.to_dict().items() if stored[name] != value}
-    assert unlike <= {"_name_or_path", "architectures", "dtype", *(["image_size"] if kind == "bit" else [])}  # (N, N)
+    assert unlike <= {"_name_or_path", "architectures", "dtype", *(["image_size"] if "bit" in kind else [])}  # (N, N)
+    assert theirs.config.problem_type == model.config.problem_type  # of their pipeline and their loss
     assert its_processor.to_dict() == processor.to_dict()
 
 

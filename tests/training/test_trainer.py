@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hf_vit
 import hf_vit.evaluation  # noqa: F401
 import hf_vit.training  # noqa: F401
+from hf_vit.cli.command_line import main
 from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training import reports, trainer
 from hf_vit.training.trainer import Trainer, TrainingStopped
@@ -61,6 +62,25 @@ def test_folds(flags, tiny, tmp_path):
     with pytest.raises(ValueError, match="4"):
         hf_vit.finetune(tiny, flags, tmp_path / "other", **run | {"folds": 5})
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_for_transformers_keeps_its_held_out_images(flags, tiny, tmp_path):
+    """Evaluation, calibration and a copy of the folder take the images that the training held out."""
+    pictures = tmp_path / "pictures"
+    for number in range(5):
+        for path in flags.rglob("*.png"):
+            copy = pictures / path.parent.name / f"{number}{path.name}"
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            Image.open(path).point(lambda level, number=number: level + 5 * number).save(copy)
+    run = {**EVERY_RUN, "eval_split": "auto", "eval_fraction": 0.5, "save_for": "transformers"}
+    trained = hf_vit.finetune(tiny, pictures, tmp_path / "theirs", **run)
+    assert trained["samples"] == 20
+    main(["export", str(tmp_path / "theirs"), str(tmp_path / "copy"), "--to", "transformers"])
+    for folder in ("theirs", "copy"):
+        again = hf_vit.evaluate(tmp_path / folder, pictures, num_workers=0)
+        assert again["samples"] == 20
+        assert again["loss"] == pytest.approx(trained["loss"], rel=1e-5)
+    assert hf_vit.calibrate(tmp_path / "copy", pictures, tmp_path / "calibrated", num_workers=0)["images"] == 20
 
 
 def test_functions_run_one_after_another(flags, tiny, tmp_path):
