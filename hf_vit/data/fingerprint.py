@@ -7,13 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ..files.manifest import sha256_of
 from ..files.versions import versions_of
 from .splits import Split
 
-_MOST_BYTES = 2**30  # largest size of images whose content is hashed, which takes some seconds
+_MOST_BYTES = 2**30  # of images whose content is hashed, which takes some seconds
 _MODEL_FILES = (
     "*.safetensors",
     "*.bin",
@@ -42,21 +43,20 @@ def fingerprint_model(name: str) -> dict[str, Any]:
 
 
 def fingerprint_data(split: Split) -> dict[str, Any]:
-    """Return the fingerprint of images and labels: a SHA-256 of their content, or of sizes and modification times.
+    """Return the fingerprint of images and labels: a SHA-256 of their content, which does not depend on their path.
 
-    Up to 1 GiB of images are read. Larger data are identified by the fingerprint of `datasets` (which depends on the
-    commit on the Hub, or on the local files) and by size and modification time of every image file. Shards are
-    identified by their sizes and their modification times or etags.
+    Of more than 1 GiB of images, it has the size of each, and the content of every n-th. Shards are identified by their
+    names, sizes, and modification times or etags.
     """
     meaning = {"names": split.label_names, "numbers": split.numbers, "labels": split.num_labels}
     meaning |= {"image_column": split.image_column, "label_column": split.label_column}
     if split.is_sharded:
-        kind, found = "shards", [split.samples.index.files, split.samples.index.stamps]
-    elif (content := _hash_content(split)) is not None:
-        kind, found = "content", [content]
-    else:
-        kind, found = "fingerprint", [split.samples._fingerprint, _hash_times(split)]
-    return {kind: _digest([meaning, *found]), "images": len(split)}
+        names = [os.path.basename(file) for file in split.samples.index.files]
+        return {"shards": _digest([meaning, names, split.samples.index.stamps]), "images": len(split)}
+    sizes = _image_sizes(split)
+    stride = max(-(-sum(sizes) // _MOST_BYTES), 1)
+    found = [_hash_content(split, stride), *([_digest(sizes)] if stride > 1 else [])]
+    return {"content": _digest([meaning, *found]), "images": len(split)}
 
 
 def describe_fingerprint(fingerprint: dict[str, Any]) -> str:
@@ -65,36 +65,38 @@ def describe_fingerprint(fingerprint: dict[str, Any]) -> str:
     return ", ".join(f"{name} {word[:12]}" for name, word in words.items())
 
 
-def _hash_content(split: Split) -> str | None:
-    """SHA-256 of the bytes and labels of all images, in order; None for more than 1 GiB."""
-    digest, size = hashlib.sha256(), 0
+def _image_sizes(split: Split) -> list[int]:
+    """Return the size of each image in bytes; 0 for an unreadable one."""
+    sizes = []
+    for batch in split.samples.select_columns(split.image_column).with_format("arrow").iter(1000):
+        images = batch[split.image_column].combine_chunks()
+        embedded = pc.binary_length(images.field("bytes")).to_pylist()
+        for length, path in zip(embedded, images.field("path").to_pylist(), strict=True):
+            size = length or 0
+            if length is None:
+                with suppress(OSError, TypeError, ValueError):
+                    size = os.stat(path).st_size
+            sizes.append(size)
+    return sizes
+
+
+def _hash_content(split: Split, stride: int) -> str:
+    """Return the SHA-256 of the labels of all images, in order, and of the bytes of every `stride`-th image."""
+    digest = hashlib.sha256()
     columns = [column for column in (split.image_column, split.label_column) if column is not None]
+    row = 0
     for batch in split.samples.select_columns(columns).iter(256):
         images = batch[split.image_column]
         labels = [None] * len(images) if split.label_column is None else batch[split.label_column]
         for image, label in zip(images, labels, strict=True):
             content = b""
-            with suppress(OSError, TypeError, ValueError):  # unreadable, or no image
-                is_file = image["bytes"] is None and Path(image["path"]).is_file()  # no device or pipe
-                content = Path(image["path"]).read_bytes() if is_file else image["bytes"] or b""
-            size += len(content)
-            if size > _MOST_BYTES:
-                return None
+            if row % stride == 0:
+                with suppress(OSError, TypeError, ValueError):  # unreadable, or no image
+                    is_file = image["bytes"] is None and Path(image["path"]).is_file()  # no device or pipe
+                    content = Path(image["path"]).read_bytes() if is_file else image["bytes"] or b""
             digest.update(f"{len(content)} {json.dumps(label, sort_keys=True, default=str)} ".encode())
             digest.update(content)
-    return digest.hexdigest()
-
-
-def _hash_times(split: Split) -> str:
-    """SHA-256 of size and modification time of every image file, zeros if unreadable; of nothing for tables."""
-    digest = hashlib.sha256()
-    for path, is_file in split.paths():
-        if is_file:
-            state = 0, 0
-            with suppress(OSError, TypeError, ValueError):
-                found = os.stat(str(path))
-                state = found.st_size, found.st_mtime_ns
-            digest.update(f"{state}".encode())
+            row += 1
     return digest.hexdigest()
 
 

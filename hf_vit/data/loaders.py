@@ -1,7 +1,8 @@
 """Data sets that decode and augment, and loaders of their batches; `samplers` has the order of the images."""
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain, pairwise
@@ -108,6 +109,7 @@ def train_loader(
     batches: StepBatchSampler,
     num_workers: int | str,
     prefetch_factor: int = 4,
+    timeout: float = 0,
     collate_fn: Callable = collate_fn,
 ) -> DataLoader:
     """Return the training batches of this process, one per forward.
@@ -116,12 +118,31 @@ def train_loader(
         batches: batch sampler of positions.
         num_workers: a number, or "auto"; see `count_workers`.
         prefetch_factor: batches that each worker loads ahead.
+        timeout: seconds after which the loader raises RuntimeError if the workers deliver no batch; 0: never.
     """
     options = worker_options(count_workers(num_workers), dataset.split.needs_spawn)
     if options["num_workers"]:
-        options["prefetch_factor"] = prefetch_factor
+        options |= {"prefetch_factor": prefetch_factor, "timeout": timeout}
     sampler = read_ahead(dataset.split, batches, dataset.draw)
     return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate_fn, **options)
+
+
+class TimedBatches:
+    """Batches of a loader; `waited` is the time in seconds that was spent waiting for them so far."""
+
+    def __init__(self, loader: Iterable[dict[str, torch.Tensor]]):
+        self.waited = 0.0
+        self._batches = iter(loader)
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        began = time.monotonic()
+        batch = next(self._batches)
+        self.waited += time.monotonic() - began
+        return batch
+
+    def close(self) -> None:
+        """End the data workers."""
+        del self._batches
 
 
 class ReadAhead:

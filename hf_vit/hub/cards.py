@@ -36,7 +36,7 @@ _FIGURES = {  # figures of a training run: their alternative texts
 # Settings of a training run that do not change its result, and those in other parts of the card.
 _NOT_LISTED = ("dataset", "model", "eval_batch_size", "eval_every", "keep_checkpoints", "log_every", "num_processes")
 _NOT_LISTED += ("num_workers", "overwrite", "print_config", "profile", "report_to", "resume", "save_every")
-_NOT_LISTED += ("stall_timeout", "prefetch_factor", "augment_on")
+_NOT_LISTED += ("stall_timeout", "tracker_project", "tracker_name", "prefetch_factor", "augment_on")
 _METRICS = {"samples": "images", "skipped": "images skipped"}  # display names of metrics
 _BOOKKEEPING = ("best", "best_step")  # about the best step; the card is about the last
 _PREPROCESSING = ("preset", "size", "crop_size", "resample", "antialias", "image_mean", "image_std", "max_num_patches")

@@ -289,11 +289,20 @@ class TrainingSettings(DataSettings):
     keep_checkpoints: int = _report(2, "number of newest checkpoints to keep", above=0)
     resume: bool = _report(False, "continue from the newest checkpoint in output_dir")
     overwrite: bool = _report(False, "delete the run in output_dir first")
-    report_to: str = _report(AUTO, "tracker: tensorboard, trackio, wandb or none; auto: tensorboard if installed")
+    report_to: str = _report(
+        AUTO,
+        "trackers of Accelerate, such as tensorboard,wandb (or aim, clearml, comet_ml, dvclive, mlflow, swanlab, "
+        "trackio); all: each that is installed; none; auto: tensorboard if installed",
+    )
+    tracker_project: str | None = _report(
+        None, "project in the trackers; by default the environment's, such as WANDB_PROJECT, or training"
+    )
+    tracker_name: str | None = _report(None, "name of the run in the trackers; by default the tracker's choice")
     profile: int | None = _report(None, "optimizer steps to trace into output_dir/profile, after a warm-up", above=0)
     stall_timeout: float = _report(
         480,
-        "end the run after this many seconds without progress, with an error that names the stalled process; 0: never",
+        "end the run if a process or its data workers take no part in a step for this many seconds; in the first step, "
+        "in evaluation and while saving, torch's own timeout holds; 0: never",
         at_least=0,
     )
 

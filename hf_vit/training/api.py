@@ -17,7 +17,7 @@ from huggingface_hub.utils.logging import disable_propagation
 
 from ..conversion.transformers import save_for_transformers
 from ..data.splits import Split, open_splits, split_into_folds
-from ..files.messages import USER_ERRORS, silence_progress_bars, user_errors
+from ..files.messages import FAILED, USER_ERRORS, silence_progress_bars, user_errors
 from ..files.output import new_model_files, write_json
 from ..loading import check_name, load
 from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSettings, PretrainSettings
@@ -27,7 +27,8 @@ from .console import print_plan, print_results
 from .launch import keep_freed_memory, start_accelerator
 from .planning import plan_recipe
 from .preemption import Preempted
-from .trainer import Trainer, TrainingStopped
+from .trackers import choose_trackers
+from .trainer import ProcessStalled, Trainer, TrainingStopped
 
 PathLike = str | os.PathLike[str]
 _LAUNCHER_SECONDS = 10  # within which a launcher ends the other processes after the main one has failed
@@ -109,6 +110,7 @@ def _python_call(function: str, *positional: str, recipe: PathLike | None, **set
 
 def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
     """Fine-tune a model; return the metrics, which are also saved in `output_dir`; the model card shows `command`."""
+    choose_trackers(settings.report_to)  # before any work
     accelerator = start_accelerator(settings)  # processes, device and precision of `accelerate launch`
     output = Path(str(settings.output_dir))
     if settings.folds is not None:
@@ -162,12 +164,10 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
     for number, parts in enumerate(split_into_folds(split, int(settings.folds or 0)), start=1):
         fold = f"fold {number} of {settings.folds}"
         own = replace(whole, eval_split=fold, output_dir=str(output / f"fold_{number}"))
+        if own.tracker_name is not None:
+            own.tracker_name += f" {fold}"
         accelerator.print(fold)
-        accelerator.project_configuration.logging_dir = str(own.output_dir)  # of TensorBoard
         found.append(_finetune(own, accelerator, split, parts, command))
-        for tracker in accelerator.trackers:
-            tracker.finish()  # Accelerate's `end_training` would end the processes, too
-        accelerator.trackers.clear()
         accelerator.free_memory()
     names = [name for name in found[0] if not name.startswith(("train_", "best"))]
     names = [name for name in names if all(name in metrics for metrics in found)]
@@ -187,6 +187,7 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
 
 def run_pretraining(settings: PretrainSettings, command: str) -> dict[str, Any]:
     """Train a model; return the metrics, which are also saved in `output_dir`; the model card shows `command`."""
+    choose_trackers(settings.report_to)
     accelerator = start_accelerator(settings)
     split, eval_split = open_splits(settings, needs_labels=settings.objective == "supervised")
     model, processor = build_for_pretraining(settings, split)  # `variant` and `config`, with random weights
@@ -198,7 +199,7 @@ def _fit(trainer: Trainer) -> dict[str, Any]:
     metrics = trainer.fit()
     print_results(trainer, metrics)
     for tracker in trainer.accelerator.trackers:
-        tracker.finish()
+        tracker.finish()  # Accelerate's `end_training` would end the process group, too
     atexit.register(trainer.accelerator.state.destroy_process_group)  # not now: the program may train again
     return metrics
 
@@ -216,9 +217,12 @@ def run_script(main: Callable[[list[str] | None], Any], argv: list[str] | None =
     with user_errors("error", TrainingStopped):
         try:
             main(argv)
-        except (*USER_ERRORS, TrainingStopped):
+        except (*USER_ERRORS, TrainingStopped) as error:
             if int(os.environ.get("RANK") or 0):
                 time.sleep(_LAUNCHER_SECONDS)  # the main process usually has the same error and prints it
+            if isinstance(error, ProcessStalled):
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                os._exit(FAILED)  # threads still wait for the stalled process
             raise
         except Preempted as preempted:
             processes = PartialState()

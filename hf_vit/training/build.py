@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from torch import nn
 from transformers import (
     AutoModelForImageClassification,
@@ -35,6 +34,7 @@ from ..models.registry import config_of_variant
 from ..settings.fields import AUTO, FinetuneSettings, PretrainSettings, TrainingSettings
 from .launch import (
     can_compile,
+    compile_options,
     has_fused_optimizers,
     is_sharded,
     is_xla,
@@ -255,10 +255,9 @@ def prepare(
     if settings.compile == AUTO:
         has_one_size = settings.preset != "native"
         settings.compile = can_compile(accelerator) and has_one_size and num_steps >= _MIN_STEPS_TO_COMPILE
-    if settings.optimizer == "muon" and accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise ValueError("optimizer is muon, but DeepSpeed flattens the matrices that it needs: use adamw")
     if settings.compile:
-        compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes}, settings.compile_mode)
+        options = {"mode": settings.compile_mode} | compile_options()
+        compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes}, **options)
     shard_by_layers(accelerator, model)
     if not is_sharded(accelerator):
         model.to(accelerator.device)  # before the optimizer is built: some devices replace the parameters
@@ -270,13 +269,16 @@ def prepare(
     return prepared, optimizer
 
 
-def compile_model(model: Any, patch_sizes: Collection[int], mode: str = "default") -> None:
+def compile_model(model: Any, patch_sizes: Collection[int], **options: Any) -> None:
     """Compile the forward; each patch size has its own graphs (training, evaluation, a smaller last batch).
 
     By default, torch.compile warns after 8 graphs of a function and compiles no more. Here, the limit is 8 per patch
     size.
+
+    Args:
+        options: arguments of `torch.compile`.
     """
-    model.compile(mode=mode)
+    model.compile(**options)
     config = torch.compiler.config
     config.recompile_limit = max(config.recompile_limit, _GRAPHS_PER_PATCH_SIZE * len(patch_sizes))
 
@@ -353,7 +355,7 @@ def training_batches(
     steps: range,
 ) -> Iterable[dict[str, torch.Tensor]]:
     """Return the training batches of this process for a range of steps, one per forward."""
-    loading = settings.num_workers, settings.prefetch_factor
+    loading = settings.num_workers, settings.prefetch_factor, settings.stall_timeout
     if isinstance(transform, NativeTransform):
         dataset = NativeDataset(split, transform, settings.seed, settings.class_sampling)
         batches = BucketBatchSampler(layout, steps, dataset.count_patches, settings.seed)

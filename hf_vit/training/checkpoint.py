@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -321,9 +321,11 @@ def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 # Settings that do not affect the weights, so a resumed run may change them.
 FREE_ON_RESUME = frozenset(
     "print_config resume overwrite output_dir num_workers num_processes log_every eval_every save_every "
-    "keep_checkpoints report_to eval_batch_size per_device_batch_size find_batch_size profile stall_timeout "
-    "early_stopping prefetch_factor augment_on".split()
+    "keep_checkpoints report_to tracker_project tracker_name eval_batch_size per_device_batch_size find_batch_size "
+    "profile stall_timeout early_stopping prefetch_factor augment_on audit save_for".split()
 )
+# The name of each fingerprint of `fingerprint_run` in messages
+_ROLES = {"data": "the training images (without held-out ones)", "model": "the model", "teacher": "the teacher"}
 
 
 def save(trainer: "Trainer") -> None:
@@ -440,11 +442,14 @@ def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]
     shards, whose images are assigned to processes one by one, the weights then also depend on the number of processes.
     """
     settings, config = trainer.settings, trainer.config
-    # Settings that are newer than the checkpoint must have their defaults
+    # Settings that are newer than the checkpoint must have their defaults; of what a path names, the content counts
     values = asdict(type(settings)()) | drop_removed_settings(state["settings"])
-    parts = {name: value for name, value in values.items() if name not in {*FREE_ON_RESUME, "steps", "epochs"}}
+    paths = {field.name for field in fields(settings) if field.metadata.get("is_path")}
+    free = FREE_ON_RESUME | paths | {"steps", "epochs"}
+    parts = {name: value for name, value in values.items() if name not in free}
     parts["the mixed precision"] = state["precision"]
-    parts |= {f"the {what}": describe_fingerprint(known) for what, known in state["fingerprint"].items()}
+    for role, fingerprint in state["fingerprint"].items():
+        parts[_ROLES[role]] = describe_fingerprint(fingerprint)
     rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
     draws = any(getattr(config, name, 0) for name in rates) or isinstance(trainer.objective, MaskedPatches)
     if draws or settings.mixup_alpha or settings.cutmix_alpha:

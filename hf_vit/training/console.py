@@ -5,7 +5,6 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..loading import best_checkpoint_dir
 from ..models.configuration_hf_vit import as_pair
 from .launch import describe_device, memory_in_use, peak_of
 from .reports import describe_best, held_out_of
+from .trackers import start_trackers
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -42,7 +42,6 @@ class Console:
 
     def __init__(self, trainer: "Trainer"):
         self.trainer, self.accelerator, self.settings = trainer, trainer.accelerator, trainer.settings
-        self.tracking = bool(self.accelerator.log_with)
         self.started, self.start_step = time.perf_counter(), trainer.state.step
         self.peak_images_per_second = _peak_images_per_second(trainer)
         self.measured, self.waited = 0.0, 0.0  # seconds of training, and of waiting for data in them
@@ -59,9 +58,7 @@ class Console:
             mininterval=0.2 if sys.stderr.isatty() else 30,  # seconds; rarely in a log file
         )
         self.profiler = start_profiler(trainer) if is_main and self.settings.profile else None
-        if self.tracking:  # TensorBoard accepts only these types
-            config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(self.settings).items()}
-            self._safely(self.accelerator.init_trackers, "training", config=config)
+        start_trackers(self.accelerator, self.settings, trainer.state.trackers, self.start_step)
 
     def close(self) -> None:
         """End the progress bar and the profile."""
@@ -85,21 +82,20 @@ class Console:
         names = _SHOWN if sys.stderr.isatty() else [name for name in self.shown if "/" not in name]
         shown = {name: f"{self.shown[name]:.4g}" for name in names if name in self.shown}
         self.bar.set_postfix(shown, refresh=sys.stderr.isatty())
-        if self.tracking:
-            seconds = time.perf_counter() - self.started
-            left = (self.trainer.num_steps - step) * seconds / max(step - self.start_step, 1)
-            self._safely(self.accelerator.log, {**values, "seconds_left": left}, step=step)
+        seconds = time.perf_counter() - self.started
+        left = (self.trainer.num_steps - step) * seconds / max(step - self.start_step, 1)
+        self.accelerator.log({**values, "seconds_left": left}, step=step)  # to the trackers
         self.restart()
 
     def restart(self) -> None:
         """Start a new measurement of the speed."""
         self.step, self.since = self.trainer.state.step, time.perf_counter()
-        self.waited_before = self.trainer.progress.waited
+        self.waited_before = self.trainer.batches.waited
 
     def _measure(self) -> dict[str, float]:
         """Return the speed since `restart`: images per second, share of time spent waiting for data, memory in GiB."""
         trainer, seconds = self.trainer, time.perf_counter() - self.since
-        waited = trainer.progress.waited - self.waited_before
+        waited = trainer.batches.waited - self.waited_before
         images = (trainer.state.step - self.step) * trainer.layout.batch_size / seconds
         self.measured, self.waited = self.measured + seconds, self.waited + waited
         self._warn_of_slow_data(self.waited / self.measured)
@@ -138,14 +134,6 @@ class Console:
         images = (self.trainer.state.step - self.start_step) * self.settings.batch_size
         rates = {"train_seconds": seconds, "train_images_per_second": images / seconds}
         return {**rates, "train_images_skipped": self.trainer.state.skipped}
-
-    def _safely(self, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """Call a tracker; if it fails, continue training without trackers."""
-        try:
-            function(*arguments, **options)
-        except Exception as error:
-            self.tracking = False
-            logger.warning(f"An experiment tracker failed ({error}); training continues without it.")
 
 
 def print_plan(trainer: "Trainer") -> None:

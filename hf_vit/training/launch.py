@@ -24,13 +24,14 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
-    ProjectConfiguration,
+    DynamoBackend,
+    TorchDynamoPlugin,
     is_torch_xla_available,
 )
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from ..data.workers import start_server
-from ..settings.fields import DataSettings, TrainingSettings
+from ..settings.fields import AUTO, DataSettings, TrainingSettings
 
 try:
     import resource
@@ -43,6 +44,19 @@ _PEAKS = {
     **{"L40S": 362, "L40": 181, "L4": 121, "A40": 150, "A10": 125, "RTX A6000": 155, "RTX 4090": 165, "RTX 3090": 71},
 }
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
+# Each of torchrun's variables, and what MPI (MPICH and Intel MPI, Open MPI, MVAPICH2) and Slurm's srun set in its place
+_LAUNCHER_VARIABLES = {
+    "WORLD_SIZE": ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"),
+    "RANK": ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"),
+    "LOCAL_RANK": ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+    "LOCAL_WORLD_SIZE": (
+        "MPI_LOCALNRANKS",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+        "SLURM_STEP_TASKS_PER_NODE",  # such as "8(x2)"
+    ),
+}
+_MASTER_PORT = "29500"  # that of torchrun and of Accelerate
 
 
 def start_accelerator(settings: DataSettings) -> Accelerator:
@@ -52,9 +66,9 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
         ValueError: the number of processes differs from `num_processes`, from the launcher's, or from that of the
             template's groups; or the device does not support the precision or the sharding of the launch.
     """
-    trackers = choose_trackers(settings.report_to) if isinstance(settings, TrainingSettings) else []
+    _refuse_other_engines()
+    adopt_launcher_variables()
     _set_algorithms(settings)
-    project = ProjectConfiguration(project_dir=str(settings.output_dir)) if trackers else None
     started = _started_processes()
     has_cpus_only = not torch.accelerator.is_available() and not is_torch_xla_available()
     AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier run here; its process group stays
@@ -62,8 +76,7 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
         accelerator = Accelerator(
             cpu=started > 1 and has_cpus_only,  # unless Accelerate is told so, each process would train alone
             mixed_precision=settings.mixed_precision,
-            log_with=[*trackers] or None,
-            project_config=project,
+            dynamo_backend=DynamoBackend.NO,  # see `compile_options`: Accelerate would rename the weights
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],  # saves a copy
         )
     except RuntimeError as error:  # such as another number of processes than those of the template's groups
@@ -74,8 +87,59 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
         os.environ.update(XLA_USE_BF16="0", XLA_DOWNCAST_BF16="0")
         accelerator.native_amp = accelerator.mixed_precision == "bf16"
     _check_launch(settings, accelerator)
+    if isinstance(settings, TrainingSettings) and settings.compile == AUTO and compile_options():
+        settings.compile = True
+        settings.validate()  # not every setting can be compiled
     start_server(settings.num_workers)
     return accelerator
+
+
+def _refuse_other_engines() -> None:
+    """Raise ValueError if the launch asks for an engine that replaces the optimizer or divides the layers."""
+    sizes = {name: os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1") for name in ("TP", "CP", "SP")}
+    engines = {
+        "DeepSpeed": os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true",
+        "Megatron-LM": os.environ.get("ACCELERATE_USE_MEGATRON_LM") == "true",
+        "tensor, context or sequence parallelism": any(size != "1" for size in sizes.values()),
+    }
+    for engine, is_used in engines.items():
+        if is_used:
+            raise ValueError(
+                f"the launch asks for {engine}, which is not supported: use the launch template fsdp to shard weights, "
+                "gradients and optimizer state (hf-vit launch-configs)"
+            )
+
+
+def adopt_launcher_variables() -> None:
+    """Set torchrun's environment variables from those of MPI or of Slurm's srun, if one of these started processes.
+
+    Raises:
+        ValueError: the processes are on several machines, and MASTER_ADDR does not say where rank 0 is.
+    """
+    if "WORLD_SIZE" in os.environ:
+        return
+    found = {}
+    for name, others in _LAUNCHER_VARIABLES.items():
+        values = [os.environ[other] for other in others if other in os.environ]
+        if values:
+            found[name] = str(int(values[0].partition("(")[0].partition(",")[0]))
+    if int(found.get("WORLD_SIZE", 1)) == 1 or "RANK" not in found:
+        return
+    if "MASTER_ADDR" not in os.environ:
+        if found.get("LOCAL_WORLD_SIZE") != found["WORLD_SIZE"]:
+            raise ValueError(
+                f"{found['WORLD_SIZE']} processes were started on several machines: set MASTER_ADDR to the host of the "
+                "first one (rank 0)"
+            )
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ.setdefault("MASTER_PORT", _MASTER_PORT)
+    os.environ.update(found)
+
+
+def compile_options() -> dict[str, Any]:
+    """Return the arguments of `torch.compile` that the launcher asks for (`--dynamo_backend` etc.); {} for none."""
+    asked = TorchDynamoPlugin()  # from the environment variables ACCELERATE_DYNAMO_...
+    return {} if asked.backend == DynamoBackend.NO else asked.to_kwargs()
 
 
 def _set_algorithms(settings: DataSettings) -> None:
@@ -109,26 +173,8 @@ def _check_launch(settings: DataSettings, accelerator: Accelerator) -> None:
 
 
 def _started_processes() -> int:
-    """Number of processes that the launcher started, by its environment variable; 1 without a launcher."""
+    """Return the number of processes that the launcher started, by its environment variable; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE") or 1)
-
-
-def choose_trackers(report_to: str) -> list[str]:
-    """Return the names of Accelerate's trackers; "auto" is TensorBoard if it is installed.
-
-    Raises:
-        ValueError: a tracker is unknown or not installed.
-    """
-    if report_to == "auto":
-        return ["tensorboard"] if find_spec("tensorboard") or find_spec("tensorboardX") else []
-    chosen = [name.strip() for name in report_to.split(",") if name.strip() != "none"]
-    for name in chosen:
-        if name not in ("tensorboard", "trackio", "wandb") or not find_spec(name):
-            raise ValueError(
-                f"--report-to is {name!r}; it must be auto, none, or one of tensorboard, trackio and wandb that is "
-                "installed"
-            )
-    return chosen
 
 
 def is_xla(accelerator: Accelerator) -> bool:

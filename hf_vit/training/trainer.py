@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from ..data.device_augmentation import CropTransform, DeviceAugmentation
 from ..data.labels import distinguish, names_of
+from ..data.loaders import TimedBatches
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
 from ..data.summary import write_unused
@@ -52,11 +53,15 @@ from .objectives import MaskedPatches, draw_patch_size
 from .optimization import MovingAverage, build_schedule, set_learning_rate
 from .preemption import PREEMPTED, Preempted, Preemption
 from .reports import card_data, draw_batch, write_run_reports
-from .stalls import Progress, WatchedBatches, watch_processes
+from .timeouts import CollectiveTimeout
 
 
 class TrainingStopped(RuntimeError):
     """Error after which training cannot continue; the last checkpoint is intact."""
+
+
+class ProcessStalled(TrainingStopped):
+    """Another process does not take part in an operation any more; threads of this one may still wait for it."""
 
 
 @dataclass
@@ -70,6 +75,7 @@ class TrainState:
     no_better: int = 0  # number of evaluations since the best one
     skipped: int = 0  # unreadable images, over all processes
     history: list[dict[str, float]] = field(default_factory=list)  # logged values, each entry with its "step"
+    trackers: dict[str, str] = field(default_factory=dict)  # see `start_trackers`
 
 
 class Trainer:
@@ -119,7 +125,7 @@ class Trainer:
         self.model, self.optimizer = prepare(settings, accelerator, model, self.num_steps)
         self.ema = None if settings.ema_decay is None else MovingAverage(self.parameters, settings.ema_decay)
         self.preemption = Preemption(accelerator.num_processes, accelerator.is_main_process)
-        self.progress = Progress()
+        self.timeout = CollectiveTimeout(accelerator, settings.stall_timeout)
         self.metrics: dict[str, float] = {}  # results of the last evaluation
         self.predictions: dict[str, Any] = {}  # result of `evaluation.predictions.predict` in the last evaluation
         self.fingerprint: dict[str, Any] = {}  # see `fingerprint_run`
@@ -130,16 +136,14 @@ class Trainer:
         """Train, save the model with its reports, and return its metrics.
 
         Raises:
-            TrainingStopped: a loss or a gradient is not finite, a data worker died, or memory ran out.
+            TrainingStopped: a loss or a gradient is not finite, a data worker died or stalled, or memory ran out.
+            ProcessStalled: another process died, or took no part in a step for `stall_timeout` seconds.
             Preempted: SIGTERM, SIGUSR1 or SIGINT was received, and a checkpoint of the step was written.
         """
         settings, state = self.settings, self.state
         eval_every = settings.eval_every or max(self.num_steps // 10, 1)
         save_every = settings.save_every or eval_every
-        with (
-            watch_processes(self.progress, self.layout, settings.stall_timeout),
-            locked_output(self.output, settings, self.accelerator),
-        ):
+        with locked_output(self.output, settings, self.accelerator):
             self.start()  # with --resume, from the newest checkpoint
             with closing(self.console), self.preemption, self.report_interruption(), closing(self.batches):
                 while state.step < self.num_steps and not self.has_plateaued:
@@ -158,29 +162,28 @@ class Trainer:
                         self.save()
                     if received is not None and state.step < self.num_steps:
                         self.end_early(received)
+                    self.timeout.shorten()
+                self.timeout.suspend()
                 if state.step < self.num_steps:
                     self.console.print_early_stop()
-                self.phase = "saving"
                 self.checkpoints.wait()
             return self.finish()
 
     def start(self) -> None:
         """With `resume`, restore the newest checkpoint; then start loading the batches of the next step."""
         settings = self.settings
-        self.phase = "resuming"
         self.fingerprint = fingerprint_run(settings, self.split)
         if self.accelerator.is_main_process:
             write_unused(self.output, self.split.unused)
         if settings.resume:
             checkpoint.resume(self)
-        self.phase = "starting"
         steps = range(self.state.step, self.num_steps)
         loader = training_batches(settings, self.split, self.transform, self.layout, steps)
-        self.batches: Any = iter(WatchedBatches(loader, self.progress))  # a generator, which `fit` closes
+        self.batches = TimedBatches(loader)
         if self.eval_split is not None:
-            batches = EvaluationBatches(settings, self.eval_split, self.processor, self.config, self.accelerator)
-            batches.loader = WatchedBatches(batches.loader, self.progress)
-            self.eval_batches = batches
+            self.eval_batches = EvaluationBatches(
+                settings, self.eval_split, self.processor, self.config, self.accelerator
+            )
         if self.accelerator.is_main_process:
             write_text(self.output / "recipe.yaml", dump(settings))
         self.console = Console(self)
@@ -194,6 +197,7 @@ class Trainer:
         accelerator, settings = self.accelerator, self.settings
         set_learning_rate(self.optimizer, self.schedule(step))
         sizes = draw_patch_size(settings, step)
+        self.timeout.begin_step(sizes.get("patch_size"))
         norm: Any = torch.zeros((), device=accelerator.device)
         for forward in range(self.layout.accumulation):
             batch = self.next_batch()
@@ -222,10 +226,7 @@ class Trainer:
 
     def next_batch(self) -> dict[str, torch.Tensor]:
         """Return the batch of the next forward, on the device."""
-        self.phase = "waiting for data"
-        batch = next(self.batches)
-        self.phase = "training"
-        return self._to_device(batch)
+        return self._to_device(next(self.batches))
 
     def _to_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         batch = batch if self.augmentation is None else self.augmentation(batch)
@@ -256,9 +257,9 @@ class Trainer:
 
         With several patch sizes, they are the means over the sizes, with "accuracy_at_patch_8" etc. for each size.
         """
-        self.phase = "evaluating"
         if self.eval_split is None:
             return {}
+        self.timeout.suspend()
         if isinstance(self.objective, MaskedPatches):
             return self.objective.evaluate(self.accelerator, self.model, self.eval_batches)
         sizes = self.settings.eval_patch_sizes or self.settings.patch_sizes
@@ -297,7 +298,7 @@ class Trainer:
 
     def save(self) -> None:
         """Start writing a checkpoint in the background; every process must call it."""
-        self.phase = "saving"
+        self.timeout.suspend()
         checkpoint.save(self)
         self.console.restart()
 
@@ -305,7 +306,6 @@ class Trainer:
         """Save the final model, the metrics and the reports; return the metrics."""
         self.swap_ema()
         metrics = {**(self.metrics or self.evaluate()), **self.console.totals(), **self.best_evaluation()}
-        self.phase = "saving"
         self.save_model(self.output)
         if self.accelerator.is_main_process:
             write_json(self.output / "metrics.json", metrics)
@@ -328,15 +328,6 @@ class Trainer:
                 if with_card_data:
                     write_json(draft / "card_data.json", card_data(self, {**self.metrics, **self.best_evaluation()}))
         self.accelerator.wait_for_everyone()
-
-    @property
-    def phase(self) -> str:
-        """Current activity, such as "training"; all processes go through the same phases in the same order."""
-        return self.progress.phase
-
-    @phase.setter
-    def phase(self, phase: str) -> None:
-        self.progress.enter(phase, self.state.step)
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -378,11 +369,18 @@ class Trainer:
 
     @contextmanager
     def report_interruption(self) -> Iterator[None]:
-        """After out-of-memory, a dead data worker or a second Ctrl-C, raise an error that says how to continue."""
+        """After a failure that is not a bug, or a second Ctrl-C, raise an error that says how to continue."""
         try:
             yield
         except RuntimeError as error:
-            if "DataLoader worker" in str(error):
+            if missing := self.timeout.describe(error):
+                raise ProcessStalled(
+                    f"{missing}, at step {self.state.step}, with --stall-timeout {self.settings.stall_timeout:g}; run "
+                    "the same command with --resume to continue"
+                ) from error
+            if "DataLoader timed out" in str(error):
+                reason, remedy = "no batch arrived from the data workers", "a longer --stall-timeout"
+            elif "DataLoader worker" in str(error):
                 reason, remedy = "a data worker died, often because memory ran out", "fewer --num-workers"
             elif should_reduce_batch_size(error):
                 reason, remedy = "memory ran out", "a smaller --per-device-batch-size or --eval-batch-size"
