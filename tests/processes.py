@@ -214,11 +214,13 @@ def stop_server() -> None:
         shutil.rmtree(server().folder)
 
 
-def start(code: str, processes: int = 1, variables: dict[str, str | None] | None = None) -> list[Forked]:
+def start(
+    code: str, processes: int = 1, variables: dict[str, str | None] | list[dict[str, str | None]] | None = None
+) -> list[Forked]:
     """Run Python code in processes that talk over gloo, as launchers start them.
 
     Args:
-        variables: changes of their environment, where None takes one out.
+        variables: changes of their environment, or of that of each, where None takes one out.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -227,7 +229,8 @@ def start(code: str, processes: int = 1, variables: dict[str, str | None] | None
     running = []
     for rank in range(processes):
         rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), **world} if processes > 1 else {}
-        changed = {**environment(), **rank_variables, **(variables or {})}
+        own = variables[rank] if isinstance(variables, list) else variables or {}
+        changed = {**environment(), **rank_variables, **own}
         running.append(server().start(code, {name: value for name, value in changed.items() if value is not None}))
     return running
 

@@ -98,8 +98,8 @@ def _refuse_other_engines() -> None:
     """Raise ValueError if the launch asks for an engine that replaces the optimizer or divides the layers."""
     sizes = {name: os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1") for name in ("TP", "CP", "SP")}
     engines = {
-        "DeepSpeed": os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true",
-        "Megatron-LM": os.environ.get("ACCELERATE_USE_MEGATRON_LM") == "true",
+        "DeepSpeed": os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true",
+        "Megatron-LM": os.environ.get("ACCELERATE_USE_MEGATRON_LM", "").lower() == "true",
         "tensor, context or sequence parallelism": any(size != "1" for size in sizes.values()),
     }
     for engine, is_used in engines.items():

@@ -1,5 +1,6 @@
 """The timeout of collective operations: a stalled process ends the run instead of letting the others wait for it."""
 
+import re
 import threading
 from datetime import timedelta
 from typing import Any
@@ -67,8 +68,7 @@ class CollectiveTimeout:
         """Describe a failed operation and the missing process; None for an error of another kind."""
         if not self._groups or not any(sign in str(error) for sign in _SIGNS):
             return None
-        operation = str(error).strip().splitlines()[0]
-        return f"a process is missing: {self._find_missing()} ({operation})"
+        return f"a process has stopped: {self._find_missing()} ({_first_sentence(error)})"
 
     def _find_missing(self) -> str:
         """Ask all processes for an answer: only rank 0 sees who is missing, the others see rank 0."""
@@ -79,7 +79,7 @@ class CollectiveTimeout:
             try:
                 dist.monitored_barrier(self._answers, timedelta(seconds=seconds))
             except RuntimeError as error:
-                found.append(str(error).strip().splitlines()[0])
+                found.append(_first_sentence(error))
             else:
                 found.append("all processes answer")
 
@@ -87,3 +87,8 @@ class CollectiveTimeout:
         thread.start()
         thread.join(2 * seconds)
         return found[0] if found else "rank 0 does not answer"
+
+
+def _first_sentence(error: RuntimeError) -> str:
+    """Return the first sentence of torch's error, without the source file or the rank before it."""
+    return re.sub(r"^(\[[^\]]*\]:? *)+", "", str(error).strip()).splitlines()[0].partition(". ")[0]

@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
 
 from hf_vit.data import fingerprint as module
+from hf_vit.data import splits
 from hf_vit.data.fingerprint import fingerprint_data, fingerprint_model
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_named
@@ -18,7 +20,7 @@ from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import EvaluateSettings
 
 from ..comparing import change_json
-from ..photographs import write_colors
+from ..photographs import table_of, write_colors
 from ..processes import ONE_STEP, arguments
 from ..tiny_models import save_tiny
 
@@ -89,19 +91,32 @@ def test_data_identity_is_the_content(colors, tmp_path):
     assert data_of(tmp_path / "moved") != first
 
 
-def test_identity_of_large_data_and_of_shards_is_their_files(colors, tmp_path, monkeypatch):
+def test_identity_of_large_data_is_the_sizes_and_a_part_of_the_content(colors, tmp_path, monkeypatch):
+    """It does not depend on paths and times, for files and for tables."""
+    monkeypatch.setattr(module, "_MOST_BYTES", 2000)  # of 24 images of 824 bytes
+    (tmp_path / "table").mkdir()
+    images = [np.full((20, 20, 3), number, np.uint8) for number in range(24)]
+    table_of(images, [0, 1] * 12, ["dark", "bright"]).to_parquet(tmp_path / "table" / "train.parquet")
+    first, in_a_table = data_of(colors), data_of(tmp_path / "table")
+    assert first.keys() == in_a_table.keys() == {"content", "images"}
+    for folder, expected in ((colors, first), (tmp_path / "table", in_a_table)):
+        moved = shutil.copytree(folder, tmp_path / "moved", copy_function=shutil.copyfile)
+        assert data_of(moved) == expected
+        shutil.rmtree(moved)
+    changed = colors / "train" / "red" / "3.bmp"
+    changed.write_bytes(changed.read_bytes() + b"0")
+    assert data_of(colors) != first
+
+
+def test_identity_of_shards_is_their_names_and_stamps(colors, tmp_path):
     (tmp_path / "shards").mkdir()
     load_split(str(colors), "train").to_parquet(tmp_path / "shards" / "train.parquet")
-    monkeypatch.setattr(module, "_MOST_BYTES", 10)
-    for changed, dataset, how, name in (
-        (colors / "train" / "red" / "3.bmp", colors, {}, "fingerprint"),
-        (tmp_path / "shards" / "train.parquet", tmp_path / "shards", {"streaming": True}, "shards"),
-    ):
-        first = data_of(dataset, **how)
-        assert name in first
-        assert data_of(dataset, **how) == first
-        os.utime(changed, (1, 1))
-        assert data_of(dataset, **how) != first
+    first = data_of(tmp_path / "shards", streaming=True)
+    assert first.keys() == {"shards", "images"}
+    (tmp_path / "shards").rename(tmp_path / "moved")
+    assert data_of(tmp_path / "moved", streaming=True) == first
+    os.utime(tmp_path / "moved" / "train.parquet", (1, 1))
+    assert data_of(tmp_path / "moved", streaming=True) != first
 
 
 @pytest.mark.parametrize("change", ["heads", "training images"])
@@ -131,6 +146,35 @@ def test_a_run_of_another_model_or_changed_data_is_not_resumed(tiny, colors, tmp
     images = ", images 24" if change == "data" else ""
     with pytest.raises(ValueError, match=rf"\w{{12}}{images} .* \w{{12}}{images}$"):
         finetune(arguments(**settings))
+
+
+def test_a_run_is_resumed_where_its_data_and_model_were_moved(tiny, colors, tmp_path, monkeypatch):
+    """Their content is compared: another spelling of a path is the same, and so is a copy."""
+    monkeypatch.chdir(tmp_path)
+    issues = tmp_path / "issues.csv"
+    issues.write_text("image\ntrain/red/0.bmp\n")
+    settings = {"model": tiny, "dataset": colors, "exclude": issues, "batch_size": 4, "save_every": 2, "num_workers": 0}
+    settings |= {"schedule": "constant", "report_to": "none", "output_dir": tmp_path / "out", "resume": "true"}
+    finetune(arguments(**settings, steps=2))
+    finetune(arguments(**settings | {"dataset": "./colors/", "model": "tiny", "exclude": "issues.csv"}, steps=3))
+    moved = {"dataset": colors.rename(tmp_path / "moved"), "exclude": issues.rename(tmp_path / "others.csv")}
+    moved |= {"model": tiny.rename(tmp_path / "model")}
+    finetune(arguments(**settings | moved, steps=4))
+    moved["exclude"].write_text("image\ntrain/red/1.bmp\n")
+    with pytest.raises(ValueError, match="images 23"):
+        finetune(arguments(**settings | moved, steps=5))
+
+
+def test_a_run_with_other_held_out_images_is_not_resumed(tiny, colors, tmp_path, monkeypatch):
+    """As if an earlier version had divided the images in another way."""
+    (colors / "test").rename(tmp_path / "unused")
+    settings = {"model": tiny, "dataset": colors, "steps": 2, "batch_size": 4, "num_workers": 0, "report_to": "none"}
+    settings |= {"output_dir": tmp_path / "out", "resume": "true", "schedule": "constant"}
+    finetune(arguments(**settings))
+    divide = splits.split_off_holdout
+    monkeypatch.setattr(splits, "split_off_holdout", lambda split, fraction: divide(split, 2 * fraction))
+    with pytest.raises(ValueError, match="held-out"):
+        finetune(arguments(**settings | {"steps": 3}))
 
 
 def test_a_run_of_an_earlier_version_is_resumed(tmp_path):

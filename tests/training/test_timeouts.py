@@ -6,7 +6,10 @@ import time
 
 import pytest
 
-from ..processes import DIGITS, LIMIT, code_of, finish, start
+from hf_vit.scripts.pretrain import pretrain
+from hf_vit.training.trainer import TrainingStopped
+
+from ..processes import DIGITS, LIMIT, ONE_STEP, arguments, code_of, finish, start
 
 SECONDS = 4
 ENDLESS = DIGITS | {"steps": 100_000, "save_every": 5, "eval_every": 100_000, "stall_timeout": SECONDS}
@@ -21,7 +24,11 @@ def wait_until(condition, what: str):
 
 @pytest.mark.parametrize(
     ("number", "missing", "named"),
-    [(signal.SIGSTOP, 1, "Rank 1 failed"), (signal.SIGSTOP, 0, "rank 0"), (signal.SIGKILL, 1, "closed")],
+    [
+        (signal.SIGSTOP, 1, ": Rank 1 failed"),
+        pytest.param(signal.SIGSTOP, 0, "rank 0", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 1, "closed", marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_process_ends_the_run_and_is_named(tmp_path, number, missing, named):
     """A process that died is known to the launcher, too: gloo only sees that its connection is closed."""
@@ -46,19 +53,25 @@ import os
 import time
 from hf_vit.training import trainer
 
-original = trainer.{name}
+def slow(function):
+    def wait(*arguments, **options):
+        if os.environ["RANK"] == "0":
+            time.sleep(6)
+        return function(*arguments, **options)
+    return wait
 
-def slow(*arguments, **options):
-    if os.environ["RANK"] == "0":
-        time.sleep(3)
-    return original(*arguments, **options)
-
-trainer.{name} = slow
+trainer.predict, trainer.save_merged = slow(trainer.predict), slow(trainer.save_merged)
 """
 
 
-@pytest.mark.parametrize("name", ["predict", "save_merged"])
-def test_a_long_evaluation_or_save_of_one_process_does_not_end_the_run(tmp_path, name):
-    settings = DIGITS | {"steps": 6, "eval_every": 3, "save_every": 2, "stall_timeout": 1}
-    finish(start(SLOW.format(name=name) + code_of("pretrain", 2, output_dir=tmp_path / "out", **settings), 2))
+def test_a_long_evaluation_or_save_of_one_process_does_not_end_the_run(tmp_path):
+    settings = DIGITS | {"steps": 4, "warmup_steps": 1, "eval_every": 2, "save_every": 2, "stall_timeout": 3}
+    finish(start(SLOW + code_of("pretrain", 2, output_dir=tmp_path / "out", **settings), 2))
     assert (tmp_path / "out" / "metrics.json").exists()
+
+
+def test_data_workers_that_deliver_nothing_end_the_run(tmp_path):
+    """In one process too. No worker starts and decodes within a millisecond."""
+    settings = ONE_STEP | {"num_workers": 1, "stall_timeout": 0.001, "output_dir": tmp_path / "out"}
+    with pytest.raises(TrainingStopped, match="--stall-timeout"):
+        pretrain(arguments(**settings))
