@@ -1,45 +1,17 @@
-"""Fine-tune a pretrained Vision Transformer for image classification.
+"""Fine-tune a pretrained Vision Transformer for image classification: the same as `hf-vit finetune`, for launchers.
 
-    hf-vit finetune --model ti16 --dataset FOLDER --output-dir out --recipe finetune_small
-    accelerate launch -m hf_vit.scripts.finetune --model ti16 --dataset FOLDER --output-dir out --recipe finetune_small
-    accelerate launch training/finetune.py --model ti16 --dataset FOLDER --output-dir out --recipe finetune_small
-
-These commands all run this script. `--help` explains every setting.
+accelerate launch training/finetune.py ti16 FOLDER out
+accelerate launch -m hf_vit.scripts.finetune ti16 FOLDER out
 """
 
-import shlex
 import sys
-from pathlib import Path
-from typing import Any
 
-if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
-    sys.path.pop(0)  # otherwise evaluate.py in this folder would hide the package `evaluate`
-
-try:
-    from hf_vit.settings.fields import FinetuneSettings
-    from hf_vit.settings.options import parse_settings
-    from hf_vit.settings.recipes import show
-    from hf_vit.training.api import run_finetuning, run_script
-    from hf_vit.training.planning import plan_recipe
-except KeyboardInterrupt:  # imports take seconds
-    print("error: interrupted", file=sys.stderr)
-    sys.exit(130)
+from hf_vit.cli import main as run_command
 
 
-def finetune(argv: list[str] | None = None) -> dict[str, Any]:
-    """Fine-tune a model; return the metrics, which are also saved in `output_dir`."""
-    # The settings: declared in hf_vit/settings/fields.py, set by recipes/*.yaml and the command line.
-    given = sys.argv[1:] if argv is None else argv
-    settings = parse_settings(FinetuneSettings, given, "hf-vit finetune", plan_recipe)
-    if settings.print_config:
-        return show(settings)
-    # The run: hf_vit/training/api.py builds its parts, and `Trainer.fit` in hf_vit/training/trainer.py runs it.
-    return run_finetuning(settings, shlex.join(["hf-vit", "finetune", *given]))
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Run the script; `accelerate launch --tpu` calls this function in each process."""
-    run_script(finetune, argv)
+def main() -> None:
+    """Run the command; `accelerate launch --tpu` calls this function in each process."""
+    sys.exit(run_command(["finetune", *sys.argv[1:]]))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal
 
 from ..files.output import refuse_existing, refuse_inputs
+from ..settings.parser import check_order
 
 
 def add_arguments(parser: Any, command: Callable[..., Any]) -> None:
@@ -115,6 +116,26 @@ def check_figure(option: str, path: Path, overwrite: bool) -> None:
 # Parameters of commands that are written, and texts that are no paths. All others may be paths that are read.
 _OUTPUTS = ("output", "sheet", "static", "published")
 _NO_PATHS = ("split", "splits", "image_column", "config", "preset", "name", "license", "message")
+
+
+def place_data(command: str, arguments: dict[str, Any]) -> None:
+    """Give the words of `hf-vit COMMAND MODEL DATA OUTPUT` to their parameters, also of MODEL OUTPUT --dataset DATA.
+
+    Raises:
+        ValueError: a word is missing or too many, or the data stands where the model belongs.
+    """
+    option = "calibrate" if "calibrate" in arguments else "dataset"
+    given = arguments.pop(option)
+    if given:
+        if arguments["output"] is not None:
+            raise ValueError(f"the data is given twice: {arguments['data']} and --{option}")
+        arguments["output"] = arguments["data"]
+        arguments["data"] = given
+    if None in (arguments["data"], arguments["output"]):
+        raise ValueError(f"a word is missing: the command is hf-vit {command} MODEL DATA OUTPUT")
+    arguments["output"] = Path(arguments["output"])
+    if isinstance(arguments["data"], str):
+        check_order(f"hf-vit {command}", arguments["folder"], arguments["data"])
 
 
 def check_outputs(arguments: Mapping[str, Any]) -> None:

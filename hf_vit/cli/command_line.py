@@ -12,9 +12,9 @@ from ..files.messages import user_errors
 from ..files.removed_names import check_removed
 from ..models.utils import check_choice
 from ..settings.parser import OptionParser
-from .arguments import add_arguments, check_outputs
+from .arguments import add_arguments, check_outputs, place_data
 
-SCRIPTS = {  # in the folder training/, installed as hf_vit.scripts; their settings have their own parser
+SCRIPTS = {  # also started by the scripts of the folder training/; their options are settings
     "finetune": "Fine-tune a model on your images.",
     "pretrain": "Train a model from random weights, with labels or by masked patch prediction.",
     "audit": "Find label errors, duplicates, leaks, outliers and poor images in a data set.",
@@ -40,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with user_errors(f"hf-vit {name}".strip()):
             if name in SCRIPTS:
-                from .training import run_script
+                from .training import run_training
 
-                run_script(name, given[1:])
+                run_training(name, given[1:])
                 return 0
             if name and not name.startswith("-"):
                 check_removed("command", name)
@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 arguments = vars(build_parser().parse_args(given))  # --help, --version, or the error of no command
             run = arguments.pop("run")
+            if "data" in arguments:
+                place_data(name, arguments)
             check_outputs(arguments)
             run(**arguments)
     except SystemExit as end:

@@ -10,13 +10,12 @@ from .arguments import Model, Overwrite
 
 def quantize(
     folder: Model,
-    output: Annotated[Path, "folder to write"],
+    data: Annotated[
+        str | None, "folder of calibration images, typical of the model's use; at least 16, preferably 300", "DATA"
+    ] = None,
+    output: Annotated[Path | None, "folder to write", "OUTPUT"] = None,
     *,
-    calibrate: Annotated[
-        list[str],
-        "calibration images, typical of the model's use: files or folders; at least 16, preferably 300",
-        "IMAGES",
-    ],
+    calibrate: Annotated[list[str], "calibration images, instead of DATA: files or folders", "IMAGES"] = (),  # pyright: ignore[reportArgumentType]
     min_agreement: Annotated[
         float,
         "smallest share of predictions that must agree with float32, 0 to 1, on the quarter of the images that is held "
@@ -26,13 +25,16 @@ def quantize(
     overwrite: Overwrite = False,
 ) -> None:
     """Quantize a classifier to int8, so that it runs faster on a CPU."""
+    assert data is not None and output is not None  # `place_data`
     if not 0 <= min_agreement <= 1:
         raise ValueError(f"--min-agreement is {min_agreement} (expected 0 to 1)")
     refuse_existing(output, overwrite)
     silence_progress_bars()
     from ..runtimes.quantization import quantize
 
-    record = quantize(folder, output, calibrate, min_agreement=min_agreement, overwrite=overwrite)
+    record = quantize(
+        folder, output, [data] if isinstance(data, str) else data, min_agreement=min_agreement, overwrite=overwrite
+    )
     measured, top1, seconds = record["held_out"], record.get("top1"), record["seconds"]
     print(f"calibrated with {record['calibration']['images']} images, measured with {measured['images']} others")
     print(f"layers kept in float32, because their inputs have outliers: {', '.join(record['in_float32']) or 'none'}")
@@ -51,9 +53,10 @@ def quantize(
 
 def calibrate(
     folder: Model,
-    output: Annotated[Path, "folder to write"],
+    data: Annotated[str | None, "data set, as in `hf-vit evaluate`", "DATA"] = None,
+    output: Annotated[Path | None, "folder to write", "OUTPUT"] = None,
     *,
-    dataset: Annotated[str, "data set, as in `hf-vit evaluate`"],
+    dataset: Annotated[str | None, "data set, instead of DATA"] = None,
     split: Annotated[
         str | None,
         "split with images that the model was not trained on (default: test, else the images that training held out)",
@@ -61,11 +64,12 @@ def calibrate(
     overwrite: Overwrite = False,
 ) -> None:
     """Calibrate the probabilities of a classifier, and fit thresholds for `predict --coverage` and `--reject`."""
+    assert data is not None and output is not None  # `place_data`
     refuse_existing(output, overwrite)
     silence_progress_bars()
     from ..evaluation.calibration import calibrate
 
-    results = calibrate(folder, dataset, output, split, overwrite=overwrite)
+    results = calibrate(folder, data, output, split, overwrite=overwrite)
     errors = results["expected_calibration_error"]
     print(f"{results['images']:,} images of {results['split']}; temperature {results['temperature']:.3f}")
     print(f"expected calibration error: {errors['before']:.2%} before, {errors['after']:.2%} after")

@@ -1,94 +1,181 @@
-"""`hf-vit recipes`, `launch-configs` and `shard`."""
+"""`hf-vit finetune`, `pretrain`, `evaluate`, `audit`, `plan`, `recipes`, `launch-configs` and `shard`."""
 
 import argparse
+import json
+import logging
 import os
 import shlex
-from contextlib import suppress
-from dataclasses import dataclass
-from importlib import import_module, resources
+import sys
+import time
+from collections import Counter
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ..files.messages import silence_progress_bars
+from ..files.messages import USER_ERRORS, silence_progress_bars
 from ..models.utils import check_choice, read_text
-from ..settings.parser import OptionParser
-from .arguments import add_arguments, parse_count, parse_positive
+from ..settings.parser import OptionParser, check_order
+from .arguments import parse_count, parse_positive
 
+_LAUNCHER_SECONDS = 10  # within which a launcher ends the other processes after the main one has failed
 _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path"]
 
 
-@dataclass(kw_only=True)
-class _HubOptions:
-    """Options of the scripts besides their settings; `add_arguments` reads the fields."""
+def run_training(command: str, argv: list[str]) -> Any:
+    """Run `hf-vit finetune`, `pretrain`, `evaluate` or `audit`, here or as a job, and push its result if requested.
 
-    push: Annotated[
-        str | None,
-        "Hub repository to push to at the end: finetune and pretrain push the model; audit and evaluate push their "
-        "results as a data set",
-        "NAME",
-    ] = None
-    job: Annotated[
-        str | None, "run on Hugging Face Jobs, on hardware such as a10g-small; needs --push and --package", "FLAVOR"
-    ] = None
-    package: Annotated[
-        str | None, "for --job: pip requirement of hf_vit: the URL of a wheel, or git+https://...", "REQUIREMENT"
-    ] = None
-    timeout: Annotated[str, "for --job: time limit, such as 90m", "TIME"] = "6h"
-    dry_run: Annotated[bool, "for --job: check the settings, data and model, but start nothing"] = False
+    The settings are declared in hf_vit/settings/fields.py, and set by recipes and the command line.
+
+    Returns:
+        The metrics, or the issues of an audit.
+
+    Raises:
+        ValueError, OSError, ImportError: mistakes of the user, also if the loss is not finite or memory ran out.
+        SystemExit: after a signal, with status 75 once a checkpoint was saved.
+    """
+    try:
+        return _run(command, argv)
+    except USER_ERRORS:
+        if int(os.environ.get("RANK") or 0):
+            time.sleep(_LAUNCHER_SECONDS)  # the main process usually has the same error and prints it
+        raise
 
 
-def run_script(command: str, options: list[str]) -> None:
-    """Run a script of the folder training/, locally or as a job, and push its result if requested."""
-    from ..settings.options import parse_settings
+def _run(command: str, argv: list[str]) -> Any:
+    from ..settings.fields import HubOptions
+    from ..settings.options import add_fields, parse_settings
+    from ..settings.recipes import build, show
 
-    parser = OptionParser(add_help=False, usage=argparse.SUPPRESS)
-    add_arguments(parser.add_argument_group("Hub and Jobs"), _HubOptions)
-    given, rest = parser.parse_known_args(options)
-    if {"-h", "--help"} & {*rest}:
-        with suppress(SystemExit):
-            parse_settings(settings_of(command), ["--help"], f"hf-vit {command}")
-        print(f"\n{parser.format_help()}", end="")
-        return
-    script = import_module(f"hf_vit.scripts.{command}").main
-    hub = _HubOptions(**vars(given))
-    if "" in (hub.push, hub.job, hub.package):
-        raise ValueError("--push, --job or --package is empty")
-    if hub.job is None and (hub.dry_run or hub.package is not None):
-        raise ValueError("--dry-run and --package need --job")
-    if hub.job is None and hub.push is None:
-        script(rest)
-        return
-    from ..hub.jobs import push_result, run_job
-
-    settings = parse_settings(settings_of(command), rest, f"hf-vit {command}")
-    if not settings.output_dir:
-        raise ValueError("--push and --job need --output-dir")
+    parser = OptionParser(add_help=False, argument_default=argparse.SUPPRESS)
+    add_fields(parser, HubOptions)
+    given, options = parser.parse_known_args(argv)
+    hub = build(HubOptions, vars(given))
+    program = f"hf-vit {command}"
+    settings = parse_settings(settings_of(command), options, program, _plan if command == "finetune" else None)
+    if settings.print_config:
+        return show(settings)
     if hub.job is None:
-        script(rest)
-        push_result(command, settings, str(hub.push))
-    else:
-        where = {"flavor": hub.job, "package": hub.package, "timeout": hub.timeout, "dry_run": hub.dry_run}
-        run_job(command, rest, settings, result=hub.push, **where)
+        result = _run_here(command, settings, shlex.join(["hf-vit", command, *options]))
+        if hub.push is not None:
+            from ..hub.jobs import push_result
+
+            push_result(command, settings, hub.push)
+        return result
+    from ..hub.jobs import run_job
+
+    where = {"flavor": hub.job, "package": hub.package, "timeout": hub.timeout, "dry_run": hub.dry_run}
+    return run_job(command, options, settings, result=hub.push, **where)
 
 
 def settings_of(command: str) -> type[Any]:
-    """Return the class of the settings of a command in the folder training/."""
+    """Return the class of the settings of a command."""
     from ..settings import fields
 
     return getattr(fields, f"{command.capitalize()}Settings")
 
 
+def _plan(values: dict[str, Any]) -> dict[str, Any]:
+    from ..training.planning import plan_recipe  # imports torch, which other recipes do not need yet
+
+    return plan_recipe(values)
+
+
+def _run_here(command: str, settings: Any, text: str) -> Any:
+    """Run a command in this process, one of those that Accelerate's launcher started; `text` is its command line."""
+    from accelerate import PartialState
+    from huggingface_hub.utils.logging import disable_propagation
+
+    from ..training.launch import keep_freed_memory
+    from ..training.preemption import Preempted
+    from ..training.trainer import TrainingStopped
+
+    scripts = Path(str(resources.files("hf_vit.scripts")))
+    if sys.path and Path(sys.path[0]).resolve() == scripts.resolve():
+        sys.path.pop(0)  # of a script that was started by its path: evaluate.py there would hide the package evaluate
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    disable_propagation()  # huggingface_hub prints its messages itself
+    keep_freed_memory()
+    silence_progress_bars()
+    run = {"finetune": _finetune, "pretrain": _pretrain, "evaluate": _evaluate, "audit": _audit}[command]
+    try:
+        return run(settings, text)
+    except TrainingStopped as error:
+        raise ValueError(str(error)) from error
+    except Preempted as preempted:
+        processes = PartialState()
+        if processes.is_main_process:
+            print(preempted, file=sys.stderr)
+        processes.destroy_process_group()
+        raise SystemExit(preempted.status) from None
+
+
+def _finetune(settings: Any, text: str) -> dict[str, Any]:
+    from ..training.api import run_finetuning
+
+    return run_finetuning(settings, text)
+
+
+def _pretrain(settings: Any, text: str) -> dict[str, Any]:
+    from ..training.api import run_pretraining
+
+    return run_pretraining(settings, text)
+
+
+def _evaluate(settings: Any, text: str) -> dict[str, Any]:
+    """Evaluate a model; print the metrics as JSON on standard output, and as a table on standard error."""
+    from accelerate import PartialState
+
+    from ..evaluation.protocols import run_protocol, summarize
+
+    metrics = run_protocol(settings)
+    processes = PartialState()
+    if processes.is_main_process:
+        print(json.dumps(metrics, indent=2))
+        print(summarize(metrics), file=sys.stderr)
+    processes.destroy_process_group()
+    return metrics
+
+
+def _audit(settings: Any, text: str) -> list[Any]:
+    """Audit a data set; print the number of issues of each kind."""
+    from accelerate import PartialState
+
+    from ..auditing.audit import run_audit
+    from ..training.launch import start_accelerator
+
+    issues = run_audit(settings, start_accelerator(settings))
+    processes = PartialState()
+    if processes.is_main_process:
+        for kind, count in Counter(issue.issue for issue in issues).items():
+            print(f"{kind:16} {count:6,}")
+        if settings.output_dir:
+            output = Path(settings.output_dir)
+            table = output / "issues.csv"
+            command = f"hf-vit finetune --exclude {shlex.quote(str(table))} ..."
+            print(f"open {output / 'audit.html'}, edit {table}, then run: {command}")
+    processes.destroy_process_group()
+    return issues
+
+
 def plan(
-    dataset: Annotated[str, "data set: a folder of images, or any other --dataset of finetune"],
-    model: Annotated[
-        str | None, "model to fine-tune (default: the largest AugReg model that finishes within --minutes)"
-    ] = None,
+    words: Annotated[
+        list[str],
+        "the model to fine-tune (default: the largest AugReg model that finishes within --minutes), and the data set: "
+        "a folder of images, or any other data of finetune",
+        {"nargs": "+", "metavar": "[MODEL] DATA"},
+    ],
     *,
     minutes: Annotated[float, "time limit of the run on this machine, in minutes", {"type": parse_positive}] = 30,
     image_size: Annotated[int | None, "image size to use, in pixels (default: chosen by the plan)", "PIXELS"] = None,
     eval_split: Annotated[str, "split to evaluate on, as in finetune", "SPLIT"] = "auto",
 ) -> None:
     """Propose settings for fine-tuning and explain each; `hf-vit finetune --recipe auto` uses them."""
+    if len(words) > 2:
+        raise ValueError(f"{words[2]} is one word too many: hf-vit plan [MODEL] DATA")
+    dataset = words[-1]
+    model = words[0] if len(words) == 2 else None
+    if model is not None:
+        check_order("hf-vit plan", model, dataset)
     from ..training.planning import plan as make_plan
 
     silence_progress_bars()
@@ -96,9 +183,10 @@ def plan(
     given = {name: value for name, value in given.items() if value not in (None, "auto")}
     found = make_plan(dataset, model, minutes, **given)
     print(found.describe())
-    settings = {"model": model, "dataset": dataset, "recipe": found.recipe, **given, **found.settings}
+    settings = {"recipe": found.recipe, **given, **found.settings}
+    chosen = model or settings.pop("model")
     options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in settings.items()]
-    print("hf-vit finetune", *options, "--output-dir out")
+    print("hf-vit finetune", shlex.quote(chosen), shlex.quote(dataset), "out", *options)
 
 
 def recipes(action: _Action = None, name: Annotated[str | None, "name of a recipe"] = None) -> None:

@@ -4,10 +4,13 @@ import dataclasses
 import operator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 
-def setting(default: Any, about: str, group: str = "", is_path: bool = False, **bounds: float) -> Any:
+def setting(
+    default: Any, about: str, group: str = "", is_path: bool = False, everyday: bool = False, **bounds: float
+) -> Any:
     """Declare a field of a settings class.
 
     Args:
@@ -15,10 +18,12 @@ def setting(default: Any, about: str, group: str = "", is_path: bool = False, **
         about: help text, in `--help` and in the documentation.
         group: heading in `--help`.
         is_path: the value may be a file or folder, which is read.
+        everyday: most runs need it, so that `--help` describes it; `--help all` describes all settings.
         bounds: `above`, `at_least`, `below` and `at_most`, the limits of a number or of every number of a list.
     """
     default = {"default_factory" if callable(default) else "default": default}
-    return field(**default, metadata={"about": about, "group": group, "is_path": is_path, "bounds": bounds})
+    metadata = {"about": about, "group": group, "is_path": is_path, "everyday": everyday, "bounds": bounds}
+    return field(**default, metadata=metadata)
 
 
 def paths_of(settings: Any) -> list[str]:
@@ -51,16 +56,53 @@ _loss = partial(setting, group="loss")
 _report = partial(setting, group="evaluation, checkpoints and reports")
 _masked = partial(setting, group="masked patch prediction")
 _protocol = partial(setting, group="protocol")
+_hub = partial(setting, group="Hub and Jobs")
 
 Backend = Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"]
+
+
+def next_run_folder() -> str:
+    """Return the first of the folders runs/1, runs/2, ... that does not exist."""
+    number = 1
+    while Path("runs", str(number)).exists():
+        number += 1
+    return str(Path("runs", str(number)))
+
+
+@dataclass
+class HubOptions:
+    """Where a command runs, and where its result goes; options of the command line only."""
+
+    push: str | None = _hub(
+        None,
+        "Hub repository to push to at the end: finetune and pretrain push the model; audit and evaluate push their "
+        "results as a data set",
+    )
+    job: str | None = _hub(None, "run on Hugging Face Jobs, on hardware such as a10g-small; needs --push and --package")
+    package: str | None = _hub(None, "for --job: pip requirement of hf_vit: the URL of a wheel, or git+https://...")
+    timeout: str = _hub("6h", "for --job: time limit, such as 90m")
+    dry_run: bool = _hub(False, "for --job: check the settings, data and model, but start nothing")
+
+    def validate(self) -> None:
+        """Raise ValueError if an option is empty, or needs another one."""
+        if "" in (self.push, self.job, self.package):
+            raise ValueError("--push, --job or --package is empty")
+        if self.job is None and (self.dry_run or self.package is not None):
+            raise ValueError("--dry-run and --package need --job")
 
 
 @dataclass
 class DataSettings:
     """Data, device and output of a run."""
 
+    words: ClassVar[tuple[str, ...]] = ("model", "dataset", "output_dir")  # settings that a command takes as words
+    example: ClassVar[str] = ""  # the beginning of the command's help
+
     dataset: str | None = _data(
-        None, "data set: Hub name, folder, parquet or tar file(s), or digits (scikit-learn's)", is_path=True
+        None,
+        "data set: Hub name, folder, parquet or tar file(s), or digits (scikit-learn's)",
+        is_path=True,
+        everyday=True,
     )
     dataset_config: str | None = _data(None, "configuration of a Hub data set that has several")
     image_column: str | None = _data(None, "name of the image column; by default the only column of images")
@@ -86,7 +128,9 @@ class DataSettings:
         "data workers (decoding, augmentation) per process; auto: one fewer than the process has CPUs, from 1 to 16",
         at_least=0,
     )
-    image_size: int | list[int] | None = _data(None, "image size in pixels, or [height, width]; by default the model's")
+    image_size: int | list[int] | None = _data(
+        None, "image size in pixels, N or HxW; by default the model's", everyday=True
+    )
     preset: str | None = _data(
         None,
         "preprocessing preset; by default the model's. Training applies it to evaluation images, and native also to "
@@ -107,7 +151,9 @@ class DataSettings:
     cudnn_benchmark: bool = _run(False, "let cuDNN choose the fastest convolution algorithm by timing, for ResNets")
     seed: int = _run(0, "random seed of weights, sample order and augmentation", at_least=0)
     num_processes: int | None = _run(None, "required number of processes; any other number is an error")
-    output_dir: str | None = _run(None, "folder of the results")
+    output_dir: str | None = _run(
+        None, "folder of the results; training writes to runs/1, runs/2, ... by default", everyday=True
+    )
     print_config: bool = _run(False, "print the resolved settings as a recipe, then exit")
 
     def validate(self) -> None:
@@ -146,9 +192,15 @@ class TrainingSettings(DataSettings):
         below=1,
     )
     prefetch_factor: int = _data(4, "batches that each data worker loads ahead in training", above=0)
-    steps: int | None = _length(None, "length of the run in optimizer steps; set this or epochs", above=0)
-    epochs: float | None = _length(None, "length in passes over the training images; set this or steps", above=0)
-    batch_size: int = _length(512, "images per optimizer step, over all processes and accumulation steps", above=0)
+    steps: int | None = _length(
+        None, "length of the run in optimizer steps; set this or epochs", everyday=True, above=0
+    )
+    epochs: float | None = _length(
+        None, "length in passes over the training images; set this or steps", everyday=True, above=0
+    )
+    batch_size: int = _length(
+        512, "images per optimizer step, over all processes and accumulation steps", everyday=True, above=0
+    )
     per_device_batch_size: int | None = _length(None, "images per forward; by default batch_size / processes", above=0)
     find_batch_size: bool = _length(False, "reduce per_device_batch_size until forward and backward fit into memory")
     class_sampling: Literal["natural", "balanced"] = _length(
@@ -161,7 +213,7 @@ class TrainingSettings(DataSettings):
     optimizer: Literal["sgd", "adamw", "muon"] = _optimizer(
         "sgd", "sgd has momentum; muon trains the matrices of hidden layers, and adamw the rest"
     )
-    learning_rate: float = _optimizer(0.03, "peak learning rate, reached after the warm-up", above=0)
+    learning_rate: float = _optimizer(0.03, "peak learning rate, reached after the warm-up", everyday=True, above=0)
     momentum: float = _optimizer(0.9, "momentum of sgd and of muon (0.95 is usual for muon)", at_least=0, below=1)
     momentum_dtype: Literal["float32", "bfloat16"] = _optimizer(
         "float32", "data type of the momentum of sgd and the first moment of adamw"
@@ -287,8 +339,8 @@ class TrainingSettings(DataSettings):
     )
     early_stopping: int | None = _report(None, "stop after this many evaluations without improvement", above=0)
     keep_checkpoints: int = _report(2, "number of newest checkpoints to keep", above=0)
-    resume: bool = _report(False, "continue from the newest checkpoint in output_dir")
-    overwrite: bool = _report(False, "delete the run in output_dir first")
+    resume: bool = _report(False, "continue from the newest checkpoint in output_dir", everyday=True)
+    overwrite: bool = _report(False, "delete the run in output_dir first", everyday=True)
     report_to: str = _report(
         AUTO,
         "trackers of Accelerate, such as tensorboard,wandb (or aim, clearml, comet_ml, dvclive, mlflow, swanlab, "
@@ -309,7 +361,9 @@ class TrainingSettings(DataSettings):
     def validate(self) -> None:
         super().validate()
         if not self.output_dir and not self.print_config:
-            raise ValueError("no folder for the result: set --output-dir")
+            if self.resume:
+                raise ValueError("resume continues the run in a folder: set --output-dir")
+            self.output_dir = next_run_folder()
         if self.resume and self.overwrite:
             raise ValueError("resume continues the run and overwrite deletes it: choose one")
         if (self.steps is None) == (self.epochs is None):
@@ -368,7 +422,12 @@ class TrainingSettings(DataSettings):
 
 @dataclass
 class FinetuneSettings(TrainingSettings):
-    """Fine-tuning of a model for image classification."""
+    """Fine-tune a model for image classification; without a recipe or a length it chooses both (--recipe auto)."""
+
+    example: ClassVar[str] = (
+        "example:\n  hf-vit finetune ti16 photographs      # one folder of images for each class; the result: runs/1\n"
+        "  hf-vit finetune augreg:B/16 photographs out --epochs 10 --image-size 384"
+    )
 
     eval_split: str | None = _data(
         AUTO,
@@ -386,6 +445,7 @@ class FinetuneSettings(TrainingSettings):
         None,
         "model to fine-tune: a folder, a name on the Hub, a checkpoint file, or a released one such as augreg:Ti/16",
         is_path=True,
+        everyday=True,
     )
     keep_pre_logits: bool = _model(False, "keep the pre-logits layer and replace only the head's last linear layer")
     linear_probe: bool = _model(False, "train only the head")
@@ -417,14 +477,20 @@ class FinetuneSettings(TrainingSettings):
 
 @dataclass
 class AuditSettings(DataSettings):
-    """Audit of a data set: label errors, duplicates, leaks, outliers, and images of poor quality."""
+    """Find label errors, duplicates, leaks, outliers, and images of poor quality in a data set."""
 
-    model: str | None = _model(None, "model whose features are compared, as in `hf-vit predict`", is_path=True)
-    splits: list[str] = _data(list, "splits to audit, such as train,test; by default all")
-    train: str | None = _data(
-        None, "data set of training images; images of --dataset that are also in it are reported as leaks"
+    example: ClassVar[str] = "example:\n  hf-vit audit ti16 photographs"
+
+    model: str | None = _model(
+        None, "model whose features are compared, as in `hf-vit predict`", is_path=True, everyday=True
     )
-    output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets")
+    splits: list[str] = _data(list, "splits to audit, such as train,test; by default all", everyday=True)
+    train: str | None = _data(
+        None,
+        "data set of training images; images of --dataset that are also in it are reported as leaks",
+        everyday=True,
+    )
+    output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets", everyday=True)
     backend: Backend = _model("eager", "library that computes the forward, as in `hf-vit predict --backend`")
     overwrite: bool = _report(False, "replace issues.csv in output_dir, and ignore the cached features")
 
@@ -436,12 +502,17 @@ class AuditSettings(DataSettings):
 
 @dataclass
 class PretrainSettings(TrainingSettings):
-    """Training from random weights, with labels or by masked patch prediction."""
+    """Train a model from random weights, with labels or by masked patch prediction."""
+
+    words: ClassVar[tuple[str, ...]] = ("dataset", "output_dir")
+    example: ClassVar[str] = "example:\n  hf-vit pretrain digits out --recipe digits"
 
     objective: Literal["supervised", "masked_patch_prediction"] = _loss(
         "supervised", "training objective: labels, or masked patches (no labels needed)"
     )
-    variant: str | None = _model(None, "architecture, such as B/16 or R50x1; config changes single fields of it")
+    variant: str | None = _model(
+        None, "architecture, such as B/16 or R50x1; config changes single fields of it", everyday=True
+    )
     config: dict[str, Any] = _model(dict, "fields of HfViTConfig or HfBiTConfig, as a YAML table")
     head: Literal["linear", "mlp"] = _model("linear", "head; mlp has a tanh layer before the linear one")
     corruption: float = _masked(0.5, "fraction of patches to corrupt", at_least=0, at_most=1)
@@ -486,18 +557,24 @@ _NEEDED_PROTOCOLS = {
 
 @dataclass
 class EvaluateSettings(DataSettings):
-    """Evaluation of a saved model by one of several protocols."""
+    """Evaluate a model: its accuracy, or another protocol of the paper and its successors."""
+
+    example: ClassVar[str] = (
+        "example:\n  hf-vit evaluate out photographs\n  hf-vit evaluate ti16 photographs results --protocol few_shot"
+    )
 
     model: str | None = _model(
         None,
         "model to evaluate: a folder, a name on the Hub, a checkpoint file, or a released one such as augreg:Ti/16",
         is_path=True,
+        everyday=True,
     )
-    protocol: Protocol = _protocol("accuracy", "evaluation protocol")
+    protocol: Protocol = _protocol("accuracy", "evaluation protocol", everyday=True)
     split: str | None = _data(
         None,
         "split to evaluate on; by default test or, without one, the images held out in training; for real: validation; "
         "for objectnet: train",
+        everyday=True,
     )
     patch_size: int | list[int] | None = _model(None, "patch size: pixels, or [height, width]; by default the model's")
     backend: Backend = _model(

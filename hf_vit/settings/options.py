@@ -3,12 +3,13 @@
 import argparse
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..files.reading import parse_yaml
-from .parser import OptionParser
+from .fields import HubOptions
+from .parser import OptionParser, check_order
 from .recipes import alternatives, build_settings
 
 _Settings = TypeVar("_Settings")
@@ -25,9 +26,10 @@ def parse_settings(
     program: str = "",
     plan: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> _Settings:
-    """Return the settings of `--recipe NAME`, `--select GROUP=LEVEL` and `--some-field VALUE`.
+    """Return the settings of `MODEL DATA OUTPUT`, `--recipe NAME`, `--select GROUP=LEVEL` and `--some-field VALUE`.
 
-    An option overrides the recipe. Values on the command line are YAML too: `--freeze '[embeddings, layers.0]'`.
+    Words fill, in the order of the class's `words`, the settings that no option gives. An option overrides the recipe.
+    Values on the command line are YAML too: `--freeze '[embeddings, layers.0]'`.
 
     Args:
         program: name of the program in usage lines; by default the script's name.
@@ -37,17 +39,10 @@ def parse_settings(
         ValueError: a setting is unknown, of the wrong type, or contradicts another one.
         SystemExit: after --help.
     """
-    model = "[MODEL] " if "model" in typing.get_type_hints(settings_class) else ""
-    parser = OptionParser(
-        prog=program or None,
-        usage=f"%(prog)s {model}[--recipe RECIPE] [--option VALUE ...]",
-        description=settings_class.__doc__,
-        argument_default=argparse.SUPPRESS,
-    )
-    add_options(parser, settings_class)
+    parser = settings_parser(settings_class, program)
+    parser.add_argument("words", nargs="*", default=[])
     arguments = vars(parser.parse_args(argv))
-    if (given := arguments.pop("MODEL", None)) is not None and arguments.setdefault("model", given) != given:
-        raise ValueError(f"the model is given twice: {given} and --model {arguments['model']}")
+    arguments |= _settings_of_words(settings_class, arguments.pop("words"), arguments, program)
     recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
     if select and (not recipe or not all("=" in item for item in select)):
         raise ValueError(f"--select {' '.join(select)} must be GROUP=LEVEL of a --recipe")
@@ -60,17 +55,89 @@ def parse_settings(
     return build_settings(settings_class, arguments, recipe, dict(item.split("=", 1) for item in select), plan)
 
 
-def add_options(parser: argparse.ArgumentParser, settings_class: Any) -> None:
-    """Add an option for each field, with its heading, help and default; the model may also be a word by itself."""
+def settings_parser(settings_class: Any, program: str = "", everyday: bool = False) -> OptionParser:
+    """Return a parser of the options of a settings class, whose help has an example.
+
+    Args:
+        program: the command, such as "hf-vit finetune".
+        everyday: add only the options that most runs need. Otherwise `--help` describes these, and `--help all` all.
+    """
+    parser = OptionParser(
+        prog=program or None,
+        usage=f"%(prog)s {_metavars(settings_class)} [--recipe RECIPE] [--option VALUE ...]",
+        description=f"{settings_class.__doc__}\n\n{settings_class.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        add_help=False,
+    )
+    about = "describe all options"
+    parser.add_argument(
+        "-h", "--help", nargs="?", const="", metavar="all", help=about, action=_Help, settings_class=settings_class
+    )
+    add_options(parser, settings_class, everyday)
+    return parser
+
+
+class _Help(argparse.Action):
+    """`--help` prints the everyday options, and `--help all` all of them."""
+
+    def __init__(self, *names: Any, settings_class: Any, **options: Any):
+        super().__init__(*names, **options)
+        self.settings_class = settings_class
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> NoReturn:
+        described = settings_parser(self.settings_class, parser.prog, everyday=values != "all")
+        if values == "all":
+            add_fields(described, HubOptions)
+        else:
+            described.epilog = f"`{parser.prog} --help all` describes all options."
+        described.print_help()
+        raise SystemExit
+
+
+def _metavars(settings_class: Any) -> str:
+    """Describe the words of a command: MODEL DATA [OUTPUT]."""
+    names = {"model": "MODEL", "dataset": "DATA", "output_dir": "[OUTPUT]"}
+    return " ".join(names[word] for word in settings_class.words)
+
+
+def _settings_of_words(settings_class: Any, words: list[str], given: Mapping[str, Any], program: str) -> dict[str, str]:
+    """Return the settings that the words of a command line give.
+
+    Raises:
+        ValueError: there are too many words, or the data stands where the model belongs.
+    """
+    free = [name for name in settings_class.words if name not in given]
+    if len(words) > len(free):
+        raise ValueError(
+            f"{words[len(free)]} is one word too many: the command is {program} {_metavars(settings_class)}, and each "
+            "of them may be an option instead"
+        )
+    found = dict(zip(free, words, strict=False))
+    if "model" in found and "dataset" in found:
+        check_order(program, found["model"], found["dataset"])
+    return found
+
+
+def add_options(parser: argparse.ArgumentParser, settings_class: Any, everyday: bool = False) -> None:
+    """Add `--recipe`, `--select` and an option for each field, or only for those that most runs need."""
     parser.add_argument("--recipe", help="recipe to start from: a name (see `hf-vit recipes`), a YAML file or its URL")
+    if everyday:
+        add_fields(parser, settings_class, everyday)
+        return
     select = "levels of the recipe's options, such as positions=relative for small (`hf-vit recipes show NAME`)"
     parser.add_argument("--select", nargs="+", metavar="GROUP=LEVEL", help=select)
+    add_fields(parser, settings_class)
+
+
+def add_fields(parser: argparse.ArgumentParser, options_class: Any, everyday: bool = False) -> None:
+    """Add an option for each field of a dataclass, with its heading, help and default."""
     groups: dict[str, Any] = {}
-    for field in dataclasses.fields(settings_class):
-        heading = field.metadata["group"]
+    for field in dataclasses.fields(options_class):
+        if everyday and not field.metadata["everyday"]:
+            continue
+        heading = "everyday settings" if everyday else field.metadata["group"]
         groups[heading] = groups.get(heading) or parser.add_argument_group(heading)
-        if field.name == "model":
-            parser.add_argument("MODEL", nargs="?", help="model, as an alternative to --model")
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         about = field.metadata["about"]
         if default not in (None, [], {}):  # otherwise the text describes it

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..files.messages import describe_unknown, with_dashes
@@ -55,6 +56,14 @@ class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ValueError."""
         raise ValueError(message)
+
+
+def check_order(program: str, model: str, data: str) -> None:
+    """Raise ValueError if a folder of images stands where the model belongs: the order is MODEL DATA [OUTPUT]."""
+    folder = Path(model)
+    is_data = folder.is_dir() and not any(folder.glob("*.json"))  # every folder of a model has a config.json
+    if is_data and not Path(data).exists():
+        raise ValueError(f"{model} is a folder without a model; the model comes first: {program} {data} {model}")
 
 
 def _translate_option(text: str, known: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ that differ from them, each with its reason. tests/training/test_recipe_audit.py
 import dataclasses
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from ..files.removed_names import check_removed, drop_removed_settings
 from .fields import AUTO, TrainingSettings, paths_of
 
 _Settings = TypeVar("_Settings")
+_SIZE = re.compile(r"\d+x\d+")  # 384x512, as in `hf-vit predict --image-size`
 _STRUCTURE = {  # keys of a recipe that are not settings
     "base": str,
     "options": dict[str, dict[str, dict[str, Any]]],
@@ -84,7 +86,10 @@ def _convert_to(value: Any, kind: Any) -> Any:
         if text in arguments:
             return text
     elif origin is list:
-        items = [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+        items = value
+        if isinstance(value, str):
+            separator = "x" if _SIZE.fullmatch(value) else ","
+            items = [item.strip() for item in value.split(separator)]
         items = items if isinstance(items, list | tuple) else [items]
         return [_convert_to(item, arguments[0]) for item in items]
     elif origin is dict and isinstance(value, dict):
@@ -252,13 +257,19 @@ def build_settings(
     A ValueError is also raised if `output_dir` would replace what the settings say to read.
 
     Args:
-        plan: function that returns the fields of the recipe "auto" for these values; None: those of auto.yaml.
+        plan: function that returns the fields of the recipe "auto" for these values; None: those of auto.yaml. With it,
+            "auto" is the default for values without a length.
     """
     if select and not recipe:
         raise ValueError(f"select is {shorten(select)}, which needs a recipe")
-    if plan is not None and recipe == AUTO:
-        return build(settings_class, merge(plan(values), values))
-    settings = build(settings_class, merge(read_recipe(recipe, select) if recipe else {}, values))
+    has_length = values.get("steps") is not None or values.get("epochs") is not None
+    if plan is not None and (recipe == AUTO or (recipe is None and not has_length)):
+        defaults = plan(values)
+    elif recipe:
+        defaults = read_recipe(recipe, select)
+    else:
+        defaults = {}
+    settings = build(settings_class, merge(defaults, values))
     _check_output(settings, recipe)
     return settings
 

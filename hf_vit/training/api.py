@@ -1,43 +1,35 @@
 """`hf_vit.finetune` and `hf_vit.pretrain`: training from Python; the scripts of `training/` start the same runs."""
 
 import atexit
-import logging
 import os
 import shutil
 import statistics
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator, PartialState
-from huggingface_hub.utils.logging import disable_propagation
+from accelerate import Accelerator
 
 from ..conversion.transformers import save_for_transformers
 from ..data.splits import Split, open_splits, split_into_folds
-from ..files.messages import FAILED, USER_ERRORS, silence_progress_bars, user_errors
 from ..files.output import new_model_files, write_json
 from ..loading import check_name, load
 from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSettings, PretrainSettings
 from ..settings.recipes import build_settings
 from .build import build_for_pretraining, load_for_finetuning
 from .console import print_plan, print_results
-from .launch import keep_freed_memory, start_accelerator
+from .launch import start_accelerator
 from .planning import plan_recipe
-from .preemption import Preempted
 from .trackers import choose_trackers
-from .trainer import ProcessStalled, Trainer, TrainingStopped
+from .trainer import Trainer
 
 PathLike = str | os.PathLike[str]
-_LAUNCHER_SECONDS = 10  # within which a launcher ends the other processes after the main one has failed
 
 
 def finetune(
     model: PathLike,
     dataset: PathLike,
-    output_dir: PathLike,
+    output_dir: PathLike | None = None,
     recipe: PathLike | None = None,
     select: dict[str, str] | None = None,
     **settings: Any,
@@ -47,12 +39,13 @@ def finetune(
     Args:
         model: a folder, a name on the Hub, a checkpoint file, or a released checkpoint such as "augreg:Ti/16".
         dataset: a folder with a folder of images for each class, a name on the Hub, or parquet or tar files.
-        output_dir: folder of the result: the model, its metrics and reports, `best/` and the checkpoints.
+        output_dir: folder of the result: the model, its metrics and reports, `best/` and the checkpoints; None: the
+            first of runs/1, runs/2, ... that does not exist.
         recipe: recipe to start from, such as "finetune_small"; see `hf-vit recipes`. "auto" uses the settings that
-            `hf_vit.plan` proposes.
+            `hf_vit.plan` proposes; it is the default without `steps` and `epochs`.
         select: group -> level of the recipe's options, such as `{"dataset": "pets"}` for "finetune_table4".
         settings: fields of `FinetuneSettings`, which override the recipe: `epochs=5`, `learning_rate=0.01`,
-            `image_size=384`. `hf-vit finetune --help` explains each. Without a recipe, `epochs` or `steps` is needed.
+            `image_size=384`. `hf-vit finetune --help all` explains each.
 
     Returns:
         The metrics on the held-out images, as in metrics.json: "accuracy", "loss" and "samples", "best" with
@@ -68,7 +61,9 @@ def finetune(
         >>> metrics["accuracy"]
     """
     check_name(model)
-    own = {"model": str(model), "dataset": str(dataset), "output_dir": str(output_dir)}
+    own = {"model": str(model), "dataset": str(dataset)}
+    if output_dir is not None:
+        own["output_dir"] = str(output_dir)
     command = _python_call("finetune", *own.values(), recipe=recipe, select=select, **settings)
     resolved = build_settings(FinetuneSettings, {**settings, **own}, recipe, select, plan_recipe)
     return run_finetuning(resolved, command)
@@ -76,7 +71,7 @@ def finetune(
 
 def pretrain(
     dataset: PathLike,
-    output_dir: PathLike,
+    output_dir: PathLike | None = None,
     recipe: PathLike | None = None,
     select: dict[str, str] | None = None,
     **settings: Any,
@@ -96,7 +91,9 @@ def pretrain(
     Example:
         >>> metrics = hf_vit.pretrain("digits", "out", recipe="digits", steps=20, warmup_steps=2)
     """
-    own = {"dataset": str(dataset), "output_dir": str(output_dir)}
+    own = {"dataset": str(dataset)}
+    if output_dir is not None:
+        own["output_dir"] = str(output_dir)
     command = _python_call("pretrain", *own.values(), recipe=recipe, select=select, **settings)
     return run_pretraining(build_settings(PretrainSettings, {**settings, **own}, recipe, select), command)
 
@@ -202,31 +199,3 @@ def _fit(trainer: Trainer) -> dict[str, Any]:
         tracker.finish()  # Accelerate's `end_training` would end the process group, too
     atexit.register(trainer.accelerator.state.destroy_process_group)  # not now: the program may train again
     return metrics
-
-
-def run_script(main: Callable[[list[str] | None], Any], argv: list[str] | None = None) -> None:
-    """Run a script of `training/`; a user error is printed as one sentence, without a traceback.
-
-    The exit status is 2 after a user error, 130 after Ctrl-C, and 75 if the run saved a checkpoint and stopped after
-    SIGTERM or SIGUSR1.
-    """
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    disable_propagation()  # huggingface_hub prints its messages itself
-    keep_freed_memory()
-    silence_progress_bars()
-    with user_errors("error", TrainingStopped):
-        try:
-            main(argv)
-        except (*USER_ERRORS, TrainingStopped) as error:
-            if int(os.environ.get("RANK") or 0):
-                time.sleep(_LAUNCHER_SECONDS)  # the main process usually has the same error and prints it
-            if isinstance(error, ProcessStalled):
-                print(f"error: {error}", file=sys.stderr, flush=True)
-                os._exit(FAILED)  # threads still wait for the stalled process
-            raise
-        except Preempted as preempted:
-            processes = PartialState()
-            if processes.is_main_process:
-                print(preempted, file=sys.stderr)
-            processes.destroy_process_group()
-            raise SystemExit(preempted.status) from None
