@@ -10,8 +10,8 @@ import sys
 from importlib.util import find_spec, module_from_spec
 
 
-def main() -> int:
-    """Run one command; see `hf_vit.cli`."""
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; see `hf_vit.cli`. The scripts of training/ call it too."""
     spec = find_spec("hf_vit")
     if spec is not None and "hf_vit" not in sys.modules:
         sys.modules["hf_vit"] = module_from_spec(spec)  # a package with the modules of ours, not yet initialized
@@ -19,4 +19,4 @@ def main() -> int:
     gc.set_threshold(50_000)
     from hf_vit.cli import main
 
-    return main()
+    return main(argv)

@@ -20,7 +20,6 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +30,7 @@ from studies_runs import IMAGES, RECIPE, Measure, Row, Setup, Trial, as_markdown
 
 from hf_vit.analysis.compute import Run
 from hf_vit.analysis.figures import plot_compute_accuracy, plot_levels, plot_lines
+from hf_vit.cli.training import run_training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,7 +125,7 @@ def few_shot(folder: Path, setup: Setup) -> dict[str, float]:
     dataset = "digits" if setup.dataset in ("digits", "mnist") else str(setup.data)
     arguments = ["--model", str(folder), "--protocol", "few_shot", "--dataset", dataset, "--shots", str(SHOTS)]
     with redirect_stdout(sys.stderr):
-        result = import_module("hf_vit.scripts.evaluate").evaluate([*arguments, "--seeds", "5", "--num_workers", "0"])
+        result = run_training("evaluate", [*arguments, "--seeds", "5", "--num_workers", "0"])
     return {"few_shot": 100 * result["few_shot"][0]["accuracy"]}
 
 

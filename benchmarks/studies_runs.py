@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hf_vit.analysis.compute import training_exaflops
+from hf_vit.cli.training import run_training
 from hf_vit.data.sources import load_split
 from hf_vit.files.output import write_json
 from hf_vit.models.compute import count_multiply_adds
@@ -89,9 +89,7 @@ def _train(arguments: Sequence[str], folder: Path, file: Path) -> dict[str, Any]
     goes_on = is_same and (folder / "checkpoints").is_dir()
     start = time.process_time()
     with redirect_stdout(sys.stderr):
-        metrics = import_module("hf_vit.scripts.pretrain").pretrain(
-            [*arguments, "--resume" if goes_on else "--overwrite"]
-        )
+        metrics = run_training("pretrain", [*arguments, "--resume" if goes_on else "--overwrite"])
     measured = {"accuracy": metrics["accuracy"], "cpu_seconds": time.process_time() - start}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, measured)

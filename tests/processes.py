@@ -247,7 +247,8 @@ def finish(running: list[Forked], check: bool = True) -> subprocess.CompletedPro
 def code_of(script: str, processes: int = 1, **settings) -> str:
     """Python code that runs a training script; several processes have no data workers, which start slowly."""
     settings |= {"num_workers": 0} if processes > 1 else {}
-    return f"from hf_vit.scripts.{script} import main\nmain({arguments(**settings)!r})"
+    words = [script, *arguments(**settings)]
+    return f"from hf_vit.cli import main\nif status := main({words!r}):\n    raise SystemExit(status)"
 
 
 def launch(

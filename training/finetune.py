@@ -6,7 +6,7 @@ accelerate launch -m hf_vit.scripts.finetune ti16 FOLDER out
 
 import sys
 
-from hf_vit.cli import main as run_command
+from hf_vit_command import main as run_command
 
 
 def main() -> None:

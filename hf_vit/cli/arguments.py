@@ -14,7 +14,6 @@ from types import NoneType
 from typing import Annotated, Any, Literal
 
 from ..files.output import refuse_existing, refuse_inputs
-from ..settings.parser import check_order
 
 
 def add_arguments(parser: Any, command: Callable[..., Any]) -> None:
@@ -122,7 +121,7 @@ def place_data(command: str, arguments: dict[str, Any]) -> None:
     """Give the words of `hf-vit COMMAND MODEL DATA OUTPUT` to their parameters, also of MODEL OUTPUT --dataset DATA.
 
     Raises:
-        ValueError: a word is missing or too many, or the data stands where the model belongs.
+        ValueError: a word is missing or too many.
     """
     option = "calibrate" if "calibrate" in arguments else "dataset"
     given = arguments.pop(option)
@@ -134,8 +133,6 @@ def place_data(command: str, arguments: dict[str, Any]) -> None:
     if None in (arguments["data"], arguments["output"]):
         raise ValueError(f"a word is missing: the command is hf-vit {command} MODEL DATA OUTPUT")
     arguments["output"] = Path(arguments["output"])
-    if isinstance(arguments["data"], str):
-        check_order(f"hf-vit {command}", arguments["folder"], arguments["data"])
 
 
 def check_outputs(arguments: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from importlib import import_module
 from ..files.messages import user_errors
 from ..files.removed_names import check_removed
 from ..models.utils import check_choice
-from ..settings.parser import OptionParser
+from ..settings.parser import OptionParser, check_order
 from .arguments import add_arguments, check_outputs, place_data
 
 SCRIPTS = {  # also started by the scripts of the folder training/; their options are settings
@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if "data" in arguments:
                 place_data(name, arguments)
             check_outputs(arguments)
+            if isinstance(arguments.get("data"), str):
+                check_order(f"hf-vit {name}", arguments["folder"], arguments["data"])
             run(**arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -7,13 +7,19 @@ from ..files.messages import silence_progress_bars
 from ..files.output import refuse_existing
 from .arguments import Model, Overwrite
 
+# `place_data` gives both words their values, so that both may be missing for argparse.
+Output = Annotated[Path, "folder to write", "OUTPUT", {"nargs": "?"}]
+
 
 def quantize(
     folder: Model,
     data: Annotated[
-        str | None, "folder of calibration images, typical of the model's use; at least 16, preferably 300", "DATA"
-    ] = None,
-    output: Annotated[Path | None, "folder to write", "OUTPUT"] = None,
+        str,
+        "folder of calibration images, typical of the model's use; at least 16, preferably 300",
+        "DATA",
+        {"nargs": "?"},
+    ],
+    output: Output,
     *,
     calibrate: Annotated[list[str], "calibration images, instead of DATA: files or folders", "IMAGES"] = (),  # pyright: ignore[reportArgumentType]
     min_agreement: Annotated[
@@ -25,16 +31,14 @@ def quantize(
     overwrite: Overwrite = False,
 ) -> None:
     """Quantize a classifier to int8, so that it runs faster on a CPU."""
-    assert data is not None and output is not None  # `place_data`
     if not 0 <= min_agreement <= 1:
         raise ValueError(f"--min-agreement is {min_agreement} (expected 0 to 1)")
     refuse_existing(output, overwrite)
     silence_progress_bars()
     from ..runtimes.quantization import quantize
 
-    record = quantize(
-        folder, output, [data] if isinstance(data, str) else data, min_agreement=min_agreement, overwrite=overwrite
-    )
+    images = [data] if isinstance(data, str) else data
+    record = quantize(folder, output, images, min_agreement=min_agreement, overwrite=overwrite)
     measured, top1, seconds = record["held_out"], record.get("top1"), record["seconds"]
     print(f"calibrated with {record['calibration']['images']} images, measured with {measured['images']} others")
     print(f"layers kept in float32, because their inputs have outliers: {', '.join(record['in_float32']) or 'none'}")
@@ -53,8 +57,8 @@ def quantize(
 
 def calibrate(
     folder: Model,
-    data: Annotated[str | None, "data set, as in `hf-vit evaluate`", "DATA"] = None,
-    output: Annotated[Path | None, "folder to write", "OUTPUT"] = None,
+    data: Annotated[str, "data set, as in `hf-vit evaluate`", "DATA", {"nargs": "?"}],
+    output: Output,
     *,
     dataset: Annotated[str | None, "data set, instead of DATA"] = None,
     split: Annotated[
@@ -64,7 +68,6 @@ def calibrate(
     overwrite: Overwrite = False,
 ) -> None:
     """Calibrate the probabilities of a classifier, and fit thresholds for `predict --coverage` and `--reject`."""
-    assert data is not None and output is not None  # `place_data`
     refuse_existing(output, overwrite)
     silence_progress_bars()
     from ..evaluation.calibration import calibrate

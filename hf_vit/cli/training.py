@@ -1,6 +1,5 @@
 """`hf-vit finetune`, `pretrain`, `evaluate`, `audit`, `plan`, `recipes`, `launch-configs` and `shard`."""
 
-import argparse
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from ..files.messages import USER_ERRORS, silence_progress_bars
 from ..models.utils import check_choice, read_text
-from ..settings.parser import OptionParser, check_order
+from ..settings.parser import check_order
 from .arguments import parse_count, parse_positive
 
 _LAUNCHER_SECONDS = 10  # within which a launcher ends the other processes after the main one has failed
@@ -43,13 +42,10 @@ def run_training(command: str, argv: list[str]) -> Any:
 
 def _run(command: str, argv: list[str]) -> Any:
     from ..settings.fields import HubOptions
-    from ..settings.options import add_fields, parse_settings
-    from ..settings.recipes import build, show
+    from ..settings.options import parse_settings, parse_some
+    from ..settings.recipes import show
 
-    parser = OptionParser(add_help=False, argument_default=argparse.SUPPRESS)
-    add_fields(parser, HubOptions)
-    given, options = parser.parse_known_args(argv)
-    hub = build(HubOptions, vars(given))
+    hub, options = parse_some(HubOptions, argv)
     program = f"hf-vit {command}"
     settings = parse_settings(settings_of(command), options, program, _plan if command == "finetune" else None)
     if settings.print_config:

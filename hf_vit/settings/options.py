@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from ..files.reading import parse_yaml
 from .fields import HubOptions
 from .parser import OptionParser, check_order
-from .recipes import alternatives, build_settings
+from .recipes import alternatives, build, build_settings
 
 _Settings = TypeVar("_Settings")
 _METAVARS = {bool: "true|false", int: "INT", float: "FLOAT", str: "TEXT", dict[str, Any]: "TABLE"} | {
@@ -46,13 +46,32 @@ def parse_settings(
     recipe, select = arguments.pop("recipe", None), arguments.pop("select", [])
     if select and (not recipe or not all("=" in item for item in select)):
         raise ValueError(f"--select {' '.join(select)} must be GROUP=LEVEL of a --recipe")
-    kinds = {field.name: alternatives(field.type) for field in dataclasses.fields(settings_class)}  # pyright: ignore[reportArgumentType]
-    for name, text in arguments.items():
+    values = _parse_values(settings_class, arguments)
+    return build_settings(settings_class, values, recipe, dict(item.split("=", 1) for item in select), plan)
+
+
+def parse_some(options_class: type[_Settings], argv: list[str]) -> tuple[_Settings, list[str]]:
+    """Return the options of a dataclass, such as `HubOptions`, and the rest of a command line.
+
+    Raises:
+        ValueError: an option is of the wrong type, or contradicts another one.
+    """
+    parser = OptionParser(add_help=False, argument_default=argparse.SUPPRESS)
+    add_fields(parser, options_class)
+    found, rest = parser.parse_known_args(argv)
+    return build(options_class, _parse_values(options_class, vars(found))), rest
+
+
+def _parse_values(options_class: Any, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Read the texts of the command line as YAML, as far as the types of the fields are not text."""
+    kinds = {field.name: alternatives(field.type) for field in dataclasses.fields(options_class)}
+    values: dict[str, Any] = dict(texts)
+    for name, text in texts.items():
         with suppress(ValueError):  # text that is no YAML stays as it is
             value = parse_yaml(text, "the command line")
             if str not in kinds[name] or isinstance(value, str | None):  # a folder called 2026_11_26 is no number
-                arguments[name] = value
-    return build_settings(settings_class, arguments, recipe, dict(item.split("=", 1) for item in select), plan)
+                values[name] = value
+    return values
 
 
 def settings_parser(settings_class: Any, program: str = "", everyday: bool = False) -> OptionParser:

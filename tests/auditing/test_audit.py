@@ -8,8 +8,8 @@ from PIL import Image
 import hf_vit
 from hf_vit.auditing.audit import draw_sheet, find_label_errors
 from hf_vit.data.issues import Issue, read_issues
-from hf_vit.scripts.audit import audit as audit_script
 
+from ..commands import audit as audit_script
 from ..photographs import table_of
 from ..processes import arguments
 

@@ -14,8 +14,6 @@ from safetensors.torch import save_file
 
 from hf_vit.cli import main
 from hf_vit.conversion import convert
-from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training.api import run_script
 
 from ..paths import GOLDENS, PEERS, ROOT
 from ..tiny_models import save_tiny
@@ -143,8 +141,7 @@ RECIPES_OF_WRONG_VALUES = [
 def test_a_recipe_of_wrong_values(tmp_path, capfd, text, message):
     (tmp_path / "recipe.yaml").write_text(text)
     (tmp_path / "other.yaml").write_text("base: recipe.yaml\n")
-    with pytest.raises(SystemExit, match="2"):
-        run_script(pretrain, ["--recipe", str(tmp_path / "recipe.yaml"), "--print_config"])
+    assert main(["pretrain", "--recipe", str(tmp_path / "recipe.yaml"), "--print_config"]) == 2
     said = capfd.readouterr().err
     assert re.search(message, said)
     assert said.count("\n") == 1
@@ -211,7 +208,13 @@ def test_a_pth_without_checksums_is_read(tmp_path):
 
 @pytest.mark.parametrize("name", ["finetune", "pretrain", "evaluate"])
 def test_ctrl_c_while_a_training_script_imports(tmp_path, name):
-    (tmp_path / "hf_vit.py").write_text("raise KeyboardInterrupt")
-    command, environment = [sys.executable, ROOT / f"training/{name}.py"], {**os.environ, "PYTHONPATH": str(tmp_path)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    options = {
+        "finetune": "x digits out --steps 1",
+        "pretrain": "digits out --recipe digits",
+        "evaluate": "x digits out",
+    }
+    command = [sys.executable, ROOT / f"training/{name}.py", *options[name].split()]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stderr.count("\n")) == (130, 1)

@@ -13,8 +13,8 @@ from hf_vit.data.randaugment import NAMES, Operation, apply
 from hf_vit.data.samplers import BatchLayout
 from hf_vit.data.sources import load_digits, load_split
 from hf_vit.data.splits import open_split
-from hf_vit.scripts.pretrain import pretrain
 
+from ..commands import pretrain
 from ..processes import ONE_STEP, arguments, weights
 from .test_loaders import make_loader
 

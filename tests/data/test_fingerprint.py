@@ -14,11 +14,9 @@ from hf_vit.data.fingerprint import fingerprint_data, fingerprint_model
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_named
 from hf_vit.files.manifest import sha256_of
-from hf_vit.scripts.evaluate import evaluate
-from hf_vit.scripts.finetune import finetune
-from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import EvaluateSettings
 
+from ..commands import evaluate, finetune, pretrain
 from ..comparing import change_json
 from ..photographs import table_of, write_colors
 from ..processes import ONE_STEP, arguments

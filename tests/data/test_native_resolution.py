@@ -19,11 +19,10 @@ from hf_vit.inference.predictions import model_inputs
 from hf_vit.models.flexible_sizes import unpatchify
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import read_size
-from hf_vit.scripts.evaluate import evaluate
-from hf_vit.scripts.finetune import finetune
 from hf_vit.training.objectives import Normalizer
 from hf_vit.training.trainer import Trainer
 
+from ..commands import evaluate, finetune
 from ..processes import arguments, weights
 from ..tiny_models import TINY, VARIANTS, save_tiny, tiny
 

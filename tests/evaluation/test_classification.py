@@ -11,9 +11,8 @@ from PIL import Image
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.evaluation import classification
 from hf_vit.evaluation.classification import read_objectnet_classes
-from hf_vit.scripts.evaluate import evaluate
-from hf_vit.scripts.finetune import finetune
 
+from ..commands import evaluate, finetune
 from ..comparing import change_json
 from ..photographs import draw_picture, table_of
 from ..processes import arguments

@@ -21,10 +21,10 @@ from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
 from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
-from hf_vit.scripts.evaluate import evaluate
 from hf_vit.settings.fields import EvaluateSettings
 from hf_vit.settings.options import parse_settings
 
+from ..commands import evaluate
 from ..processes import arguments
 from ..tiny_models import save_tiny
 

@@ -12,10 +12,10 @@ from accelerate import Accelerator
 from hf_vit.evaluation import vtab, vtab_data
 from hf_vit.evaluation.vtab import markdown_table, summarize
 from hf_vit.evaluation.vtab_data import Task, open_task, read_table
-from hf_vit.scripts.evaluate import evaluate
 from hf_vit.settings.fields import EvaluateSettings
 from hf_vit.settings.recipes import read_recipe
 
+from ..commands import evaluate
 from ..comparing import change_json
 from ..data.test_loaders import write_tar
 from ..paths import RECIPES

@@ -14,10 +14,9 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_split
 from hf_vit.inference.result_page import HeldOut, write_card_results, write_results
-from hf_vit.scripts.evaluate import evaluate
-from hf_vit.scripts.finetune import finetune
 from hf_vit.training.reports import write_curve
 
+from ..commands import evaluate, finetune
 from ..html_pages import Page
 from ..processes import arguments, history
 from ..tiny_models import save_tiny

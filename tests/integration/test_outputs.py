@@ -56,9 +56,11 @@ def line(command: str, **given: Path) -> list[str]:
         needed = {"dataset": "nothing", **({} if command == "pretrain" else {"model": "nothing"})}
         return words + [f"--{name.replace('_', '-')}={value}" for name, value in {**needed, **given}.items()]
     words, last = [command], []
+    needed = {"help", "output"} if {"dataset", "calibrate"} & given.keys() else {"help", "output", "data"}
     for action in PARSERS[command]._actions:
         value = given.get(action.dest)
-        if value is None and not (action.required or action.dest == "help"):
+        is_needed = action.required or action.dest == "help" or (not action.option_strings and action.dest in needed)
+        if value is None and not is_needed:
             continue
         if isinstance(action, argparse._HelpAction):
             continue

@@ -19,10 +19,9 @@ from hf_vit.conversion import convert, export
 from hf_vit.data.splits import open_named
 from hf_vit.files.reading import read_json_object
 from hf_vit.models.image_processing_hf_vit import PRESETS, HfViTImageProcessor
-from hf_vit.scripts.evaluate import evaluate
-from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import FinetuneSettings
 
+from ..commands import evaluate, pretrain
 from ..comparing import change_json
 from ..tiny_models import tiny
 

@@ -7,13 +7,13 @@ device types that it lists, and silently DDP on CPUs: here a CPU passes for one 
 import json
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 
+from hf_vit.cli import main as run_command
 from hf_vit.training.objectives import Classification
 
 COMPUTE = Classification.__call__
@@ -47,7 +47,8 @@ def main(runs: list[list[str]]) -> None:
     take_fsdp_on_cpus()
     for command, *argv in runs:
         lack_memory(1 if "--find_batch_size" in argv else None)
-        import_module(f"hf_vit.scripts.{command}").main(argv)
+        if status := run_command([command, *argv]):
+            sys.exit(status)
     accelerator = Accelerator()
     accelerator.print(f"{accelerator.distributed_type.value} of {accelerator.num_processes}")
 

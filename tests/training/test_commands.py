@@ -16,18 +16,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTModel, pipeline
 
 from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.cli import main
 from hf_vit.data.splits import Split
+from hf_vit.files.messages import user_errors
 from hf_vit.models.registry import register_auto_classes
-from hf_vit.scripts.evaluate import evaluate
-from hf_vit.scripts.finetune import finetune
-from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import console
-from hf_vit.training.api import run_script
 from hf_vit.training.build import load_for_finetuning
 from hf_vit.training.objectives import Classification
 from hf_vit.training.trainer import Trainer, TrainingStopped
 
+from ..commands import evaluate, finetune, pretrain
 from ..photographs import table_of, write_colors
 from ..processes import DIGITS, ONE_STEP, arguments, history, server, weights
 from ..tiny_models import SIZES, load_model, save_tiny
@@ -106,11 +105,11 @@ def test_images_with_several_labels_train_with_the_sigmoid_loss(colors, pretrain
 def test_killed_data_worker_is_reported(client, tmp_path):
     code = f"""
         import os, signal
-        from hf_vit.scripts.pretrain import main
+        from hf_vit.cli import main
         from hf_vit.data.augmentation import TrainTransform
 
         TrainTransform.__call__ = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-        main({arguments(**DIGITS, output_dir=tmp_path / "out")})
+        raise SystemExit(main({["pretrain", *arguments(**DIGITS, output_dir=tmp_path / "out")]}))
     """
     assert "--num-workers" in client(code, status=2)
 
@@ -356,9 +355,11 @@ def test_another_process_that_trains_into_the_folder_is_respected(tmp_path):
     assert not (tmp_path / "out" / ".lock").exists()
 
 
-def test_messages_of_huggingface_hub_are_printed_once(caplog):
+def test_messages_of_huggingface_hub_are_printed_once(tmp_path, caplog):
     logger = logging.getLogger("huggingface_hub")
-    run_script(lambda argv: logger.warning("printed by its own handler"), [])
+    assert main(["pretrain", *arguments(**ONE_STEP, output_dir=tmp_path / "out")]) == 0
+    caplog.clear()
+    logger.warning("printed by its own handler")
     logger.propagate = True
     assert not caplog.records
 
@@ -366,6 +367,7 @@ def test_messages_of_huggingface_hub_are_printed_once(caplog):
 def test_a_class_name_that_the_terminal_lacks_is_printed_with_escapes(monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
     monkeypatch.setattr(sys, "stdout", terminal)
-    run_script(lambda argv: {"printed": print("classes (Gänseblümchen, 蓮)")}, [])
+    with user_errors("hf-vit"):
+        print("classes (Gänseblümchen, 蓮)")
     terminal.flush()
     assert terminal.buffer.getvalue().decode("cp1252") == "classes (Gänseblümchen, \\u84ee)\n"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training import console
 
+from ..commands import pretrain
 from ..photographs import table_of
 from ..processes import DIGITS, ONE_STEP, arguments
 

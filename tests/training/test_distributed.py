@@ -66,7 +66,7 @@ def test_wrong_number_of_processes_is_refused(tmp_path):
 
 LACKS_MEMORY = """
 import os
-from hf_vit.scripts.pretrain import pretrain
+from ..commands import pretrain
 from hf_vit.training.objectives import Classification
 from hf_vit.training.trainer import Trainer
 

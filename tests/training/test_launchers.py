@@ -19,8 +19,7 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from hf_vit.scripts.pretrain import pretrain
-
+from ..commands import pretrain
 from ..processes import DIGITS, LIMIT, MODEL, arguments, environment, through, weights
 
 pytestmark = pytest.mark.slow

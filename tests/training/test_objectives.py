@@ -14,13 +14,12 @@ from scipy.special import expit, rel_entr, softmax
 import hf_vit
 from hf_vit.inference.predictions import make_targets
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.scripts.evaluate import evaluate
-from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.training import objectives
 from hf_vit.training.build import compile_model, prepare_patch_sizes
 from hf_vit.training.objectives import Normalizer, Teacher, mix
 
+from ..commands import evaluate, pretrain
 from ..photographs import COLORS, write_colors, write_labeled
 from ..processes import ONE_STEP, arguments, history, weights
 from ..tiny_models import load_model, save_tiny, tiny

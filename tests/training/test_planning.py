@@ -9,10 +9,10 @@ from PIL import Image
 
 import hf_vit
 from hf_vit.cli import main
-from hf_vit.scripts.finetune import finetune
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.settings.options import parse_settings
 
+from ..commands import finetune
 from ..processes import arguments
 from ..tiny_models import save_tiny
 
@@ -80,11 +80,13 @@ def test_the_command_prints_the_command_to_run(pictures, tiny, tmp_path, capsys)
     """It can be pasted into a shell, and has the given options."""
     spaced = tmp_path / "my pictures"
     spaced.symlink_to(pictures)
-    assert main(["plan", str(spaced), str(tiny), "--image-size", "16", "--eval-split", "train"]) == 0
+    assert main(["plan", str(tiny), str(spaced), "--image-size", "16", "--eval-split", "train"]) == 0
     program, command, *options = shlex.split(capsys.readouterr().out.splitlines()[-1])
     settings = parse_settings(FinetuneSettings, options)
     assert (program, command) == ("hf-vit", "finetune")
     assert (settings.dataset, settings.model) == (str(spaced), str(tiny))
     assert (settings.image_size, settings.eval_split) == (16, "train")
-    assert main(["plan", str(pictures / "nowhere"), str(tiny)]) == 2
+    assert main(["plan", str(tiny), str(pictures / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
+    assert main(["plan", str(spaced), "ti16"]) == 2  # the order of an earlier version
+    assert f"hf-vit plan ti16 {spaced}" in capsys.readouterr().err

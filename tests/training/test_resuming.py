@@ -13,10 +13,10 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.recipes import read_recipe
 from hf_vit.training.preemption import PREEMPTED
 
+from ..commands import pretrain
 from ..processes import DIGITS, LIMIT, arguments, code_of, command, environment, finish, launch, start, weights
 
 # Dropout, averaging and accumulation: all that has state or chance in it. 150 images are 6.25 steps an epoch.

@@ -18,10 +18,10 @@ import hf_vit
 import hf_vit.evaluation  # noqa: F401
 import hf_vit.training  # noqa: F401
 from hf_vit.cli.command_line import main
-from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training import reports, trainer
 from hf_vit.training.trainer import Trainer, TrainingStopped
 
+from ..commands import pretrain
 from ..comparing import change_json
 from ..photographs import write_labeled
 from ..processes import MODEL, ONE_STEP, arguments

@@ -6,13 +6,12 @@ counters of torch_xla at the beginning of each optimizer step and at the end.
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import torch_xla.debug.metrics as metrics
 
-from hf_vit.scripts.finetune import finetune
-from hf_vit.scripts.pretrain import pretrain
-from hf_vit.training.api import run_script as run_command
+from hf_vit.cli.training import run_training
 from hf_vit.training.trainer import Trainer
 
 METRICS = {"compiled": "CompileTime", "executed": "ExecuteTime", "waited": "TransferFromDeviceTime"}
@@ -27,7 +26,7 @@ def main() -> None:
         return take_step(*arguments)
 
     Trainer.train_step = counted
-    run_command({"finetune": finetune, "pretrain": pretrain}[os.environ["COMMAND"]])
+    run_training(os.environ["COMMAND"], sys.argv[1:])
     not_lowered = [name for name in metrics.counter_names() if name.startswith("aten::")]
     Path(os.environ["COUNTS"]).write_text(json.dumps({"rows": [*rows, _count()], "fallbacks": not_lowered}))
 
