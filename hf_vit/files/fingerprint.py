@@ -10,6 +10,9 @@ import torch
 # Fields of a configuration that change no output, besides those that begin with "_".
 _NOT_COMPUTED = ("dtype", "torch_dtype", "id2label", "label2id", "architectures", "transformers_version")
 
+# Fields that are newer than stored fingerprints, with the value that changes nothing.
+_NEWER = {"no_embed_class": False}
+
 
 def fingerprint_weights(model: Any) -> str:
     """Return the SHA-256 of a model's weights and settings, which does not depend on class names and loading.
@@ -22,7 +25,8 @@ def fingerprint_weights(model: Any) -> str:
         return kept
     settings = model.config.to_diff_dict()
     for name in list(settings):
-        if name in _NOT_COMPUTED or name.startswith("_"):
+        is_new_default = name in _NEWER and settings[name] == _NEWER[name]
+        if name in _NOT_COMPUTED or name.startswith("_") or is_new_default:
             del settings[name]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in chain(model.state_dict().items(), model.named_buffers()):

@@ -23,6 +23,7 @@ from PIL import Image
 from hf_vit import HfViTImageProcessor
 from hf_vit.catalog import address_of
 from hf_vit.cli import main
+from hf_vit.cli.command_line import SCRIPTS
 from hf_vit.files.manifest import sha256_of
 from hf_vit.loading import save_folder
 
@@ -192,7 +193,7 @@ def test_options_in_the_text_of_a_page_exist(capsys):
             for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", rest):
                 if command not in helps:
                     with suppress(SystemExit):
-                        main([command, "--help"])
+                        main([command, "--help", *(["all"] if command in SCRIPTS else [])])
                     helps[command] = capsys.readouterr().out
                 assert option.replace("_", "-") in helps[command].replace("_", "-"), f"{page}: hf-vit {command}{rest}"
 
@@ -245,7 +246,7 @@ def test_every_cell_of_a_notebook_runs(notebook, hub, client, doc_fixtures, tmp_
     client(RUN_CELLS.format(shorter=SHORTER_FUNCTIONS, folder=str(folder), cells=cells), token="hf_me")
 
 
-@pytest.mark.parametrize("package", ["models", "analysis", "backends", "hub"])
+@pytest.mark.parametrize("package", ["models", "analysis", "runtimes", "hub"])
 def test_examples_of_docstrings_run(package, tmp_path, monkeypatch):
     """They use a small model in `folder` and a picture in `photo.png`."""
     model = tiny(image_size=32, patch_size=16)
