@@ -84,9 +84,7 @@ class HubOptions:
     dry_run: bool = _hub(False, "for --job: check the settings, data and model, but start nothing")
 
     def validate(self) -> None:
-        """Raise ValueError if an option is empty, or needs another one."""
-        if "" in (self.push, self.job, self.package):
-            raise ValueError("--push, --job or --package is empty")
+        """Raise ValueError if an option needs another one."""
         if self.job is None and (self.dry_run or self.package is not None):
             raise ValueError("--dry-run and --package need --job")
 

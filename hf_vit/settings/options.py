@@ -67,6 +67,8 @@ def _parse_values(options_class: Any, texts: Mapping[str, str]) -> dict[str, Any
     kinds = {field.name: alternatives(field.type) for field in dataclasses.fields(options_class)}
     values: dict[str, Any] = dict(texts)
     for name, text in texts.items():
+        if text == "":
+            raise ValueError(f"--{name.replace('_', '-')} is empty")
         with suppress(ValueError):  # text that is no YAML stays as it is
             value = parse_yaml(text, "the command line")
             if str not in kinds[name] or isinstance(value, str | None):  # a folder called 2026_11_26 is no number
