@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ..files.messages import USER_ERRORS, silence_progress_bars
+from ..files.messages import FAILED, USER_ERRORS, silence_progress_bars
 from ..models.utils import check_choice, read_text
 from ..settings.parser import check_order
 from .arguments import parse_count, parse_positive
@@ -35,9 +35,14 @@ def run_training(command: str, argv: list[str]) -> Any:
     try:
         return _run(command, argv)
     except USER_ERRORS:
-        if int(os.environ.get("RANK") or 0):
-            time.sleep(_LAUNCHER_SECONDS)  # the main process usually has the same error and prints it
+        _let_the_main_process_speak()
         raise
+
+
+def _let_the_main_process_speak() -> None:
+    """Wait in another process, since the main one usually has the same error, prints it, and ends all."""
+    if int(os.environ.get("RANK") or 0):
+        time.sleep(_LAUNCHER_SECONDS)
 
 
 def _run(command: str, argv: list[str]) -> Any:
@@ -83,7 +88,7 @@ def _run_here(command: str, settings: Any, text: str) -> Any:
 
     from ..training.launch import keep_freed_memory
     from ..training.preemption import Preempted
-    from ..training.trainer import TrainingStopped
+    from ..training.trainer import ProcessStalled, TrainingStopped
 
     scripts = Path(str(resources.files("hf_vit.scripts")))
     if sys.path and Path(sys.path[0]).resolve() == scripts.resolve():
@@ -95,6 +100,10 @@ def _run_here(command: str, settings: Any, text: str) -> Any:
     run = {"finetune": _finetune, "pretrain": _pretrain, "evaluate": _evaluate, "audit": _audit}[command]
     try:
         return run(settings, text)
+    except ProcessStalled as error:
+        _let_the_main_process_speak()
+        print(f"hf-vit {command}: {error}", file=sys.stderr, flush=True)
+        os._exit(FAILED)  # threads still wait for the stalled process
     except TrainingStopped as error:
         raise ValueError(str(error)) from error
     except Preempted as preempted:

@@ -15,7 +15,7 @@ from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 import hf_vit
 
-from ..processes import ONE_STEP, arguments, finish, launch, start, weights
+from ..processes import ONE_STEP, arguments, code_of, finish, launch, start, weights
 from ..tiny_models import save_tiny
 
 TWO_STEPS = ONE_STEP | {"steps": 2, "save_every": 1, "schedule": "constant", "eval_split": "test[:20]"}
@@ -75,8 +75,8 @@ import accelerate
 import hf_vit
 
 def train():
-    from hf_vit.scripts.pretrain import pretrain
-    pretrain({arguments!r})
+    from hf_vit.cli.training import run_training
+    run_training("pretrain", {arguments!r})
 
 accelerate.{launcher}(train, num_processes=2{more})
 """
@@ -107,7 +107,7 @@ def test_what_a_run_saves_is_loaded(plain, tmp_path, setting):
     variables = SETTINGS[setting](tmp_path)
     is_compiled = "dynamo" in setting
     assert not is_compiled or variables[0]["ACCELERATE_DYNAMO_BACKEND"].lower() == "eager"
-    code = f"from hf_vit.scripts.pretrain import main\nmain({arguments(**TWO_STEPS, output_dir=tmp_path / 'out')!r})"
+    code = code_of("pretrain", **TWO_STEPS, output_dir=tmp_path / "out")
     finish(start(code, len(variables), variables))
     assert_loads(tmp_path / "out", plain)
     assert json.loads((tmp_path / "out" / "card_data.json").read_text())["processes"] == len(variables)
@@ -128,7 +128,7 @@ def test_what_a_notebook_saves_is_loaded(plain, tmp_path, launcher):
 
 
 def test_adapters_under_dynamo_are_merged_and_resumed(tmp_path):
-    model = save_tiny(tmp_path / "tiny", image_size=8, patch_size=4, num_channels=1)
+    model = save_tiny(tmp_path / "tiny", image_size=(8, 8), patch_size=4, num_channels=1)
     run = TWO_STEPS | {"model": model, "lora_rank": 2, "output_dir": tmp_path / "out"}
     del run["config"]
     dynamo = {"ACCELERATE_DYNAMO_BACKEND": "eager"}

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from hf_vit.scripts.pretrain import pretrain
 from hf_vit.training.trainer import TrainingStopped
 
+from ..commands import pretrain
 from ..processes import DIGITS, LIMIT, ONE_STEP, arguments, code_of, finish, start
 
 SECONDS = 4

@@ -11,10 +11,10 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, TensorBoar
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import hf_vit
-from hf_vit.scripts.pretrain import pretrain
 from hf_vit.settings.fields import PretrainSettings
 from hf_vit.training import trackers
 
+from ..commands import pretrain
 from ..photographs import write_colors
 from ..processes import ONE_STEP, arguments
 
