@@ -1,31 +1,25 @@
 """The one door to a model: find it, convert it once if needed, load it with its image processor; and save both."""
 
 import copy
-import hashlib
 import os
-import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock
-from huggingface_hub import cached_assets_path
 from torch import nn
 from transformers import AutoModel, AutoModelForImageClassification
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
-from .files.download import sha256_at
-from .files.manifest import check_manifest, sha256_of
-from .files.output import new_folder, own_file, restore_interrupted
+from .files.manifest import check_manifest
+from .files.output import new_folder, restore_interrupted
 from .files.reading import read_image_processor, read_json_object
-from .files.removed_names import check_removed_arguments, describe_removed
-from .files.versions import require, versions_of
+from .files.removed_names import check_removed, check_removed_arguments, describe_removed
+from .files.versions import require
 from .models.configuration_hf_bit import HfBiTConfig
 from .models.configuration_hf_vit import HfViTConfig, read_settings, saved_class
 from .models.image_processing_hf_vit import (
@@ -39,10 +33,6 @@ from .models.image_processing_hf_vit import (
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
 from .models.registry import AUTO_MODELS, CONFIGURATIONS, MODEL_CLASSES
 from .models.utils import HUB_NAME, LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
-
-# Of a training run or a calibration, for the card of a model.
-REPORTS = ("metrics.json", "card_data.json", "learning_curve.png", "confusion_matrix.png", "recipe.yaml")
-REPORTS += ("calibration.json",)
 
 logger = logging.get_logger(__name__)
 
@@ -61,6 +51,8 @@ def load(
     num_channels: int | None = None,
     labels: int | Sequence[str] | None = None,
     keep_pre_logits: bool = False,
+    weights: str | None = None,
+    head_name: str | None = None,
     **settings: Any,
 ) -> tuple[Any, HfViTImageProcessor]:
     """Load a model and its image processor, which makes images of the model's size.
@@ -83,8 +75,10 @@ def load(
         num_channels: of the images, as in `set_num_channels`; None: the stored number.
         labels: for a new head, the names of the classes, or their number.
         keep_pre_logits: for a new head, keep the pre-logits layer (`representation_size`), which the paper removes.
+        weights, head_name: of another library's checkpoint, which set of weights to read, such as "ema", and the name
+            of the layer that is the head; `weights` and `head` of `hf_vit.conversion.convert`.
         settings: more arguments of `from_pretrained`. Those that locate files (`revision`, `token`, `cache_dir`,
-            `subfolder`, ...) hold for the processor too.
+            `subfolder`, ...) hold for the processor too. `dtype="auto"` is the dtype of the file.
 
     Returns:
         The model, in evaluation mode, and the processor.
@@ -113,15 +107,15 @@ def load(
     if settings.pop("output_loading_info", False):
         raise ValueError("hf_vit.load has no output_loading_info; pass it to from_pretrained")
 
-    where = {key: settings.pop(key) for key in LOCATION_ARGUMENTS if key in settings}
-    files = find_model(name, **where)
-    if files.origin is not None and settings.pop("variant", None) is not None:
-        raise ValueError(f"{name} is a model of another library, of which hf_vit reads no variant; omit variant")
+    where = {key: value for key, value in settings.items() if key in LOCATION_ARGUMENTS}
+    for_model = {key: value for key, value in settings.items() if key not in LOCATION_ARGUMENTS}
+    of_conversion = {"weights": weights, "head": head_name, "variant": settings.get("variant")}
+    files = find_model(name, of_conversion, **where)
     if files.adapter is None:
-        model = _load_weights(files, head, settings)
+        model = _load_weights(files, head, for_model)
         processor = _find_processor(model.config, files)
     else:
-        model, processor = _load_adapted(files, settings)
+        model, processor = _load_adapted(files, for_model)
     check_manifest(files.name, files.where)
     if head == "none":
         model = model.base_model
@@ -256,23 +250,22 @@ def resolve_model(name: str | os.PathLike) -> str | os.PathLike:
     return find_model(name).name
 
 
-def find_model(name: str | os.PathLike, **where: Any) -> ModelFiles:
+def find_model(name: str | os.PathLike, of_conversion: Mapping[str, Any] | None = None, **where: Any) -> ModelFiles:
     """Find a model; a checkpoint of another library is converted into the cache, at its first use.
 
-    The cache is `hf_vit/converted` in `HF_ASSETS_CACHE`. The key of an entry is the content of the checkpoint (of a
-    released file its address), the version of the package, and `CONVERSION_VERSION`. Entries of other versions are
-    not used. The folder may be deleted at any time.
-
     Args:
+        of_conversion: arguments of `convert` for another library's checkpoint; those that are None are not stated.
         where: arguments of `from_pretrained` that locate files, such as `revision`.
 
     Raises:
-        ValueError: it is of an unknown architecture, or a file is damaged.
+        ValueError: it is of an unknown architecture, a file is damaged, its config.json has a field that was removed,
+            or `of_conversion` does not fit.
         OSError: it cannot be found or downloaded, or the cache cannot be written.
     """
     check_name(name)
     location = address_of(str(name))
     restore_interrupted(location)
+    options = {key: value for key, value in (of_conversion or {}).items() if value is not None}
     try:
         config = _read_config(location, where)
     except OSError:  # the folder of an adapter has no config.json
@@ -281,8 +274,15 @@ def find_model(name: str | os.PathLike, **where: Any) -> ModelFiles:
             raise
         return ModelFiles(location, where, adapter=adapter)
     if config.get("model_type") in CONFIGURATIONS:
+        for field_name in config:
+            check_removed("configuration field", field_name)
+        others = options.keys() - {"variant"}  # which `from_pretrained` knows
+        if others:
+            raise ValueError(f"{name} is a model of hf_vit, with one set of weights; omit weights and head_name")
         return ModelFiles(location, where, config)
-    folder = _convert_into_cache(location, where, config.get("model_type"))
+    from .conversion.cache import convert_into_cache  # slow to import
+
+    folder = convert_into_cache(location, where, config.get("model_type"), options)
     config = read_json_object(folder / "config.json")
     return ModelFiles(folder, {}, config, origin=str(name), origin_where=where)
 
@@ -310,76 +310,6 @@ def _find_adapter(location: str, where: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _convert_into_cache(location: str, where: Mapping[str, Any], model_type: str | None) -> Path:
-    """Convert another library's checkpoint, unless the cache has its conversion; return the folder.
-
-    Args:
-        model_type: that of its config.json; None without one.
-    """
-    from .conversion.checkpoint import fetch_any  # slow to import
-    from .conversion.converting import CONVERSION_VERSION, convert
-    from .conversion.recognition import check_model_type
-
-    check_model_type(location, model_type)  # before the weights are downloaded
-    of_snapshot = dict(where)
-    subfolder = of_snapshot.pop("subfolder", None) or ""
-    local = Path(location, subfolder).expanduser()
-    if local.exists():
-        location = str(local)
-    elif subfolder:
-        raise ValueError(f"cannot convert the subfolder {subfolder} of {location}: download it, and give its folder")
-    path, content = None, ""
-    if not location.startswith("gs://"):  # whose files do not change
-        path = fetch_any(location, of_snapshot).path
-        content = _content_of(path)
-    public_name = local.name if local.exists() else location
-    about = f"{public_name} {content} {versions_of(('hf_vit',))} {CONVERSION_VERSION}"
-    with _explain_unwritable():
-        entry = cached_assets_path("hf_vit", "converted", hashlib.sha256(about.encode()).hexdigest())
-    folder = entry / PurePosixPath(location.rstrip("/")).name
-    if folder.exists():  # complete, since it appeared at once
-        return folder
-    lock = FileLock(f"{folder}.lock")  # another process may convert the same checkpoint
-    with _explain_unwritable():
-        lock.acquire()
-    try:
-        if not folder.exists():
-            record = None if path is None else _record_beside(path)
-            conversion = convert(location, read_weights=record is not None, where=of_snapshot)
-            if record is not None and record.get("fingerprint") == conversion.record["fingerprint"]:
-                conversion.model.conversion_record = record
-            conversion.save(folder)
-    finally:
-        lock.release()
-    return folder
-
-
-def _content_of(path: Path) -> str:
-    """Return the SHA-256 of what a conversion reads: a file, a folder of arrays, or the files beside a config.json."""
-    if not (path / "config.json").is_file():
-        return sha256_at(path)
-    files = sorted(file for file in path.iterdir() if file.is_file())
-    lines = [f"{sha256_of(file)}  {file.name}\n" for file in files]
-    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _record_beside(path: Path) -> dict[str, Any] | None:
-    """Return the conversion.json of a folder of transformers that hf_vit wrote; None for any other checkpoint."""
-    file = path / CONVERSION_RECORD
-    return read_json_object(file) if (path / "config.json").is_file() and file.is_file() else None
-
-
-@contextmanager
-def _explain_unwritable() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise OSError(
-            f"cannot cache the converted model: {error}; set HF_ASSETS_CACHE to a folder that can be written, or use "
-            "the folder that `hf-vit convert` writes"
-        ) from error
-
-
 # Weights.
 
 
@@ -396,6 +326,8 @@ def _load_weights(files: ModelFiles, head: str, settings: Mapping[str, Any], mod
     """
     if model_class is None:
         model_class = _choose_class(files, head)
+    if files.origin is not None:
+        settings = _of_converted(files, settings)
     model, info = model_class.from_pretrained(files.name, output_loading_info=True, **files.where, **settings)
     absent = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     lacking = sorted(key for key in absent if key.startswith("classifier."))
@@ -410,6 +342,19 @@ def _load_weights(files: ModelFiles, head: str, settings: Mapping[str, Any], mod
     if _has_padded_class_position(model.config, files):
         model.drop_class_position()
     return model
+
+
+def _of_converted(files: ModelFiles, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` for a folder that was converted from a checkpoint.
+
+    The folder has no variants, and is in float32: `dtype="auto"` is the dtype of the checkpoint.
+    """
+    kept = {key: value for key, value in settings.items() if key != "variant"}
+    for key in ("dtype", "torch_dtype"):
+        if kept.get(key) == "auto":
+            stored = read_json_object(str(files.find(CONVERSION_RECORD)))["dtypes"]
+            kept[key] = stored[0] if stored in (["bfloat16"], ["float16"]) else "float32"
+    return kept
 
 
 def _has_padded_class_position(config: Any, files: ModelFiles) -> bool:
@@ -451,7 +396,7 @@ def _load_adapted(files: ModelFiles, settings: Mapping[str, Any]) -> tuple[Any, 
     import peft
 
     of_base = {key: value for key, value in files.where.items() if key not in ("revision", "subfolder")}
-    base_files = find_model(base, **of_base)
+    base_files = find_model(base, {"variant": settings.get("variant")}, **of_base)
     made_for = made_for.get("base_model_class") if isinstance(made_for, dict) else None
     model_class = MODEL_CLASSES.get(str(made_for)) or _choose_class(base_files, "keep")
     model = _load_weights(base_files, "new", settings, model_class)  # "new": the adapter may have a head of its own
@@ -626,29 +571,3 @@ def save_folder(
     with new_folder(output, overwrite) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
-
-
-def copy_reports(name: str | os.PathLike, output: str | os.PathLike, *more: str) -> None:
-    """Copy the reports beside a model to a folder made from it: for its card, and to find its held-out images.
-
-    Args:
-        more: names of further files.
-    """
-    files = find_model(name)
-    for report in (*REPORTS, *more):
-        file = files.find_report(report)
-        if file is not None:
-            with own_file(Path(output, report)) as draft:
-                shutil.copyfile(file, draft)
-
-
-def best_checkpoint_dir(folder: str | os.PathLike) -> Path | None:
-    """Return the folder best/ of a training run, if its model was better than that of the last step; None otherwise."""
-    best = Path(folder, "best")
-    file = Path(folder, "metrics.json")
-    metrics = read_json_object(file) if file.is_file() and (best / "config.json").is_file() else {}
-    name = str(metrics.get("best_metric"))
-    reached, last = metrics.get("best"), metrics.get(name)
-    if not isinstance(reached, float) or not isinstance(last, float):
-        return None
-    return best if (reached < last if name == "loss" else reached > last) else None

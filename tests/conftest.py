@@ -12,8 +12,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from huggingface_hub import close_session
 from matplotlib.backend_bases import FigureCanvasBase
 
-from hf_vit import loading
 from hf_vit.cli import main
+from hf_vit.conversion import cache
 
 from . import tiny_models
 from .blank_figures import print_blank_figure
@@ -39,7 +39,7 @@ def assets_cache(tmp_path_factory):
     """A folder for what `hf_vit.load` converts, instead of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("assets")
-        patch.setattr(loading, "cached_assets_path", partial(loading.cached_assets_path, assets_dir=folder))
+        patch.setattr(cache, "cached_assets_path", partial(cache.cached_assets_path, assets_dir=folder))
         yield folder
 
 

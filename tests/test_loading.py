@@ -9,10 +9,10 @@ import transformers
 from huggingface_hub import cached_assets_path
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 import hf_vit
-from hf_vit import loading
-from hf_vit.conversion import convert, export
+from hf_vit.conversion import cache, convert, export
 from hf_vit.inference.predictor import predict
 from hf_vit.loading import find_model, load, load_processor, model_and_processor, resolve_model
 
@@ -70,7 +70,7 @@ def test_commands_convert_a_checkpoint_once(tmp_path, source):
 def test_a_changed_checkpoint_is_converted_again(tmp_path, monkeypatch):
     export(tiny(seed=1, hidden_size=64, num_attention_heads=1, image_size=32, patch_size=8), tmp_path / "a.npz", "jax")
     first = find_model(tmp_path / "a.npz")
-    monkeypatch.setattr("hf_vit.conversion.converting.CONVERSION_VERSION", 0)
+    monkeypatch.setattr("hf_vit.conversion.cache.CONVERSION_VERSION", 0)
     assert find_model(tmp_path / "a.npz").name != first.name
     monkeypatch.undo()
     assert find_model(tmp_path / "a.npz") == first
@@ -83,12 +83,54 @@ def test_a_changed_checkpoint_is_converted_again(tmp_path, monkeypatch):
     assert find_model(tmp_path / "a.npz").name != first.name
 
 
+def test_a_cached_conversion_says_again_what_it_assumed(tmp_path, caplog):
+    """One warning for each file and process: the class token's heads and GELU, which no array shows."""
+    file = tmp_path / "bare.safetensors"
+    export(tiny(seed=4, hidden_size=192, num_attention_heads=3, image_size=32, patch_size=8), file, "timm")
+    said = []
+    for _ in range(3):
+        caplog.clear()
+        load(file)
+        said.append([text for text in caplog.messages if "bare.safetensors" in text])
+        logging.get_logger("hf_vit").warning_once.cache_clear()  # as in another process
+    assert said[0] == said[1] == said[2]
+    assert len(said[0]) == 1
+    assert "num_attention_heads 3" in said[0][0]
+    assert "hidden_act gelu" in said[0][0]
+    load(file)
+    caplog.clear()
+    load(file)
+    assert caplog.messages == []
+
+
+def test_a_set_of_weights_and_a_head_are_chosen(tmp_path):
+    """As by `convert`; a folder of hf_vit has no choice."""
+    first, second = (
+        tiny(seed=seed, hidden_size=192, num_attention_heads=3, image_size=32, patch_size=8) for seed in (5, 6)
+    )
+    for number, model in enumerate((first, second)):
+        export(model, tmp_path / f"{number}.safetensors", "timm")
+    raw, averaged = (load_file(tmp_path / f"{number}.safetensors") for number in (0, 1))
+    named = {name.replace("head.", "fc."): array for name, array in raw.items()}
+    torch.save({"model": named, "ema": averaged}, tmp_path / "run.pth")
+    options = {"weights": "model", "head_name": "fc"}
+    for found, expected in (
+        (load_model(tmp_path / "run.pth", **options), first),
+        (load_model(tmp_path / "run.pth"), second),
+    ):
+        assert torch.equal(found.classifier.weight, expected.classifier.weight)
+    with pytest.raises(ValueError, match="other"):
+        load(tmp_path / "run.pth", weights="other")
+    with pytest.raises(ValueError, match="head_name"):
+        load(save_tiny(tmp_path / "ours"), **options)
+
+
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     """A folder of hf_vit needs none; an entry that exists is used."""
     (tmp_path / "file").touch()
     model = tiny(seed=3, hidden_size=64, num_attention_heads=1, image_size=32, patch_size=8)
     export(model, tmp_path / "b.npz", "jax")
-    monkeypatch.setattr(loading, "cached_assets_path", partial(cached_assets_path, assets_dir=tmp_path / "file"))
+    monkeypatch.setattr(cache, "cached_assets_path", partial(cached_assets_path, assets_dir=tmp_path / "file"))
     with pytest.raises(OSError, match="HF_ASSETS_CACHE"):
         load(tmp_path / "b.npz")
     load(save_tiny(tmp_path / "ours"))

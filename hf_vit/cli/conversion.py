@@ -90,6 +90,7 @@ def convert(
         str | None, "which of several sets of weights in the file, such as ema (default: the only or the averaged one)"
     ] = None,
     head: Annotated[str | None, "for files of PyTorch: name of the layer that is the head, such as fc"] = None,
+    variant: Annotated[str | None, "for folders: variant of the files of weights, such as fp16"] = None,
     set: Annotated[
         list[tuple[str, object]],
         "configuration field that the weights do not determine, such as num_attention_heads=4; may be repeated",
@@ -111,6 +112,7 @@ def convert(
     source = address_of(source, index)
     options: dict[str, Any] = {"labels": labels, "image_size": image_size}
     options |= {"patch_size": patch_size, "position_grid": position_grid, "weights": weights, "head": head}
+    options["variant"] = variant
     for name, value in set:
         if name in _NOT_FIELDS:
             raise ValueError(f"--set {name}={value}: {name} is not a configuration field")
@@ -183,7 +185,8 @@ def export(
     refuse_existing(output, overwrite)
     silence_progress_bars()
     from .. import conversion
-    from ..loading import copy_reports, load
+    from ..files.runs import copy_reports
+    from ..loading import find_model, load
 
     is_program_folder = to in ("onnx", "openvino") and output.suffix != ".onnx"
     takes_int8 = is_program_folder and size != "any"
@@ -200,7 +203,7 @@ def export(
         overwrite=overwrite,
     )
     if to == "transformers":
-        copy_reports(folder, output)
+        copy_reports(find_model(folder).find_report, output)
     if left and not output.is_dir():  # the config.json of a folder has them
         print("for the same results, pass these arguments to timm.create_model:", json.dumps(left))
     print(f"saved in {output}")

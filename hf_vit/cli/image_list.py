@@ -192,7 +192,8 @@ def load_on(
     silence_progress_bars()
     import torch
 
-    from ..loading import best_checkpoint_dir, load, use_backend
+    from ..files.runs import best_checkpoint_dir
+    from ..loading import load, use_backend
 
     if (best := best_checkpoint_dir(folder)) is not None:
         print(f"{folder} has the weights of the last step; the best weights are in {best}", file=sys.stderr)

@@ -284,12 +284,13 @@ def _fetch_from(source: str, where: Mapping[str, Any]) -> Fetched:
 
 
 @contextmanager
-def open_checkpoint(fetched: Fetched, weights: str | None = None) -> Iterator[Checkpoint]:
+def open_checkpoint(fetched: Fetched, weights: str | None = None, variant: str | None = None) -> Iterator[Checkpoint]:
     """Open a checkpoint, read names and shapes of its arrays, and close it at the end of the block.
 
     Args:
         fetched: the file or folder.
         weights: which of several sets of weights to read, see `choose_weights`.
+        variant: as in `checkpoint_in`.
 
     Raises:
         ValueError: the file is damaged, or the folder does not hold exactly one checkpoint.
@@ -300,7 +301,9 @@ def open_checkpoint(fetched: Fetched, weights: str | None = None) -> Iterator[Ch
         check_model_path(path)
     settings = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
     if path.is_dir() and tensorstore_folder(path) is None:
-        path = checkpoint_in(path, settings)
+        path = checkpoint_in(path, settings, variant)
+    elif variant is not None:
+        raise ConversionError(f"{path.name} is one file, without variants; omit variant")
     path = tensorstore_folder(path) or path  # a file NAME-LAST refers to a folder
     if path.is_file():
         with path.open("rb") as file:
@@ -323,14 +326,23 @@ def open_checkpoint(fetched: Fetched, weights: str | None = None) -> Iterator[Ch
             yield Checkpoint(location, path, settings, shapes, dtypes, "", reader.read, streams=True)
 
 
-def checkpoint_in(folder: Path, settings: dict[str, Any]) -> Path:
+def checkpoint_in(folder: Path, settings: dict[str, Any], variant: str | None = None) -> Path:
     """Return the weights of a folder with a config.json, of content `settings`; of any other, its only checkpoint.
 
+    Args:
+        variant: as in transformers, such as "fp16" for `model.fp16.safetensors`; None: the files without one.
+
     Raises:
-        ConversionError: the folder does not hold exactly one checkpoint.
+        ConversionError: the folder does not hold exactly one checkpoint, or has no such variant.
     """
-    if settings and (weights := [folder / name for name in _WEIGHTS if (folder / name).is_file()]):
-        return weights[0]
+    for name in _WEIGHTS if settings else ():
+        file = folder / name
+        if variant is not None:
+            file = file.with_name(f"{file.stem}.{variant}{file.suffix}")
+        if file.is_file():
+            return file
+    if variant is not None:
+        raise ConversionError(f"{folder} has no weights of the variant {variant}, such as model.{variant}.safetensors")
     candidates = set()
     for path in folder.iterdir():
         arrays = tensorstore_folder(path)

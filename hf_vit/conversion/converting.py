@@ -43,7 +43,7 @@ from .source import (
 from .tables import ConversionError, name_checkpoint
 
 # Part of the key of cached conversions: raise it with every change by which a checkpoint gives another folder.
-CONVERSION_VERSION = 4
+CONVERSION_VERSION = 5
 logger = logging.get_logger(__name__)
 FOLDER_FORMATS = ("hf_vit", "transformers")
 _PACKAGES = ("hf_vit", "transformers", "torch", "safetensors", "numpy")  # whose versions are recorded
@@ -137,6 +137,7 @@ def convert(
     preset: str | None = None,
     weights: str | None = None,
     head: str | None = None,
+    variant: str | None = None,
     read_weights: bool = True,
     where: Mapping[str, Any] | None = None,
     **overrides: Any,
@@ -173,6 +174,8 @@ def convert(
             only one, or the averaged one (EMA, teacher).
         head: for a file of PyTorch, the name of the layer that is the head, such as "fc"; by default the source's own
             name, or the only layer whose shapes fit.
+        variant: for a folder of transformers or timm, the variant of its weights, such as "fp16" for
+            `model.fp16.safetensors`.
         read_weights: False: read only the arrays that show what the model is; values are not checked. `report` then
             describes the model, and `save` streams the weights.
         where: arguments of `snapshot_download`, such as `revision`, for a name on the Hub.
@@ -192,7 +195,7 @@ def convert(
     if not isinstance(source, str | Path):
         raise ConversionError(f"source is a {type(source).__name__} (expected a path, a URL, or a name on the Hub)")
     grid = None if position_grid is None else as_pair(position_grid)
-    request = Request(grid, None, overrides, patch_size, not read_weights, weights, head)
+    request = Request(grid, None, overrides, patch_size, not read_weights, weights, head, variant)
     fetched = fetch_any(address_of(str(source)), where)
     return _convert(fetched, request, labels=labels, image_size=image_size, preset=preset)
 
@@ -214,7 +217,7 @@ def _convert(
             return _convert(fetched, complete, labels=labels, image_size=image_size, preset=preset)
 
     name = public_name(fetched)
-    with open_checkpoint(fetched, request.weight_set) as checkpoint, name_checkpoint(name):
+    with open_checkpoint(fetched, request.weight_set, request.variant) as checkpoint, name_checkpoint(name):
         if fetched.copy is not None:
             checkpoint = read_as_original(checkpoint, fetched.location)
         its_source, naming = recognize(checkpoint, request)

@@ -111,6 +111,7 @@ class Request:
     without_weights: leave the model on the meta device, and read only the arrays that are needed to recognize it.
     weight_set: which of several sets of weights to read, see `choose_weights`.
     head: name of the layer that is the head, for a file of PyTorch in which it has a name of its own.
+    variant: of the files of weights in a folder with a config.json, such as "fp16".
     """
 
     position_grid: Grid = None
@@ -120,6 +121,7 @@ class Request:
     without_weights: bool = False
     weight_set: str | None = None
     head: str | None = None
+    variant: str | None = None
 
 
 class Naming(NamedTuple):

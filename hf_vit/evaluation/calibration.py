@@ -16,9 +16,10 @@ import torch
 
 from ..data.labels import match_to_model
 from ..files.output import refuse_existing, refuse_inputs, write_json
+from ..files.runs import copy_reports
 from ..inference.predictions import EvaluationBatches, collect, model_inputs
 from ..inference.result_page import reliability
-from ..loading import check_name, copy_reports, save_folder
+from ..loading import check_name, find_model, save_folder
 from ..models.configuration_hf_vit import score_function
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..settings.fields import EvaluateSettings
@@ -95,7 +96,7 @@ def calibrate(
         plain.config.rejection_thresholds = limits.tolist()
         scale_head(plain, temperature)
         save_folder(output_dir, plain, processor, resolved.overwrite)
-        copy_reports(model, output_dir)
+        copy_reports(find_model(model).find_report, output_dir)
         write_json(Path(output_dir) / "calibration.json", results)
     accelerator.wait_for_everyone()
     return results

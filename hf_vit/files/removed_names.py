@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from ..models.utils import REMOVED_ARGUMENTS
+
 _NO_AOT_INDUCTOR = "use torch-export, and compile its program with torch._inductor.aoti_compile_and_package"
 
 # Functions and classes by module, function arguments as `function(argument)`, options of commands as `--option`; other
@@ -20,7 +22,8 @@ REMOVED_NAMES = {
     "hf_vit.conversion.export_transformers": 'use export(model, folder, to="transformers")',
     "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
     "load(name, image_size)": "the second argument is the head; use load(name, image_size=...)",
-    "load(verify)": "hf-vit verify FOLDER hashes all files again",
+    "load(verify)": REMOVED_ARGUMENTS["verify"],
+    **{f"from_pretrained({name})": replacement for name, replacement in REMOVED_ARGUMENTS.items()},
     "format aot-inductor": _NO_AOT_INDUCTOR,
     "module hf_vit.backends": "use hf_vit.runtimes",
     "module hf_vit.prediction": "use hf_vit.predict, predict_batches, embed and Predictor, which take the pair (model, "

@@ -24,8 +24,9 @@ from ..files.manifest import MANIFEST, Entries, find_unlisted, manifest_entry, m
 from ..files.messages import join_names
 from ..files.output import MARK, listed_files
 from ..files.reading import parse_json
+from ..files.runs import REPORTS, copy_reports
 from ..files.versions import versions_of
-from ..loading import REPORTS, copy_reports, load, save_folder
+from ..loading import find_model, load, save_folder
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
 from ..models.utils import (
     as_pair,
@@ -198,7 +199,7 @@ def save_as(folder: str | os.PathLike, output: str | os.PathLike, format: str) -
     else:
         model.conversion_record = record_of(model) or None
         save_folder(output, model, processor)
-    copy_reports(folder, output, "README.md")
+    copy_reports(find_model(folder).find_report, output, "README.md")
     if (results := Path(folder, ".eval_results")).is_dir():
         shutil.copytree(results, Path(output, results.name))
 

@@ -19,6 +19,7 @@ from .configuration_hf_vit import HfVisionConfig
 from .packed_linear import freeze
 from .utils import (
     LOCATION_ARGUMENTS,
+    REMOVED_ARGUMENTS,
     Size,
     as_pair,
     check_arguments,
@@ -111,6 +112,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             ValueError: an argument is unknown; a parameter is missing, unexpected or has the wrong shape, apart from
                 these exceptions; a file is damaged; or the model is from another library.
         """
+        for argument, replacement in REMOVED_ARGUMENTS.items():
+            if argument in kwargs:
+                raise ValueError(f"from_pretrained({argument}) was removed: {replacement}")
         name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config
         wants_info = kwargs.pop("output_loading_info", False)
         sizes = {field: size for field in _ADAPTED if (size := kwargs.pop(field, None)) is not None}

@@ -25,6 +25,8 @@ _MAX_BRACKETS = 2**20  # number of lists and objects in JSON; "[]" takes 30 time
 _MAX_REDIRECTS = 5
 # Arguments of `from_pretrained` that locate files.
 LOCATION_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+# Removed arguments of `from_pretrained`, and what replaces them: rows of the table of files/removed_names.py.
+REMOVED_ARGUMENTS = {"verify": "hf-vit verify FOLDER hashes all files again"}
 
 
 def as_pair(size: Size | tuple[int, ...]) -> tuple[int, int]:

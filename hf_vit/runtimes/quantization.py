@@ -36,8 +36,9 @@ from ..files.fingerprint import fingerprint_weights
 from ..files.image_files import images_below
 from ..files.manifest import sha256_of
 from ..files.output import new_folder, refuse_existing, refuse_inputs, write_json
+from ..files.runs import copy_reports
 from ..files.versions import require
-from ..loading import copy_reports, load
+from ..loading import find_model, load
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
 from ..models.utils import as_pair
@@ -98,7 +99,7 @@ def quantize(
     with new_folder(output, overwrite) as draft:
         model.save_pretrained(draft)
         processor.save_pretrained(draft)
-        copy_reports(folder, draft, CONVERSION_RECORD)
+        copy_reports(find_model(folder).find_report, draft, CONVERSION_RECORD)
         ranges = _write_program(model, pixel_values[~held_out], outliers, draft)
         record = {
             "format": FORMAT,

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ..data.labels import distinguish, names_of
 from ..data.workers import count_processors, count_workers
 from ..files.messages import join_names
-from ..loading import best_checkpoint_dir
+from ..files.runs import best_checkpoint_dir
 from ..models.configuration_hf_vit import as_pair
 from .launch import describe_device, memory_in_use, peak_of
 from .reports import describe_best, held_out_of

@@ -1,5 +1,6 @@
 """transformers' own ViTs: reading folders of transformers 4 and 5, and writing folders for transformers."""
 
+import copy
 import json
 import os
 import re
@@ -430,18 +431,35 @@ def test_class_names_that_transformers_accepts_are_read(tmp_path, names, expecte
     assert all(model.config.label2id[name] == index for index, name in model.config.id2label.items())
 
 
-@pytest.mark.parametrize("dtype", ["auto", torch.float32, "bfloat16"])
-def test_dtypes_of_a_folder_of_transformers(tmp_path, dtype):
-    their_model("ViTForImageClassification").save_pretrained(tmp_path)
-    model, _ = hf_vit.load(tmp_path, dtype=dtype)
-    assert model.dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [None, "auto", torch.float32, "bfloat16"])
+def test_dtypes_of_a_folder_of_transformers(tmp_path, dtype, stored):
+    """As in transformers, but without a dtype it is float32, in which a conversion computes like its source."""
+    their_model("ViTForImageClassification").to(stored).save_pretrained(tmp_path)
+    model, _ = hf_vit.load(tmp_path, **({} if dtype is None else {"dtype": dtype}))
+    if dtype is not None:
+        theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path, dtype=dtype)
+        assert model.dtype == theirs.dtype
+        assert torch.equal(model.vit.layernorm.weight, theirs.vit.layernorm.weight)
+    assert model.dtype == {None: torch.float32, "auto": stored, "bfloat16": torch.bfloat16}.get(dtype, dtype)
 
 
-def test_a_variant_of_a_folder_of_transformers_is_refused(tmp_path):
-    their_model("ViTForImageClassification").save_pretrained(tmp_path, variant="fp16")
-    their_model("ViTForImageClassification").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="variant"):
-        hf_vit.load(tmp_path, variant="fp16")
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "4KB"}])
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_variant_of_the_weights(tmp_path, options, is_alone):
+    """In folders of hf_vit and of transformers, also in shards and without other weights."""
+    theirs = their_model("ViTForImageClassification")
+    theirs.save_pretrained(tmp_path / "theirs", variant="fp16", **options)
+    ours, _ = convert(tmp_path / "theirs", variant="fp16")
+    ours.save_pretrained(tmp_path / "ours", variant="fp16", **options)
+    for folder, model in (("theirs", theirs), ("ours", ours)):
+        if not is_alone and not options:  # save_pretrained deletes other shards
+            randomize(copy.deepcopy(model), mean=1).save_pretrained(tmp_path / folder)
+        assert_close(run(load_model(tmp_path / folder, variant="fp16"), PIXELS).logits, run(theirs, PIXELS).logits)
+        with pytest.raises((ValueError, OSError), match="fp8"):
+            hf_vit.load(tmp_path / folder, variant="fp8")
+    assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "out"), "--variant", "fp16"]) == 0
+    assert_close(run(load_model(tmp_path / "out"), PIXELS).logits, run(theirs, PIXELS).logits)
 
 
 @pytest.mark.parametrize("model_type", ["deit", "dinov2", "dinov2_with_registers", "beit", "siglip", "clip", "vivit"])

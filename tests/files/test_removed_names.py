@@ -12,6 +12,7 @@ import pytest
 import hf_vit
 from hf_vit import conversion
 from hf_vit.cli import main
+from hf_vit.files.output import write_json
 from hf_vit.files.removed_names import REMOVED_NAMES
 from hf_vit.settings.recipes import read_recipe
 
@@ -26,6 +27,10 @@ def function_doors(name: str) -> Iterator[Door]:
 
 def argument_doors(function: str, argument: str) -> Iterator[Door]:
     """`function(argument)`."""
+    if function == "from_pretrained":
+        for model_class in (hf_vit.HfViTModel, hf_vit.HfBiTForImageClassification):
+            yield partial(model_class.from_pretrained, "model", **{argument: "x"})
+        return
     module = hf_vit if function in hf_vit.__all__ else conversion
     yield partial(getattr(module, function), "model", **{argument: "x"})
 
@@ -43,7 +48,9 @@ def command_doors(name: str, folder: Path) -> Iterator[Door]:
 
 
 def field_doors(name: str, folder: Path) -> Iterator[Door]:
-    """A configuration field: an argument of `convert` and `load`, and a field of a recipe's `config`."""
+    """A configuration field: an argument of `convert` and `load`, and in a config.json or a recipe's `config`."""
+    write_json(folder / "config.json", {"model_type": "hf_vit", name: "x"})
+    yield partial(hf_vit.load, folder)
     yield from argument_doors("convert", name)
     yield from argument_doors("load", name)
     given = {"dataset": "digits", "output_dir": folder / "out", "steps": 1}
