@@ -27,6 +27,9 @@ def write_documents_folder(root: Path) -> None:
     for name in ("cat.jpg", "dog.jpg"):
         noise(64, 48).save(folder / name)
     write_data_set(folder / "FOLDER")
+    (folder / "MORE" / "axolotl").mkdir(parents=True)
+    for number in range(3):
+        Image.new("RGB", (40, 36 + number), (240, 180, 190)).save(folder / "MORE" / "axolotl" / f"{number}.png")
     (folder / "photographs").mkdir()
     for number in range(16):
         noise(40 + number, 36).save(folder / "photographs" / f"{number}.png")

@@ -301,11 +301,16 @@ def _name_classes_of_tars(split: Split, settings: DataSettings, name: str, sourc
     return split if names is None else dataclasses.replace(split, label_names=names, num_labels=len(names))
 
 
-def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[Split, Split | None]:
+def open_splits(
+    settings: TrainingSettings, needs_labels: bool = True, two_classes: bool = True
+) -> tuple[Split, Split | None]:
     """Open the training and the evaluation split, with the same class numbers.
 
     Where the evaluation split is "auto" and the data have such a split, the setting becomes its name; where the loss is
     "auto", it becomes the one of the labels.
+
+    Args:
+        two_classes: refuse training images that all have the same label.
 
     Raises:
         ValueError: the classes differ, or images have no labels.
@@ -313,7 +318,7 @@ def open_splits(settings: TrainingSettings, needs_labels: bool = True) -> tuple[
     source = source_of(settings)
     split = open_named(settings, settings.train_split, needs_labels, source)
     if needs_labels:
-        require_labels(split, settings.train_split, two_classes=True)
+        require_labels(split, settings.train_split, two_classes)
     if split.multi_label and settings.task == "single-label":
         raise ValueError(f"task is single-label, but images of {settings.dataset} have several labels")
     if settings.loss == AUTO:

@@ -27,14 +27,13 @@ from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import match_to_split, require_labels
 from ..data.splits import Split, open_named
 from ..files.output import own_file, write_text
+from ..inference.least_squares import LeastSquares, class_targets
 from ..inference.predictions import TOP_K, EvaluationBatches, collect, model_inputs, score
 from ..loading import resolve_model
 from ..settings.fields import EvaluateSettings
 from .models import load_evaluated
 
 _PIECE = 8192  # images per stored piece
-BIAS = 100.0  # a constant feature, so large that its weight is almost not regularized
-EPSILON = 1e-5  # added to a feature's standard deviation
 _TOLERANCE = 1e-6  # of the gradient's largest entry
 _QUERIES = 256  # compared with all training images at once
 
@@ -198,46 +197,6 @@ def extract_train_and_test(
     return known, extractor.extract(test, settings.split or "test")
 
 
-class LeastSquares:
-    """Solution of argmin |X W - Y|^2 + l2 |W|^2 for any l2 > 0, from one eigendecomposition.
-
-    X has the features, scaled to mean 0 and standard deviation 1, and a constant column of 100. Y is 1 in the column of
-    an image's class and -1 elsewhere.
-
-    Args:
-        features: (images, features)
-        labels: (images,) class numbers
-        num_classes: number of classes.
-    """
-
-    def __init__(self, features: torch.Tensor, labels: torch.Tensor, num_classes: int):
-        features = features.double()
-        self.mean = features.mean(dim=0)
-        self.std = features.std(dim=0, correction=0) + EPSILON
-        inputs = self.prepare(features)
-        targets = 2 * F.one_hot(labels, num_classes).double() - 1
-        if len(inputs) >= inputs.shape[1]:  # (X^T X + l2)^-1 X^T Y
-            self.eigenvalues, self.left = torch.linalg.eigh(inputs.T @ inputs)
-            self.right = self.left.T @ (inputs.T @ targets)
-        else:  # X^T (X X^T + l2)^-1 Y, the same with the smaller matrix
-            self.eigenvalues, vectors = torch.linalg.eigh(inputs @ inputs.T)
-            self.left, self.right = inputs.T @ vectors, vectors.T @ targets
-
-    def prepare(self, features: torch.Tensor) -> torch.Tensor:
-        """Scale the features and append the constant: (images, features) -> (images, features + 1) in float64"""
-        whitened = (features.double() - self.mean) / self.std
-        return F.pad(whitened, (0, 1), value=BIAS)
-
-    def weights(self, l2: float) -> torch.Tensor:
-        """Return the weights W for one l2: (features + 1, classes)."""
-        return (self.left / (self.eigenvalues + l2)) @ self.right
-
-    def accuracy(self, features: torch.Tensor, labels: torch.Tensor, l2: float) -> float:
-        """Return the share of images with the highest output for their class."""
-        predictions = (self.prepare(features) @ self.weights(l2)).argmax(dim=1)
-        return (predictions == labels).double().mean().item()
-
-
 def draw(labels: np.ndarray, num_classes: int, seed: int) -> list[np.ndarray]:
     """Shuffle the indices of each class's images, as big_vision does; n shots are the first n of each class."""
     rng = np.random.default_rng(seed)
@@ -268,9 +227,10 @@ def evaluate_few_shot(settings: EvaluateSettings, accelerator: Accelerator) -> d
         solvers = []
         for one_draw in draws:
             values, classes = known.at(np.concatenate([numbers[:shots] for numbers in one_draw]))
-            solvers.append(LeastSquares(values, classes, train.num_labels))
+            solvers.append(LeastSquares(values, class_targets(classes, train.num_labels)))
         for l2 in settings.l2_reg:
-            accuracies = [solver.accuracy(unknown.values, unknown.labels, l2) for solver in solvers]
+            predictions = [solver.scores(unknown.values, l2).argmax(dim=1) for solver in solvers]
+            accuracies = [(predicted == unknown.labels).double().mean().item() for predicted in predictions]
             row = {"shots": shots, "l2_reg": l2, "accuracy": statistics.mean(accuracies)}
             row |= {"spread": [min(accuracies), max(accuracies)], "accuracy_of_seeds": accuracies}
             rows.append(row)

@@ -12,6 +12,7 @@ from PIL import Image
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from ..data.labels import distinguish, names_of
 from ..data.loaders import read_ahead
 from ..data.samplers import Draw
 from ..data.splits import Split
@@ -19,7 +20,7 @@ from ..data.workers import count_workers, worker_options
 from ..models.configuration_hf_vit import as_pair
 from ..settings.fields import DataSettings
 from .batches import ImageReader, Read, as_read
-from .multi_label import average_precision, score_labels
+from .multi_label import average_precision, choose_thresholds, score_labels
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 TOP_K = 5
@@ -134,6 +135,19 @@ def predict(
     if not len(predictions["index"]):
         raise ValueError(f"none of the {predictions['skipped']} images can be read")
     return predictions
+
+
+def evaluate_classifier(
+    accelerator: Accelerator, model: torch.nn.Module, batches: EvaluationBatches, loss: str, config: Any, **sizes: Any
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the result of `predict`, and the metrics of a trained classifier, those of each class included.
+
+    If images may have several labels, the configuration gets the thresholds that are best for these images.
+    """
+    predictions = predict(accelerator, model, batches, loss, **sizes)
+    if batches.split.multi_label:
+        config.label_thresholds = choose_thresholds(predictions["scores"], predictions["label"]).tolist()
+    return predictions, score(predictions) | score_classes(predictions, distinguish(names_of(config)))
 
 
 @torch.no_grad()

@@ -58,6 +58,16 @@ _masked = partial(setting, group="masked patch prediction")
 _protocol = partial(setting, group="protocol")
 _hub = partial(setting, group="Hub and Jobs")
 
+# What a run without steps does not use: groups of settings, and single ones of other groups.
+_GROUPS_OF_STEPS = ("length and batches", "optimizer", "learning rate schedule", "augmentation")
+_FIELDS_OF_STEPS = (
+    *("compile", "compile_mode", "prefetch_factor", "dropout", "attention_dropout", "drop_path"),
+    *("gradient_checkpointing", "patch_sizes", "eval_patch_sizes", "patch_size_weights", "linear_probe", "lora_rank"),
+    *("lora_alpha", "lora_target_modules", "class_weights", "label_smoothing", "teacher", "teacher_temperature"),
+    *("head", "head_bias", "log_every", "eval_every", "save_every", "best_metric", "early_stopping"),
+    *("keep_checkpoints", "resume", "report_to", "profile", "stall_timeout"),
+)
+
 Backend = Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"]
 
 
@@ -159,12 +169,16 @@ class DataSettings:
         check_bounds(self)
         if "://" in (self.dataset or ""):
             self.streaming = True
-        if not self.dataset and not self.print_config:
+        if not self.dataset and not self.print_config and not getattr(self, "remove", None):
             raise ValueError("no data: set --dataset to a Hub name, a folder, a file or digits")
         if not getattr(self, "model", "of a variant") and not self.print_config:
             raise ValueError("no model: set --model to a Hub name or a folder")
         if self.deterministic and self.cudnn_benchmark:
             raise ValueError("deterministic excludes cudnn_benchmark: choose one")
+
+    def unused_fields(self) -> list[str]:
+        """Return the names of the fields that other settings make useless."""
+        return []
 
     def changed(self, names: str) -> list[str]:
         """Return those of the named fields that differ from their defaults."""
@@ -364,8 +378,7 @@ class TrainingSettings(DataSettings):
             self.output_dir = next_run_folder()
         if self.resume and self.overwrite:
             raise ValueError("resume continues the run and overwrite deletes it: choose one")
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"set --steps or --epochs, and only one: they are {self.steps} and {self.epochs}")
+        self._check_length()
         if self.class_sampling == self.class_weights == "balanced":
             raise ValueError("class_sampling and class_weights both balance the classes: choose one")
         if self.teacher and (wrong := self.changed("class_weights label_smoothing")):
@@ -377,6 +390,11 @@ class TrainingSettings(DataSettings):
             )
         self._check_schedule()
         self._check_images()
+
+    def _check_length(self) -> None:
+        """Raise ValueError unless the length of the run is set, in one way."""
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"set --steps or --epochs, and only one: they are {self.steps} and {self.epochs}")
 
     def _check_schedule(self) -> None:
         """Raise ValueError if the fields of the schedule contradict each other."""
@@ -445,8 +463,29 @@ class FinetuneSettings(TrainingSettings):
         is_path=True,
         everyday=True,
     )
+    head: Literal["auto", "new", "keep"] = _model(
+        AUTO,
+        "head to start from; new: zeros; keep: the model's own, whose classes must be those of the data; auto: keep if "
+        "closed_form solved for it, for these classes, else new",
+    )
     keep_pre_logits: bool = _model(False, "keep the pre-logits layer and replace only the head's last linear layer")
     linear_probe: bool = _model(False, "train only the head")
+    closed_form: bool = _model(
+        False, "solve for the head in closed form on frozen features (regularized least squares), without steps"
+    )
+    l2_reg: float | Literal["auto"] = _model(
+        AUTO,
+        "closed_form: L2 regularization of the head; auto: the one of 2^-6, 2^-5, ... 2^20 with the smallest squared "
+        "error of leave-one-out, which is computed in closed form",
+        above=0,
+    )
+    add: str | None = _data(
+        None,
+        "data set of new classes for a model of closed_form, in place of --dataset: output_dir gets a model of its "
+        "classes and these, without the old images",
+        is_path=True,
+    )
+    remove: list[str] = _data(list, "classes to remove from a model of closed_form, by name; needs no --dataset")
     lora_rank: int | None = _model(None, "LoRA (PEFT): train only the head and adapters of this rank", above=0)
     num_channels: int | None = _model(
         None,
@@ -461,7 +500,37 @@ class FinetuneSettings(TrainingSettings):
         "hf_vit", "format of the final model (also --for): hf_vit, or transformers' classes; hf_vit.load reads both"
     )
 
+    def unused_fields(self) -> list[str]:
+        """Return the fields that closed_form does not use: those of steps, augmentation and losses."""
+        if not self.closed_form:
+            return []
+        names = [one.name for one in dataclasses.fields(self) if one.metadata["group"] in _GROUPS_OF_STEPS]
+        return [*names, *_FIELDS_OF_STEPS]
+
+    def _check_length(self) -> None:
+        if not self.closed_form:
+            super()._check_length()
+
+    def _check_closed_form(self) -> None:
+        """Raise ValueError if settings have no effect on a head in closed form, or on the change of its classes.
+
+        `add` and `remove` imply `closed_form`, and the data set of `add` is that of the run.
+        """
+        changes_classes = self.add is not None or bool(self.remove)
+        if changes_classes:
+            self.closed_form = True
+            if self.dataset not in (None, self.add):
+                raise ValueError(f"add and remove change a model without the old images: omit dataset {self.dataset}")
+            self.dataset = self.add
+            if wrong := self.changed("folds num_channels image_size preset audit"):
+                raise ValueError(f"{', '.join(wrong)} must be unset with add and remove, which keep the model's")
+        if self.closed_form and (wrong := self.changed(" ".join(self.unused_fields()))):
+            raise ValueError(f"{', '.join(wrong)} must be unset: a head in closed form is not trained in steps")
+        if not self.closed_form and self.l2_reg != AUTO:
+            raise ValueError("l2_reg needs closed_form, or the recipe instant")
+
     def validate(self) -> None:
+        self._check_closed_form()
         super().validate()
         if self.folds and self.eval_split not in (AUTO, None):
             raise ValueError(f"folds hold out parts of train_split: unset folds or eval_split ({self.eval_split})")

@@ -262,8 +262,8 @@ def build_settings(
     """
     if select and not recipe:
         raise ValueError(f"select is {shorten(select)}, which needs a recipe")
-    has_length = values.get("steps") is not None or values.get("epochs") is not None
-    if plan is not None and (recipe == AUTO or (recipe is None and not has_length)):
+    needs_length = not any(values.get(name) for name in ("steps", "epochs", "closed_form", "add", "remove"))
+    if plan is not None and (recipe == AUTO or (recipe is None and needs_length)):
         defaults = plan(values)
     elif recipe:
         defaults = read_recipe(recipe, select)

@@ -17,6 +17,7 @@ from ..loading import check_name, load
 from ..settings.fields import AUTO, AuditSettings, DataSettings, FinetuneSettings, PretrainSettings
 from ..settings.recipes import build_settings
 from .build import build_for_pretraining, load_for_finetuning
+from .closed_form import ClosedFormRun
 from .console import print_plan, print_results
 from .launch import start_accelerator
 from .planning import plan_recipe
@@ -28,7 +29,7 @@ PathLike = str | os.PathLike[str]
 
 def finetune(
     model: PathLike,
-    dataset: PathLike,
+    dataset: PathLike | None,
     output_dir: PathLike | None = None,
     recipe: PathLike | None = None,
     select: dict[str, str] | None = None,
@@ -38,11 +39,13 @@ def finetune(
 
     Args:
         model: a folder, a name on the Hub, a checkpoint file, or a released checkpoint such as "augreg:Ti/16".
-        dataset: a folder with a folder of images for each class, a name on the Hub, or parquet or tar files.
+        dataset: a folder with a folder of images for each class, a name on the Hub, or parquet or tar files; None with
+            `add` or `remove`.
         output_dir: folder of the result: the model, its metrics and reports, `best/` and the checkpoints; None: the
             first of runs/1, runs/2, ... that does not exist.
         recipe: recipe to start from, such as "finetune_small"; see `hf-vit recipes`. "auto" uses the settings that
-            `hf_vit.plan` proposes; it is the default without `steps` and `epochs`.
+            `hf_vit.plan` proposes; it is the default without `steps` and `epochs`. "instant" solves for the head in
+            closed form.
         select: group -> level of the recipe's options, such as `{"dataset": "pets"}` for "finetune_table4".
         settings: fields of `FinetuneSettings`, which override the recipe: `epochs=5`, `learning_rate=0.01`,
             `image_size=384`. `hf-vit finetune --help all` explains each.
@@ -50,7 +53,8 @@ def finetune(
     Returns:
         The metrics on the held-out images, as in metrics.json: "accuracy", "loss" and "samples", "best" with
         "best_metric" and "best_step", "train_seconds", ... Without held-out images, there are only the "train_..."
-        metrics, and "best" is None. With `folds`, the metrics of all "folds", their "mean" and their "deviation".
+        metrics, and "best" is None. A head in closed form also has "l2_reg" and "leave_one_out_accuracy". With `folds`,
+        the metrics of all "folds", their "mean" and their "deviation".
 
     Raises:
         ValueError: a setting is unknown or wrong, or does not fit the model or the data.
@@ -61,7 +65,7 @@ def finetune(
         >>> metrics["accuracy"]
     """
     check_name(model)
-    own = {"model": str(model), "dataset": str(dataset)}
+    own = {"model": str(model), "dataset": None if dataset is None else str(dataset)}
     if output_dir is not None:
         own["output_dir"] = str(output_dir)
     command = _python_call("finetune", *own.values(), recipe=recipe, select=select, **settings)
@@ -98,7 +102,7 @@ def pretrain(
     return run_pretraining(build_settings(PretrainSettings, {**settings, **own}, recipe, select), command)
 
 
-def _python_call(function: str, *positional: str, recipe: PathLike | None, **settings: Any) -> str:
+def _python_call(function: str, *positional: str | None, recipe: PathLike | None, **settings: Any) -> str:
     """Return the Python call that starts a run, for its model card."""
     named = {name: value for name, value in settings.items() if value or name not in ("recipe", "select")}
     texts = {name: repr(os.fspath(x) if isinstance(x, os.PathLike) else x) for name, x in named.items()}
@@ -113,7 +117,9 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
     if settings.folds is not None:
         metrics = cross_validate(settings, accelerator, command)
     else:
-        splits = open_splits(settings)  # for training and evaluation, with the same class numbers
+        splits: tuple[Split | None, Split | None] = (None, None)
+        if settings.dataset:  # for training and evaluation, with the same class numbers; not for `remove` alone
+            splits = open_splits(settings, two_classes=settings.add is None)
         metrics = _finetune(settings, accelerator, splits[0], splits, command)
     if settings.audit:
         shared = {field.name: getattr(settings, field.name) for field in fields(DataSettings)}
@@ -127,14 +133,26 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
 
 
 def _finetune(
-    settings: FinetuneSettings, accelerator: Accelerator, split: Split, splits: tuple[Split, Split | None], command: str
+    settings: FinetuneSettings,
+    accelerator: Accelerator,
+    split: Split | None,
+    splits: tuple[Split | None, Split | None],
+    command: str,
 ) -> dict[str, Any]:
     """Fine-tune one model on the first of two splits, and evaluate it on the second; `split` is all training images."""
-    model, processor = load_for_finetuning(settings, split)  # pretrained weights and a new head of zeros
-    trainer = Trainer(settings, accelerator, model, processor, *splits, command)
-    metrics = _fit(trainer)
+    if settings.closed_form:
+        run = ClosedFormRun(settings, accelerator, *splits, command)
+        metrics = run.fit()
+        print_results(run, metrics)
+    else:
+        train, held_out = splits
+        assert split is not None
+        assert train is not None
+        model, processor = load_for_finetuning(settings, split)  # pretrained weights and a new head of zeros
+        metrics = _fit(Trainer(settings, accelerator, model, processor, train, held_out, command))
+    output = Path(str(settings.output_dir))
     if settings.save_for == "transformers" and accelerator.is_main_process:
-        for folder in (trainer.output, trainer.output / "best"):
+        for folder in (output, output / "best"):
             if (folder / "config.json").is_file():
                 rewrite_for_transformers(folder)
     return metrics

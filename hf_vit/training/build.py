@@ -1,5 +1,6 @@
 """Build the parts of a run from its settings: model and image processor, batches, objective, optimizer."""
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,7 @@ from ..data.splits import Split
 from ..files.messages import did_you_mean, join_names
 from ..files.removed_names import check_removed_arguments
 from ..inference.predictions import TOP_K
-from ..loading import find_model, load, set_class_names, set_preset
+from ..loading import ModelFiles, find_model, load, set_class_names, set_preset
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
 from ..models.flexible_sizes import check_mixed_sizes
@@ -45,37 +46,47 @@ from .launch import (
 from .objectives import Classification, Distillation, MaskedPatches, Normalizer, Objective, Teacher, balanced_weights
 from .optimization import build_optimizer, freeze_parameters
 
+logger = logging.getLogger(__name__)
+
 _DROPOUT_FIELDS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "drop_path": "drop_path_rate",
 }
+FEATURES_FILE = "closed_form.safetensors"  # beside a head in closed form; not among the files that are pushed
 _GRAPHS_PER_PATCH_SIZE = 8  # torch.compile's default limit for one function
 _MIN_STEPS_TO_COMPILE = 1_000  # in a shorter run, compilation takes longer than it saves
 
 
 def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTrainedModel, Any]:
-    """Load a pretrained model and its image processor; the model gets a new linear head, initialized to zeros.
+    """Load a pretrained model and its image processor; the model gets a new linear head, or keeps its own (`head`).
 
-    The new head also replaces the pre-logits layer (section 3.2 of the paper), unless `keep_pre_logits`. Adapters and
-    frozen parameters follow the settings.
+    A new head is initialized to zeros. It also replaces the pre-logits layer (section 3.2 of the paper), unless
+    `keep_pre_logits`. Adapters and frozen parameters follow the settings.
 
     Raises:
-        ValueError: weights other than the head's are missing, or hf_vit or `save_for` does not know the architecture.
+        ValueError: weights other than the head's are missing, hf_vit or `save_for` does not know the architecture, or
+            the head that is kept has other classes.
     """
     assert settings.model
-    is_resnet = find_model(settings.model).config.get("model_type") == HfBiTConfig.model_type
+    files = find_model(settings.model)
+    is_resnet = files.config.get("model_type") == HfBiTConfig.model_type
+    names = class_names_of(split)
+    head: dict[str, Any] = {"head": "new", "labels": names, "keep_pre_logits": settings.keep_pre_logits}
+    if _keeps_head(settings, files, names):
+        head = {"head": "keep", "backend": "eager"}
     model, processor = load(
         settings.model,
-        head="new",
+        **head,
         image_size=settings.image_size,
         preset=settings.preset,
         num_channels=settings.num_channels,
-        labels=split.label_names or split.num_labels,
-        keep_pre_logits=settings.keep_pre_logits,
         **_dropout_rates(settings, is_resnet),
     )
     model.config.name_or_path = model.name_or_path = str(settings.model)
+    if head["head"] == "keep":
+        set_class_names(model.config, names)  # removes what calibration wrote, which training changes
+        model.conversion_record = None
     _set_problem_type(model.config, settings.loss)
     measure_channels(processor, split)
     if settings.save_for == "transformers":
@@ -88,6 +99,29 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
     if settings.lora_rank and {name for name, _ in model.named_parameters() if ".lora_" in name} <= set(frozen):
         raise ValueError(f"--freeze {settings.freeze} freezes all adapters of --lora-rank {settings.lora_rank}")
     return model, processor
+
+
+def class_names_of(split: Split) -> list[str]:
+    """Return the class names of a split, which are made from the numbers where it has none."""
+    return split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)]
+
+
+def _keeps_head(settings: FinetuneSettings, files: ModelFiles, names: list[str]) -> bool:
+    """Return whether fine-tuning starts from the model's own head, as `head` says.
+
+    Raises:
+        ValueError: `head` is "keep", and the head has other classes than `names`.
+    """
+    stored = files.config.get("id2label") or {}
+    own = [stored[number] for number in sorted(stored, key=int)]
+    if settings.head == "keep" and own != names:
+        raise ValueError(
+            f"head is keep, but {settings.model} has the classes {join_names(own, 3)}, not those of the data"
+        )
+    is_solved = settings.head == AUTO and own == names and files.find(FEATURES_FILE) is not None
+    if is_solved and not settings.closed_form:
+        logger.warning("head: that of %s, which was solved for these classes in closed form", settings.model)
+    return settings.head == "keep" or (is_solved and not settings.closed_form)
 
 
 def _dropout_rates(settings: TrainingSettings, is_resnet: bool) -> dict[str, Any]:
@@ -119,7 +153,7 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         config.patch_target = settings.target
         model = AutoModelForMaskedImageModeling.from_config(config)
     else:
-        set_class_names(config, split.label_names or [f"LABEL_{number}" for number in range(split.num_labels)])
+        set_class_names(config, class_names_of(split))
         _set_problem_type(config, settings.loss)
         model = AutoModelForImageClassification.from_config(config)
     freeze_parameters(model, settings.freeze)

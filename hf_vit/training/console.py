@@ -21,6 +21,7 @@ from .reports import describe_best, held_out_of
 from .trackers import start_trackers
 
 if TYPE_CHECKING:
+    from .closed_form import ClosedFormRun
     from .trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -180,13 +181,14 @@ def _unseen_classes(trainer: "Trainer") -> list[str]:
     return [names[number] for number in np.setdiff1d(evaluated, trained) if number >= 0]
 
 
-def print_results(trainer: "Trainer", metrics: dict[str, Any]) -> None:
+def print_results(trainer: "Trainer | ClosedFormRun", metrics: dict[str, Any]) -> None:
     """Print the results of a run, where they are saved, and the next commands to try."""
     output, write = trainer.output, trainer.accelerator.print
     if "accuracy" in metrics:
         name = "mean_average_precision" if "mean_average_precision" in metrics else "accuracy"
         write(f"{name.replace('_', ' ')} {metrics[name]:.2%} on {metrics['samples']:,} held-out images")
-        write(f"best: {describe_best(metrics)}")
+        if trainer.num_steps:
+            write(f"best: {describe_best(metrics)}")
     if (output / "report.html").exists():
         write(f"mistakes are shown in {output / 'report.html'}")
     has_classes = getattr(trainer.settings, "objective", "supervised") == "supervised"

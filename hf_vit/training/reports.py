@@ -21,6 +21,7 @@ from ..settings.recipes import dump
 from .launch import describe_device
 
 if TYPE_CHECKING:
+    from .closed_form import ClosedFormRun
     from .trainer import Trainer
 
 _FIGURES = ("confusion_matrix.png", "learning_curve.png")  # of the model card
@@ -30,10 +31,13 @@ _TILE, _GAP = 144, 8  # pixels of an image, and between two
 _LONGEST = 24  # characters of a caption
 
 
-def write_run_reports(trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
-    """Write the learning curve, card_data.json, and the reports of a classifier's last evaluation."""
+def write_run_reports(trainer: "Trainer | ClosedFormRun", metrics: Mapping[str, Any]) -> None:
+    """Write card_data.json, the learning curve if there are steps, and the reports of the last evaluation."""
     output, details, held_out = trainer.output, card_data(trainer, metrics), None
-    write_curve(trainer.state.history, output / "learning_curve.png")
+    curve = None
+    if trainer.num_steps:
+        curve = output / "learning_curve.png"
+        write_curve(trainer.state.history, curve)
     if trainer.eval_split is not None and trainer.predictions:
         folder = Path(str(trainer.settings.dataset))
         names, thresholds = names_of(trainer.config), thresholds_of(trainer.config)
@@ -44,12 +48,13 @@ def write_run_reports(trainer: "Trainer", metrics: Mapping[str, Any]) -> None:
     if held_out is not None:
         title = title_of(details["base_model"] or "a new model", trainer.settings.dataset)
         about = title, _describe_run(trainer, details), dump(trainer.settings)
-        write_results(output, held_out, *about, curve=output / "learning_curve.png")
+        write_results(output, held_out, *about, curve=curve)
 
 
-def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
+def card_data(trainer: "Trainer | ClosedFormRun", metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data of a run's model card: command, data set, settings, metrics, device and versions."""
     settings = trainer.settings
+    unused = {"output_dir", *settings.unused_fields()}
     return {
         **({"command": trainer.command} if trainer.command else {}),
         "date": datetime.date.today().isoformat(),
@@ -58,7 +63,7 @@ def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
         "train_split": settings.train_split,
         "eval_split": settings.eval_split,
         "fingerprint": trainer.fingerprint["data"],
-        "settings": {name: value for name, value in vars(settings).items() if name != "output_dir"},
+        "settings": {name: value for name, value in vars(settings).items() if name not in unused},
         "metrics": {name: value for name, value in metrics.items() if "/" not in name},  # without the metrics per class
         "processes": trainer.accelerator.num_processes,
         "device": describe_device(trainer.accelerator.device),
@@ -66,15 +71,20 @@ def card_data(trainer: "Trainer", metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _describe_run(trainer: "Trainer", details: Mapping[str, Any]) -> dict[str, str]:
+def _describe_run(trainer: "Trainer | ClosedFormRun", details: Mapping[str, Any]) -> dict[str, str]:
     settings, metrics = trainer.settings, details["metrics"]
-    speed = f"{metrics['train_images_per_second']:,.1f} images per second, including evaluations and checkpoints"
+    speed = f"{metrics['train_images_per_second']:,.1f} images per second"
+    if trainer.num_steps:
+        steps = f"{trainer.state.step:,} of {trainer.num_steps:,} optimizer steps"
+        length = {"best": describe_best(metrics), "length": f"{steps} of {settings.batch_size:,} images"}
+        speed += ", including evaluations and checkpoints"
+    else:
+        length = {"head": f"in closed form, from {metrics['train_images']:,} images; l2_reg {metrics['l2_reg']:g}"}
     return {
         "data set": str(settings.dataset),
         "trained from": details["base_model"] or "random weights",
         "held out": held_out_of(settings),
-        "best": describe_best(metrics),
-        "length": f"{trainer.state.step:,} of {trainer.num_steps:,} optimizer steps of {settings.batch_size:,} images",
+        **length,
         "throughput": speed,
         "device": f"{details['device']} (processes: {details['processes']})",
         "date": details["date"],

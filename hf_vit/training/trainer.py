@@ -21,15 +21,13 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ..data.device_augmentation import CropTransform, DeviceAugmentation
-from ..data.labels import distinguish, names_of
 from ..data.loaders import TimedBatches
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
 from ..data.summary import write_unused
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
-from ..inference.multi_label import choose_thresholds
-from ..inference.predictions import EvaluationBatches, predict, score, score_classes, to_device
+from ..inference.predictions import EvaluationBatches, evaluate_classifier, to_device
 from ..settings.fields import TrainingSettings
 from ..settings.recipes import dump
 from . import checkpoint
@@ -273,11 +271,11 @@ class Trainer:
 
     def _evaluate_classifier(self, **sizes: int) -> dict[str, float]:
         """Return the metrics at one patch size; `predictions` keeps the scores, for the reports."""
-        self.predictions = predict(self.accelerator, self.model, self.eval_batches, self.settings.loss, **sizes)
-        if self.split.multi_label:
-            thresholds = choose_thresholds(self.predictions["scores"], self.predictions["label"])
-            self.config.label_thresholds = thresholds.tolist()
-        return score(self.predictions) | score_classes(self.predictions, distinguish(names_of(self.config)))
+        loss = self.settings.loss
+        self.predictions, metrics = evaluate_classifier(
+            self.accelerator, self.model, self.eval_batches, loss, self.config, **sizes
+        )
+        return metrics
 
     def keep_best(self, metrics: dict[str, float]) -> None:
         """Log the metrics of an evaluation, and save the model to best/ if they are the best so far.

@@ -161,25 +161,6 @@ def measure(model, dataset, protocol, **changes) -> dict:
 # Few shots
 
 
-def by_numpy(features: np.ndarray, labels: np.ndarray, classes: int, l2: float) -> np.ndarray:
-    """Solve the normal equations in float64, by the definition: (X^T X + l2)^-1 X^T Y."""
-    inputs = (features - features.mean(axis=0)) / (features.std(axis=0) + module.EPSILON)
-    inputs = np.concatenate([inputs, np.full((len(inputs), 1), module.BIAS)], axis=1)
-    targets = np.where(np.eye(classes)[labels] == 1, 1.0, -1.0)
-    return np.linalg.solve(inputs.T @ inputs + l2 * np.eye(inputs.shape[1]), inputs.T @ targets)
-
-
-@pytest.mark.parametrize("images", [12, 70])  # fewer than features, and more
-@pytest.mark.parametrize("l2", [0.5, 2.0**10])
-def test_weights_equal_numpys_solver(images, l2):
-    rng = np.random.default_rng(0)
-    features, labels = rng.normal(3, 5, (images, 29)), np.arange(images) % 4
-    features[:, 7] = 2.5  # a feature that does not vary
-    solver = module.LeastSquares(torch.from_numpy(features), torch.from_numpy(labels), 4)
-    expected = by_numpy(features, labels, 4, l2)
-    np.testing.assert_allclose(solver.weights(l2).numpy(), expected, rtol=1e-8, atol=1e-9)
-
-
 def test_the_draw_equals_big_vision():
     """`rng = default_rng(seed)`, then for each class in turn `rng.permutation` of its images."""
     labels = np.array([1, 0, 1, 1, 0, 2, 2, 1])

@@ -1,0 +1,217 @@
+"""A head in closed form on frozen features: `hf-vit finetune --recipe instant`.
+
+The encoder computes the features of each image once, and regularized least squares gives the head, as in few-shot
+evaluation (section 4.1 of arXiv 2010.11929). The features of the training images stay next to the model, so that
+classes can be added and removed without the images.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ..data.labels import names_of
+from ..data.splits import Split
+from ..data.summary import write_unused
+from ..files.messages import join_names
+from ..files.output import new_model_files, write_json, write_text
+from ..inference.least_squares import LeastSquares, class_targets
+from ..inference.predictions import EvaluationBatches, collect, evaluate_classifier, model_inputs
+from ..loading import find_model, load
+from ..models.configuration_hf_vit import HfViTConfig
+from ..settings.fields import AUTO, FinetuneSettings
+from ..settings.recipes import dump
+from .build import FEATURES_FILE, class_names_of, fingerprint_run, load_for_finetuning
+from .checkpoint import locked_output
+from .reports import write_run_reports
+from .trainer import TrainState
+
+
+class TrainingFeatures(NamedTuple):
+    """The inputs of a head and their labels: all that its solution in closed form depends on."""
+
+    values: torch.Tensor  # (images, features) float32
+    labels: torch.Tensor  # class numbers (images,), or indicators of several labels (images, classes)
+
+    def save(self, folder: Path) -> None:
+        """Write them next to a model."""
+        save_file({"features": self.values, "labels": self.labels}, folder / FEATURES_FILE)
+
+    def without(self, removed: list[int]) -> "TrainingFeatures":
+        """Return the features of the images of all other classes, which are numbered anew in their order."""
+        kept = ~torch.isin(self.labels, torch.tensor(removed))
+        shift = torch.tensor([int(self.labels.new_tensor(removed).lt(number).sum()) for number in self.labels[kept]])
+        return TrainingFeatures(self.values[kept], self.labels[kept] - shift)
+
+
+def read_features(model: str) -> TrainingFeatures:
+    """Read the features next to a model that was solved in closed form.
+
+    Raises:
+        ValueError: there are none, or images have several labels.
+    """
+    file = find_model(model).find(FEATURES_FILE)
+    if file is None:
+        raise ValueError(
+            f"{model} has no {FEATURES_FILE}, which --add and --remove need: they change the folder that "
+            "`hf-vit finetune --recipe instant` wrote"
+        )
+    stored = load_file(file)
+    if stored["labels"].ndim > 1:
+        raise ValueError(f"images of {model} have several labels each, so that no class can be added or removed alone")
+    return TrainingFeatures(stored["features"], stored["labels"])
+
+
+def change_classes(names: list[str], added: list[str], removed: list[str], model: str) -> list[str]:
+    """Return the class names of a model after a change: its own, without the removed ones, then the added ones.
+
+    Raises:
+        ValueError: an added class exists, a removed one does not, or fewer than two are left.
+    """
+    if unknown := [name for name in removed if name not in names]:
+        raise ValueError(f"--remove {unknown[0]}: {model} has no such class; it has {join_names(names, 10)}")
+    kept = [name for name in names if name not in removed]
+    if known := [name for name in added if name in kept]:
+        raise ValueError(
+            f"--add has images of {known[0]}, which is a class of {model}: give it another name, or --remove it too"
+        )
+    if len(kept) + len(added) < 2:
+        raise ValueError(f"{model} would have {len(kept) + len(added)} class, but needs two")
+    return [*kept, *added]
+
+
+@dataclass
+class ClosedFormRun:
+    """A head that is solved for in closed form, with what the reports of a run need.
+
+    Args:
+        split, eval_split: the images for training and for evaluation; None where a class is only removed.
+        command: the command line or the Python call, for the model card.
+
+    Raises:
+        ValueError: the settings do not fit the model or the data.
+    """
+
+    settings: FinetuneSettings
+    accelerator: Accelerator
+    split: Split | None
+    eval_split: Split | None
+    command: str | None = None
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.output = Path(str(settings.output_dir))
+        self.known: TrainingFeatures | None = None  # of earlier images
+        if settings.add is None and not settings.remove:
+            assert self.split is not None
+            self.model, self.processor = load_for_finetuning(settings, self.split)
+        else:
+            self._load_with_changed_classes(str(settings.model))
+        self.config: Any = self.model.config
+        if getattr(self.config, "pooling", "cls") == "none":
+            raise ValueError(f"{settings.model} has no features of whole images: its pooling is none")
+        self.model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        self.predictions: dict[str, Any] = {}  # of the images for evaluation, see `evaluate_classifier`
+        self.fingerprint: dict[str, Any] = {"data": None}
+        self.state = TrainState()  # there are no steps
+        self.num_steps = 0
+
+    def _load_with_changed_classes(self, source: str) -> None:
+        """Load a model that was solved in closed form, with a new head for the changed classes."""
+        known = read_features(source)
+        names = names_of(load(source, head="keep", backend="eager")[0].config)
+        added = [] if self.split is None else class_names_of(self.split)
+        changed = change_classes(names, added, self.settings.remove, source)
+        self.known = known.without([names.index(name) for name in self.settings.remove])
+        self.model, self.processor = load(source, head="new", labels=changed, keep_pre_logits=True)
+        self.model.config.name_or_path = self.model.name_or_path = source
+        self.model.config.problem_type = "single_label_classification"
+        first = len(changed) - len(added)  # the number of the first new class
+        for split in (self.split, self.eval_split):
+            if split is not None:
+                split.numbers = [first + number for number in (split.numbers or range(split.num_labels))]
+                split.num_labels = len(changed)
+                split.label_names = changed
+
+    def fit(self) -> dict[str, Any]:
+        """Solve for the head, evaluate it, save the model with its reports, and return its metrics."""
+        settings = self.settings
+        with locked_output(self.output, settings, self.accelerator):
+            started = time.perf_counter()
+            features, skipped = self.compute_features()
+            l2, metrics = self.solve(features)
+            seconds = time.perf_counter() - started
+            metrics |= {"train_images": len(features.values), "train_images_skipped": skipped}
+            metrics |= {"train_seconds": seconds, "train_images_per_second": len(features.values) / seconds}
+            if self.split is not None:
+                self.fingerprint = fingerprint_run(settings, self.split)
+            metrics = {**self.evaluate(), "l2_reg": l2, **metrics}
+            metrics |= {"best": None, "best_metric": None, "best_step": None}  # there is one model
+            if self.accelerator.is_main_process:
+                with new_model_files(self.output) as draft:
+                    self.accelerator.unwrap_model(self.model).save_pretrained(draft)
+                    self.processor.save_pretrained(draft)
+                    features.save(draft)
+                write_text(self.output / "recipe.yaml", dump(settings))
+                write_json(self.output / "metrics.json", metrics)
+                write_unused(self.output, {} if self.split is None else self.split.unused)
+                write_run_reports(self, metrics)
+            self.accelerator.wait_for_everyone()
+        return metrics
+
+    def compute_features(self) -> tuple[TrainingFeatures, int]:
+        """Return the features of the earlier images and the training images, and the number of unreadable ones.
+
+        Raises:
+            ValueError: no image can be read, or features are not finite.
+        """
+        if self.split is None:
+            assert self.known is not None
+            return self.known, 0
+        encoder: Any = self.accelerator.unwrap_model(self.model).base_model
+        options = {"only_pooled": True} if isinstance(self.config, HfViTConfig) else {}
+        batches = EvaluationBatches(self.settings, self.split, self.processor, self.config, self.accelerator)
+
+        def compute(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {"features": encoder(**model_inputs(batch), **options).pooler_output.flatten(1).float()}
+
+        columns = collect(self.accelerator, self.model, batches, compute)
+        if not len(columns["index"]):
+            raise ValueError(f"none of the {len(self.split)} training images can be read")
+        found = TrainingFeatures(torch.from_numpy(columns["features"]), torch.from_numpy(columns["label"]))
+        finite = found.values.isfinite().all(dim=1)
+        if not finite.all():
+            first = columns["index"][int(finite.int().argmin())]
+            raise ValueError(f"features of {self.settings.model} are NaN or infinite, first for image {first}")
+        if self.known is not None:
+            found = TrainingFeatures(*map(torch.cat, zip(self.known, found, strict=True)))
+        return found, columns["skipped"]
+
+    @torch.no_grad()
+    def solve(self, features: TrainingFeatures) -> tuple[float, dict[str, Any]]:
+        """Set the head to the solution; return its regularization and the leave-one-out accuracy."""
+        targets = class_targets(features.labels, self.config.num_labels)
+        solver = LeastSquares(features.values, targets)
+        l2 = solver.choose_l2() if self.settings.l2_reg == AUTO else float(self.settings.l2_reg)
+        head: nn.Linear = self.accelerator.unwrap_model(self.model).classifier
+        weight, bias = solver.linear(l2)
+        head.weight.copy_(weight)
+        head.bias.copy_(bias)
+        if features.labels.ndim > 1:
+            return l2, {}
+        right = solver.leave_one_out(l2).argmax(dim=1) == features.labels
+        return l2, {"leave_one_out_accuracy": right.double().mean().item()}
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the metrics on the images for evaluation; {} without any."""
+        if self.eval_split is None:
+            return {}
+        batches = EvaluationBatches(self.settings, self.eval_split, self.processor, self.config, self.accelerator)
+        loss = self.settings.loss
+        self.predictions, metrics = evaluate_classifier(self.accelerator, self.model, batches, loss, self.config)
+        return metrics
