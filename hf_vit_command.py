@@ -6,8 +6,13 @@ transformers. So this command does not run `hf_vit/__init__.py`.
 """
 
 import gc
+import os
 import sys
 from importlib.util import find_spec, module_from_spec
+
+# Settings of OpenMP for threads that wait for each other. By default they keep their core busy, so that beside other
+# processes each product waits for the slowest. What the user sets is kept.
+_WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -15,6 +20,8 @@ def main(argv: list[str] | None = None) -> int:
     spec = find_spec("hf_vit")
     if spec is not None and "hf_vit" not in sys.modules:
         sys.modules["hf_vit"] = module_from_spec(spec)  # a package with the modules of ours, not yet initialized
+    if not _WAITING & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported, also by data workers
     # torch and transformers create 660,000 objects that live until the end; Python would visit them all several times.
     gc.set_threshold(50_000)
     from hf_vit.cli import main

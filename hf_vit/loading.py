@@ -33,6 +33,7 @@ from .models.image_processing_hf_vit import (
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
 from .models.registry import AUTO_MODELS, CONFIGURATIONS, MODEL_CLASSES
 from .models.utils import HUB_NAME, LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
+from .runtimes.runner import is_deployed
 
 logger = logging.get_logger(__name__)
 
@@ -64,7 +65,8 @@ def load(
     Args:
         name: a folder of `save_pretrained`, or a name on the Hub. Anything else that `hf_vit.conversion.convert` reads
             is converted once into the cache, see `find_model`: `google/vit-base-patch16-224`, `timm/...`, an .npz,
-            `augreg:Ti/16`, `gs://...`. A PEFT adapter is merged into the base model that it names.
+            `augreg:Ti/16`, `gs://...`. A PEFT adapter is merged into the base model that it names. A folder of
+            `hf-vit export --to onnx` or `openvino` is a `ProgramModel`, whose processor makes its levels.
         head: "keep" loads the class that was saved, with its head if it has one; "none" the encoder without a head;
             "new" a classifier of `labels`, with a linear head of zeros, as fine-tuning in the paper begins.
         image_size: of the model and the processor, an int or (height, width) in pixels; None: the stored one.
@@ -109,6 +111,12 @@ def load(
 
     where = {key: value for key, value in settings.items() if key in LOCATION_ARGUMENTS}
     for_model = {key: value for key, value in settings.items() if key not in LOCATION_ARGUMENTS}
+    if is_deployed(name):
+        from .runtimes.deployed import load_deployed
+
+        given = {"head": head, "image_size": image_size, "preset": preset, "patch_size": patch_size}
+        given |= {"backend": backend, "num_channels": num_channels, "labels": labels, "weights": weights}
+        return load_deployed(name, {**given, **for_model})
     of_conversion = {"weights": weights, "head": head_name, "variant": settings.get("variant")}
     files = find_model(name, of_conversion, **where)
     if files.adapter is None:

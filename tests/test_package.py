@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import hf_vit
-from hf_vit.cli.command_line import build_parser, commands_of
+from hf_vit.cli.command_line import build_parser, commands_of, main
 
 from .paths import GOLDENS, ROOT
 from .tiny_models import save_tiny
@@ -33,8 +33,8 @@ print("needless:", sorted({needless!r} & set(sys.modules)))
 NEEDLESS = set("datasets evaluate matplotlib onnx onnxruntime openvino pandas peft pyarrow sklearn".split())
 
 
-def run(script: Path, *arguments) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+def run(script: Path, *arguments, **variables: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **variables}
     command = [sys.executable, str(script), *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=script.parent)
 
@@ -65,6 +65,28 @@ def test_a_command_imports_only_what_it_needs(console_script, tmp_path):
         done = run(console_script, shlex.join(map(str, arguments)))
         assert done.returncode == 0, done.stderr
         assert "needless: []" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "9"}, "None")],
+)
+def test_threads_sleep_unless_the_user_sets_how_they_wait(given, expected, console_script):
+    console_script.write_text(f"{console_script.read_text()}\nimport os\nprint(os.environ.get('OMP_WAIT_POLICY'))")
+    assert run(console_script, "--version", **given).stdout.split()[-1] == expected
+
+
+def test_an_exported_program_needs_no_torch(console_script, tmp_path):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    save_tiny(tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "deployed"), "--to", "onnx"]) == 0
+    Image.new("RGB", (36, 20)).save(tmp_path / "image.png")
+    options = ["--threshold auto", "--json", f"--output {tmp_path / 'classes.csv'}"]
+    lines = [f"predict {tmp_path}/deployed {tmp_path}/image.png {option}" for option in options]
+    lines.append(f"embed {tmp_path}/deployed {tmp_path}/image.png --output {tmp_path}/features.npz")
+    done = run(console_script, *lines)
+    assert done.returncode == 0, done.stderr
+    assert "heavy: ['PIL', 'numpy']" in done.stdout
 
 
 @pytest.mark.slow

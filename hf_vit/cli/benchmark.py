@@ -35,43 +35,53 @@ def benchmark(
     """Time a classifier in every installed backend and precision.
 
     The images are random. The backends run in turns, so that other load on the machine affects all of them. The table
-    shows median times. Its last column is the largest difference from the logits of PyTorch in float32.
+    shows median times. Its last column is the largest difference from the logits of PyTorch in float32. Of an exported
+    folder, its own program is timed.
     """
     import torch
 
+    from ..loading import check_classifier
     from ..models.utils import as_pair
+    from ..runtimes.runner import is_deployed
 
-    options = {"image_size": image_size, "dtype": torch.float32}
-    eager, _ = load_on(folder, device, "eager", **options)
-    if not hasattr(eager, "classifier"):
-        raise ValueError(f"{folder} is an {type(eager).__name__} (expected a classifier)")
-    models = {"PyTorch": eager}
+    options: dict[str, Any] = {"image_size": image_size}
+    timed = {}
+    if not is_deployed(folder):
+        options["dtype"] = torch.float32
+        timed = _TIMED
+    first, _ = load_on(folder, device, "eager", **options)
+    check_classifier(first, folder)
+    about = getattr(first, "runtime", "PyTorch")  # of an exported folder, the name of what computes it
+    models = {about: first}
     if compile:
-        models["PyTorch, compiled"] = copy.deepcopy(eager)
+        if not timed:
+            raise ValueError(f"{folder} is an exported program, which torch.compile does not compile")
+        models["PyTorch, compiled"] = copy.deepcopy(first)
         models["PyTorch, compiled"].compile()
     not_timed = {}
-    for name, (backend, dtype) in _TIMED.items():
+    for name, (backend, dtype) in timed.items():
         where = device if backend == "torch" else "cpu"
         try:
             models[name], _ = load_on(folder, where, backend, **options | {"dtype": getattr(torch, dtype)})
         except (ImportError, ValueError) as error:
             not_timed[name] = format_error(error)
 
-    height, width = as_pair(eager.config.image_size)
+    height, width = as_pair(first.config.image_size)
     milliseconds = {name: [] for name in models}  # per image, for each batch size
     differences = dict.fromkeys(models, 0.0)
     for batch_size in batch_sizes:
-        pixel_values = torch.rand(batch_size, eager.config.num_channels, height, width) * 2 - 1
+        pixel_values = torch.rand(batch_size, first.config.num_channels, height, width) * 2 - 1
         forwards = {name: _forward(model, pixel_values) for name, model in models.items()}
         logits = {name: forward() for name, forward in forwards.items()}  # and a warm-up
         for name, times in _take_turns(forwards, seconds).items():
-            difference = (logits[name] - logits["PyTorch"]).abs().max().item()
+            difference = (logits[name] - logits[about]).abs().max().item()
             differences[name] = max(differences[name], difference)
             milliseconds[name].append(1000 * statistics.median(times) / batch_size)
 
     threads = torch.get_num_threads()
-    print(f"{folder}: {eager.num_parameters():,} parameters, {height} x {width} pixels; ", end="")
-    print(f"{eager.device.type}, {threads} {'thread' if threads == 1 else 'threads'}\n")
+    parameters = f"{first.num_parameters():,} parameters, " if timed else ""
+    print(f"{folder}: {parameters}{height} x {width} pixels; ", end="")
+    print(f"{first.device.type}, {threads} {'thread' if threads == 1 else 'threads'}\n")
     print(
         f"{'milliseconds per image':30}", *(f"{f'batch {size}':>10}" for size in batch_sizes), "  difference of logits"
     )
@@ -97,8 +107,9 @@ def _forward(model: Any, pixel_values: Any) -> Callable[[], Any]:
 def _take_turns(forwards: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
     """Return durations of calls, in seconds; at least `_MIN_ROUNDS` of each, after a call that is not timed."""
     times = {name: [] for name in forwards}
+    first = times[next(iter(forwards))]
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times["PyTorch"]) < _MIN_ROUNDS:
+    while time.perf_counter() < end or len(first) < _MIN_ROUNDS:
         for name, forward in forwards.items():
             time.sleep(_PAUSE)
             forward()

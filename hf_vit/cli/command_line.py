@@ -25,7 +25,7 @@ _TASKS = {  # the other commands as MODULE.FUNCTION; a module is imported for it
     "find and convert checkpoints": "conversion.catalog conversion.convert conversion.export conversion.fingerprint",
     "train": "finetune pretrain training.plan training.recipes training.launch_configs training.shard",
     "evaluate and study": "audit evaluate quantization.calibrate analysis.inspect analysis.compute",
-    "deploy and publish": "quantization.quantize benchmark.benchmark hub.push hub.card hub.verify",
+    "deploy and publish": "conversion.compile quantization.quantize benchmark.benchmark hub.push hub.card hub.verify",
     "set up": "environment.env environment.completion",
 }
 _FUNCTIONS = {  # by the name of the command

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -207,6 +208,31 @@ def export(
     if left and not output.is_dir():  # the config.json of a folder has them
         print("for the same results, pass these arguments to timm.create_model:", json.dumps(left))
     print(f"saved in {output}")
+
+
+def compile(
+    folder: Model,
+    *,
+    to: Annotated[
+        Literal["onnx", "openvino"] | None, "runtime of the program (default: onnx if it is installed, else openvino)"
+    ] = None,
+) -> None:
+    """Make the program of a model once, in the cache, so that predict and embed answer at once.
+
+    These commands then use ONNX Runtime or OpenVINO, without PyTorch, and say so; --backend eager uses PyTorch. If the
+    files of the model change, its program is not used until it is compiled again.
+    """
+    silence_progress_bars()
+    from ..loading import load, resolve_model
+    from ..runtimes.deployment import export_deployment
+    from ..runtimes.program_cache import add_compiled
+    from .retrieval import identify_model
+
+    model, processor = load(folder)
+    runtime = to or ("openvino" if find_spec("onnxruntime") is None else "onnx")
+    about = identify_model(str(resolve_model(folder)))
+    made = add_compiled(folder, about, lambda path: export_deployment(model, path, runtime, processor, overwrite=True))
+    print(f"made in {made}; hf-vit predict {folder} and hf-vit embed {folder} use it")
 
 
 def fingerprint(source: Annotated[str, "model: an hf_vit folder, or any source of `hf-vit convert`"]) -> None:

@@ -4,8 +4,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from glob import glob
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -152,19 +153,19 @@ class BatchProgress:
         Raises:
             ValueError: no image can be read.
         """
-        from tqdm import tqdm
-
-        with tqdm(total=len(self._images), unit=" images", disable=None, delay=1) as bar:
+        with _open_bar(len(self._images)) as bar:
             for batch in batches:
                 self._skipped += len(batch.unreadable)
                 for error in batch.unreadable.values():
                     if len(self._images) == 1:
                         raise error
-                    bar.write(f"{self._program}: {format_error(error)}", file=sys.stderr)
+                    write = print if bar is None else bar.write
+                    write(f"{self._program}: {format_error(error)}", file=sys.stderr)
                 if batch.numbers:
-                    with bar.external_write_mode():
+                    with nullcontext() if bar is None else bar.external_write_mode():
                         yield [self._images.names[number] for number in batch.numbers], batch.outputs
-                bar.update(len(batch.numbers) + len(batch.unreadable))
+                if bar is not None:
+                    bar.update(len(batch.numbers) + len(batch.unreadable))
         if self._skipped == len(self._images):
             raise ValueError(f"none of the {self._skipped} images can be read")
 
@@ -173,6 +174,64 @@ class BatchProgress:
         if self._skipped:
             print(f"{self._program}: {self._skipped} of {len(self._images)} images cannot be read", file=sys.stderr)
             raise SystemExit(1)
+
+
+def _open_bar(total: int) -> Any:
+    """Return a progress bar as a context manager; of None where nobody sees it, so that tqdm is not imported."""
+    if sys.stderr is None or not sys.stderr.isatty() or find_spec("tqdm") is None:
+        return nullcontext()
+    from tqdm import tqdm
+
+    return tqdm(total=total, unit=" images", delay=1)
+
+
+def open_program(folder: str, num_images: int, output: str, **options: Any) -> Any:
+    """Open a folder of `hf-vit export`, or the program that `hf-vit compile` made of a model, without torch.
+
+    Args:
+        output: the output that is needed, logits or pooler_output.
+        options: options of the command that a program does not have, None where they are not given.
+
+    Returns:
+        A `Classifier`; its `about` is what identifies the model, of a compiled program. None for other models.
+
+    Raises:
+        ValueError: one of the options is given for an exported folder; or this is of an older format.
+    """
+    from ..runtimes.runner import Classifier, is_deployed
+
+    given = [name for name, value in options.items() if value not in (None, "auto", "cpu")]
+    if is_deployed(folder):
+        if given:
+            raise ValueError(f"{folder} is an exported program; --{given[0].replace('_', '-')} needs the model itself")
+        return Classifier(folder, num_images)
+    if given or options.get("backend") is not None or find_spec("huggingface_hub") is None:
+        return None
+    from ..runtimes.program_cache import find_compiled
+
+    try:
+        found = find_compiled(folder)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return None
+    if found is None:
+        return None
+    compiled, record = found
+    program = Classifier(compiled, num_images)
+    if output not in program.outputs:
+        return None
+    program.about = record["about"]
+    print(f"using the program of hf-vit compile {folder}; --backend eager uses PyTorch", file=sys.stderr)
+    return program
+
+
+def fetch(image: Any) -> Any:
+    """Return an image; one that is given by its address is downloaded."""
+    if not (isinstance(image, str) and image.startswith(_URLS)):
+        return image
+    from ..files.download import fetch_image  # imports huggingface_hub
+
+    return fetch_image(image)
 
 
 def load_on(

@@ -18,8 +18,10 @@ from .image_list import (
     ImageColumn,
     Images,
     Split,
+    fetch,
     find_images,
     load_on,
+    open_program,
 )
 
 _FORMATS = {"": "text", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}  # by the suffix of --output
@@ -87,22 +89,31 @@ def predict(
         refuse_existing(output, overwrite)  # before the work, not after
     found = find_images(images, dataset, split, image_column)
     from ..files.predictions import predictions_writer
-    from ..inference.predictor import Predictor
-    from ..models.configuration_hf_vit import score_function
 
-    model, processor = load_on(
-        folder, device, backend, min(batch_size, len(found)), image_size=image_size, preset=preset
-    )
     chosen: dict[str, Any] = {"top_k": top_k, "threshold": threshold, "coverage": coverage, "reject": reject}
-    predictor = Predictor((model, processor), batch_size=batch_size, **chosen)
-    batches = predictor.batches(found, skip_unreadable=True)
+    program = open_program(
+        folder, len(found), "logits", device=device, backend=backend, image_size=image_size, preset=preset
+    )
+    if program is not None:
+        in_percent = program.program["scores"] != "none"
+        batches = program.predict(found, batch_size, fetch, **chosen)
+    else:
+        from ..inference.predictor import Predictor
+        from ..models.configuration_hf_vit import score_function
+
+        model, processor = load_on(
+            folder, device, backend, min(batch_size, len(found)), image_size=image_size, preset=preset
+        )
+        in_percent = score_function(model.config) != "none"
+        predictor = Predictor((model, processor), batch_size=batch_size, **chosen)
+        batches = predictor.batches(found, skip_unreadable=True)
     progress = BatchProgress("hf-vit predict", found)
     with ExitStack() as opened:
         file = sys.stdout
         if output:
             draft = opened.enter_context(new_file(output, overwrite))
             file = opened.enter_context(open(draft, "w", encoding="utf-8", errors="backslashreplace", newline=""))
-        write = predictions_writer(kind, file, in_percent=score_function(model.config) != "none")
+        write = predictions_writer(kind, file, in_percent)
         for names, classes in progress.follow(batches):
             for name, predictions in zip(names, classes, strict=True):
                 write(name, predictions)

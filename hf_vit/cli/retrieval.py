@@ -19,12 +19,14 @@ from .image_list import (
     ImageColumn,
     Images,
     Split,
+    fetch,
     find_images,
     load_on,
+    open_program,
     read_named,
 )
 
-_PROCESSOR = "preprocessor_config.json"
+_MODEL_FILES = ("*.safetensors", "*.bin", "preprocessor_config.json")
 _ROWS_PER_GROUP = 4  # rows to search for per group of near duplicates
 
 
@@ -57,16 +59,23 @@ def embed(
     if suffix == ".parquet":
         import pyarrow.parquet  # noqa: F401
     found = find_images(images, dataset, split, image_column)
-    silence_progress_bars()
-    from ..inference.predictor import Predictor
-    from ..loading import resolve_model
+    program = open_program(folder, len(found), "pooler_output", device=device, backend=backend)
+    if program is not None:
+        about = program.about or identify_model(folder)
+        jpeg_dct = program.jpeg_dct
+        batches = program.embed(found, batch_size, fetch, normalize)
+    else:
+        silence_progress_bars()
+        from ..inference.predictor import Predictor
+        from ..loading import resolve_model
 
-    folder = str(resolve_model(folder))
-    model, processor = load_on(folder, device, backend, min(batch_size, len(found)), features=True)
-    about = _identify(folder) | {"features": "pooler_output", "normalized": normalize}
-    about["jpeg_dct"] = processor.jpeg_dct
-    predictor = Predictor((model, processor), "embed", batch_size=batch_size, normalize=normalize)
-    batches = predictor.batches(found, skip_unreadable=True)
+        folder = str(resolve_model(folder))
+        model, processor = load_on(folder, device, backend, min(batch_size, len(found)), features=True)
+        about = identify_model(folder)
+        jpeg_dct = processor.jpeg_dct
+        predictor = Predictor((model, processor), "embed", batch_size=batch_size, normalize=normalize)
+        batches = predictor.batches(found, skip_unreadable=True)
+    about |= {"features": "pooler_output", "normalized": normalize, "jpeg_dct": jpeg_dct}
     progress = BatchProgress("hf-vit embed", found)
     count, width = write_features(output, about, progress.follow(batches), overwrite)
     print(f"{count:,} {'image' if count == 1 else 'images'}, {width} features each: {output}")
@@ -75,13 +84,15 @@ def embed(
     progress.end()
 
 
-def _identify(folder: str) -> dict[str, Any]:
+def identify_model(folder: str) -> dict[str, Any]:
     """Return the folder or name of a model, and one SHA-256 of its weights and its preprocessing."""
     from ..files.manifest import sha256_of
     from ..models.utils import find_file
+    from ..runtimes.runner import is_deployed
 
     path = Path(folder) if Path(folder).is_dir() else Path(str(find_file(folder, "config.json", {}))).parent
-    files = sorted(file for pattern in ("*.safetensors", "*.bin", _PROCESSOR) for file in path.glob(pattern))
+    patterns = ("*.onnx", "*.xml", "*.bin", "preprocessing.json") if is_deployed(path) else _MODEL_FILES
+    files = sorted(file for pattern in patterns for file in path.glob(pattern))
     digest = hashlib.sha256("".join(f"{sha256_of(file)}  {file.name}\n" for file in files).encode())
     return {"model": str(path.resolve()) if path == Path(folder) else folder, "sha256": digest.hexdigest()}
 
@@ -123,21 +134,27 @@ def search(
             raise ValueError(f"--sheet draws only one query, but {len(found)} are given")
         check_figure("--sheet", sheet, overwrite)
     stored = Features(features)
-    from ..inference.predictor import Predictor
     from ..inference.search import search as search_features
 
     folder = model or stored.about["model"]
-    encoder, processor = load_on(folder, device)
-    if _identify(folder)["sha256"] != stored.about["sha256"]:
+    if identify_model(folder)["sha256"] != stored.about["sha256"]:
         raise ValueError(
             f"{features} was computed by another model than {folder}, by {stored.about['model']}; give that model's "
             "folder with --model, or run hf-vit embed again"
         )
-    if stored.about["jpeg_dct"] != processor.jpeg_dct:
-        processor.update(jpeg_dct=stored.about["jpeg_dct"])
-        print(f"queries are decoded as the images of {features}, with jpeg_dct {processor.jpeg_dct}", file=sys.stderr)
+    program = open_program(folder, len(found), "pooler_output", device=device)
+    if program is not None:
+        batches = program.embed(found, fetch=fetch)
+    else:
+        from ..inference.predictor import Predictor
+
+        encoder, processor = load_on(folder, device)
+        if stored.about["jpeg_dct"] != processor.jpeg_dct:
+            processor.update(jpeg_dct=stored.about["jpeg_dct"])
+            decoder = f"with jpeg_dct {processor.jpeg_dct}"
+            print(f"queries are decoded as the images of {features}, {decoder}", file=sys.stderr)
+        batches = Predictor((encoder, processor), "embed").batches(found, skip_unreadable=True)
     progress, names, vectors = BatchProgress("hf-vit search", found), [], []
-    batches = Predictor((encoder, processor), "embed").batches(found, skip_unreadable=True)
     for read, outputs in progress.follow(batches):
         names += read
         vectors.append(outputs)

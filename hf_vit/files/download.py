@@ -125,7 +125,7 @@ def fetch_image(image: Any) -> Any:
     """
     if not (isinstance(image, str) and image.startswith(("https://", "http://"))):
         return image
-    from ..models.image_reading import ImageReadingError  # imports torch
+    from ..models.image_decoding import ImageReadingError  # imports Pillow
 
     end = time.monotonic() + _IMAGE_TIME
     body = bytearray()

@@ -1,4 +1,4 @@
-"""Predicted classes of images: which ones, and their form as text, JSON lines or CSV; without torch."""
+"""Outputs of models for images: features, and classes, with their form as text, JSON lines or CSV; without torch."""
 
 import csv
 import json
@@ -117,6 +117,12 @@ def distances_to_classes(logits: np.ndarray, limits: list[float]) -> np.ndarray:
     return np.asarray(limits, np.float32)[logits.argmax(axis=1)] - logits.max(axis=1)
 
 
+def unit_length(features: np.ndarray) -> np.ndarray:
+    """Scale rows to length 1, except rows of zeros."""
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    return features / np.where(lengths == 0, 1, lengths)
+
+
 def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Callable[[str, list[Any]], None]:
     """Return a function that writes the predictions of an image, most likely first.
 
@@ -136,9 +142,12 @@ def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Call
         )
     form = "6.1%" if in_percent else "10.4g"
     nothing = ["  none of the classes"]
-    return lambda image, predictions: print(
-        image, *([f"  {entry.score:{form}}  {entry.label}" for entry in predictions] or nothing), sep="\n", file=file
-    )
+
+    def write(image: str, predictions: list[Prediction]) -> None:
+        lines = [f"  {entry.score:{form}}  {printable(entry.label)}" for entry in predictions]
+        print(printable(image), *(lines or nothing), sep="\n", file=file)
+
+    return write
 
 
 class Table:

@@ -15,8 +15,8 @@ from ..data.workers import worker_options
 from ..files.download import fetch_image
 from ..files.image_files import images_below
 from ..files.predictions import Batch
+from ..models.image_decoding import ImageReadingError
 from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize
-from ..models.image_reading import ImageReadingError
 
 _WORKERS = 4
 _FEW_IMAGES = 64  # are read sooner than processes start

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ..files.predictions import unit_length
+
 ROWS_AT_ONCE = 8192  # rows of features that are compared at once
 
 
@@ -38,9 +40,3 @@ def search(
         rows, cosines = np.take_along_axis(rows, best, 1), np.take_along_axis(cosines, best, 1)
         seen += len(chunk)
     return rows, cosines
-
-
-def unit_length(features: np.ndarray) -> np.ndarray:
-    """Scale rows to length 1, except rows of zeros."""
-    lengths = np.linalg.norm(features, axis=1, keepdims=True)
-    return features / np.where(lengths == 0, 1, lengths)

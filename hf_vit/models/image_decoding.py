@@ -16,12 +16,16 @@ Pillow reads the usual files. The exceptions are here:
 A gray image above 8 bits becomes "I;16" with white at 65535, or "F". Color has 8 bits: of 16 bits, the upper 8 remain.
 """
 
+import base64
 import io
 import logging
 import math
+import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -41,6 +45,7 @@ try:  # not `suppress`: for code on the Hub, transformers requires every import 
 except ImportError:
     pass
 
+MAX_NAME = 200  # characters of a path in messages
 MAX_PIXELS = 2**27  # limit on the size in the header; the largest photographs have about 100 million pixels
 _MAX_TEXT = 2**20  # bytes; Pillow refuses longer text
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -64,6 +69,60 @@ _STRIP_OFFSETS, _SAMPLES, _ROWS_PER_STRIP, _PLANAR, _PREDICTOR = 273, 277, 278, 
 _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 322, 323, 324, 338, 339
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2  # photometric interpretations
 _KINDS = {1: "u", 2: "i", 3: "f"}  # NumPy's letters of the sample formats
+
+
+class ImageReadingError(ValueError):
+    """Raised for an image that cannot be read; the message names the file or the index in the batch."""
+
+
+def name_image(image: Any, index: int) -> str:
+    """Return an image's name for messages: its path if it has one, otherwise its index."""
+    path = image.get("path") if isinstance(image, dict) else getattr(image, "filename", image)
+    if isinstance(path, str | os.PathLike) and str(path):
+        return str(path) if len(str(path)) <= MAX_NAME else f"image {index} ({str(path)[:50]}...)"
+    return f"image {index}"
+
+
+@contextmanager
+def convert_errors(name: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Convert errors of some types to an ImageReadingError that names the image."""
+    try:
+        yield
+    except ImageReadingError:
+        raise
+    except Image.UnidentifiedImageError as error:
+        hint = "" if "HEIF" in FORMATS else "; for HEIC: pip install pillow-heif"
+        raise ImageReadingError(f"{name} is not an image in one of the formats {', '.join(FORMATS)}{hint}") from error
+    except kinds as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ImageReadingError(f"cannot read {name}: {reason}") from error
+
+
+def open_source(image: Any) -> AbstractContextManager[Any]:
+    """Return a context manager with a file object of an image; files that are opened here are closed at its end."""
+    if isinstance(image, dict):
+        image = image.get("path") if image.get("bytes") is None else image["bytes"]
+    if isinstance(image, bytes | bytearray | memoryview):
+        return io.BytesIO(image)
+    if isinstance(image, str) and image.startswith(("http://", "https://")):
+        raise ValueError("it is an address; hf_vit.predict and hf_vit.embed download it, or pass the path of a file")
+    if isinstance(image, str) and image.startswith("data:"):
+        return io.BytesIO(base64.b64decode(image.partition(",")[2]))
+    if isinstance(image, str | os.PathLike):
+        try:
+            state = os.stat(image)
+        except (OSError, ValueError):
+            if len(os.fspath(image)) <= MAX_NAME:
+                raise
+            characters = len(os.fspath(image))
+            hint = "base64 begins with data:image/png;base64,"
+            raise ValueError(f"text of {characters} characters, which is no path; {hint}") from None
+        if not stat.S_ISREG(state.st_mode):  # opening a pipe would block
+            raise ValueError("it is not a regular file")
+        return open(image, "rb")
+    if hasattr(image, "read"):
+        return nullcontext(image)
+    raise TypeError(f"expected a path, bytes, PIL image, NumPy array or tensor, got {type(image).__name__}")
 
 
 def open_image(file: Any) -> Image.Image:

@@ -19,7 +19,8 @@ from transformers.processing_utils import ImagesKwargs
 from transformers.utils import logging
 
 from .configuration_hf_vit import check_size, value_errors
-from .image_reading import ImageReadingError, list_images, name_image, read_image
+from .image_decoding import ImageReadingError, name_image
+from .image_reading import list_images, read_image
 from .image_resizing import Filter, Window, clip_window, crop_to, fit_grid, pad_to, resize
 from .resize_weights import AREA, BICUBIC, BILINEAR, KERNELS, center_offset, crop_rounding, shortest_edge_size
 from .utils import (

@@ -16,14 +16,12 @@ Images with channels other than color and alpha can be arrays, `.npy` files, TIF
 {"channels": [image, ...]} with one image per channel.
 """
 
-import base64
 import io
 import math
 import os
-import stat
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,13 +30,15 @@ from PIL import Image
 from transformers.utils import logging
 
 from .image_decoding import (
-    FORMATS,
     MAX_PIXELS,
+    ImageReadingError,
     check_pixels,
+    convert_errors,
     describe_range,
     is_unloaded_file,
     load_upright,
     open_image,
+    open_source,
     pixels_of,
     read_tiff_channels,
     upright_size,
@@ -51,13 +51,8 @@ logger = logging.get_logger(__name__)
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 _NPY = b"\x93NUMPY"  # first bytes of an .npy file
-_MAX_NAME = 200  # characters of a path in messages
 # Values that leave [0, 1] by rounding are clipped: those of half precision by one step at 1.
 _MAX_EXCESS = {torch.float16: 2**-10, torch.bfloat16: 2**-7}
-
-
-class ImageReadingError(ValueError):
-    """Raised for an image that cannot be read; the message names the file or the index in the batch."""
 
 
 def list_images(images: Any, device: Any = None) -> list[Any]:
@@ -81,14 +76,6 @@ def list_images(images: Any, device: Any = None) -> list[Any]:
     is_batch = isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4
     on_cpu = torch.device(device or getattr(images, "device", "cpu")).type == "cpu"
     return list(images) if is_batch and on_cpu else [images]
-
-
-def name_image(image: Any, index: int) -> str:
-    """Return an image's name for messages: its path if it has one, otherwise its index."""
-    path = image.get("path") if isinstance(image, dict) else getattr(image, "filename", image)
-    if isinstance(path, str | os.PathLike) and str(path):
-        return str(path) if len(str(path)) <= _MAX_NAME else f"image {index} ({str(path)[:50]}...)"
-    return f"image {index}"
 
 
 def read_image(
@@ -122,7 +109,7 @@ def read_image(
     Raises:
         ImageReadingError: the image cannot be read, or its channels cannot be converted to `num_channels`.
     """
-    with _convert_errors(name, ValueError, TypeError):
+    with convert_errors(name, ValueError, TypeError):
         if isinstance(image, dict) and "channels" in image:
             parts = enumerate(image["channels"])
             options: dict[str, Any] = {"keep_float": keep_float, "jpeg_dct": jpeg_dct}
@@ -208,27 +195,12 @@ def to_mode(
 
 
 @contextmanager
-def _convert_errors(name: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Convert errors of some types to an ImageReadingError that names the image."""
-    try:
-        yield
-    except ImageReadingError:
-        raise
-    except Image.UnidentifiedImageError as error:
-        hint = "" if "HEIF" in FORMATS else "; for HEIC: pip install pillow-heif"
-        raise ImageReadingError(f"{name} is not an image in one of the formats {', '.join(FORMATS)}{hint}") from error
-    except kinds as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ImageReadingError(f"cannot read {name}: {reason}") from error
-
-
-@contextmanager
 def _open(image: Any, name: str) -> Iterator[Image.Image]:
     """Open an image file or PIL image, and check its size; any error becomes an ImageReadingError."""
     # for damaged files, decoders raise OSError, SyntaxError, struct.error, ...
-    with _convert_errors(name, Exception), ExitStack() as files:
+    with convert_errors(name, Exception), ExitStack() as files:
         if not isinstance(image, Image.Image):
-            image = files.enter_context(open_image(files.enter_context(_open_source(image))))
+            image = files.enter_context(open_image(files.enter_context(open_source(image))))
         elif image.format == "EPS":
             raise ValueError("EPS images are not supported, because Pillow starts a program to decode them")
         elif is_unloaded_file(image, "TIFF") or (is_unloaded_file(image, "PNG") and _is_read_again(image)):
@@ -244,33 +216,6 @@ def _is_read_again(image: Any) -> bool:
     return isinstance(image.fp, io.BytesIO) or "transparency" in image.info
 
 
-def _open_source(image: Any) -> AbstractContextManager[Any]:
-    """Return a context manager with a file object of an image; files that are opened here are closed at its end."""
-    if isinstance(image, dict):
-        image = image.get("path") if image.get("bytes") is None else image["bytes"]
-    if isinstance(image, bytes | bytearray | memoryview):
-        return io.BytesIO(image)
-    if isinstance(image, str) and image.startswith(("http://", "https://")):
-        raise ValueError("it is an address; hf_vit.predict and hf_vit.embed download it, or pass the path of a file")
-    if isinstance(image, str) and image.startswith("data:"):
-        return io.BytesIO(base64.b64decode(image.partition(",")[2]))
-    if isinstance(image, str | os.PathLike):
-        try:
-            state = os.stat(image)
-        except (OSError, ValueError):
-            if len(os.fspath(image)) <= _MAX_NAME:
-                raise
-            characters = len(os.fspath(image))
-            hint = "base64 begins with data:image/png;base64,"
-            raise ValueError(f"text of {characters} characters, which is no path; {hint}") from None
-        if not stat.S_ISREG(state.st_mode):  # opening a pipe would block
-            raise ValueError("it is not a regular file")
-        return open(image, "rb")
-    if hasattr(image, "read"):
-        return nullcontext(image)
-    raise TypeError(f"expected a path, bytes, PIL image, NumPy array or tensor, got {type(image).__name__}")
-
-
 def is_npy(image: Any) -> bool:
     """Return whether an image is the content or the path of an .npy file."""
     if isinstance(image, dict):
@@ -282,8 +227,8 @@ def is_npy(image: Any) -> bool:
 
 def _load_npy(image: Any, name: str) -> np.ndarray:
     with (
-        _convert_errors(name, Exception),
-        _open_source(image) as file,
+        convert_errors(name, Exception),
+        open_source(image) as file,
     ):  # for a damaged file, np.load raises EOFError, SyntaxError, ...
         return np.load(file, allow_pickle=False)
 
@@ -292,7 +237,7 @@ def _read_tiff_channels(image: Any, num_channels: int, name: str) -> list[np.nda
     """Return the channels of a TIFF file, as `read_tiff_channels`; an empty list for other images."""
     if isinstance(image, Image.Image):
         return []
-    with _convert_errors(name, Exception), _open_source(image) as file:
+    with convert_errors(name, Exception), open_source(image) as file:
         return read_tiff_channels(file, num_channels)
 
 

@@ -62,9 +62,18 @@ def to_onnx(module: nn.Module, example: torch.Tensor, output_names: list[str]) -
 
 def check_classifier(model: Any, processor: Any) -> HfViTImageProcessor:
     """Return the image processor; raise ConversionError if it is another package's, or the model does not classify."""
-    is_classifier = hasattr(model, "classifier") or getattr(model, "is_classifier", False)  # the latter of an Int8Model
-    if not is_classifier or getattr(model.config, "pooling", None) == "none":
+    if not is_classifier(model) or getattr(model.config, "pooling", None) == "none":
         raise ConversionError(f"{type(model).__name__} does not classify images (expected a classifier that pools)")
+    return check_processor(processor)
+
+
+def is_classifier(model: Any) -> bool:
+    """Return whether a model computes logits."""
+    return hasattr(model, "classifier") or getattr(model, "is_classifier", False)  # the latter of an Int8Model
+
+
+def check_processor(processor: Any) -> HfViTImageProcessor:
+    """Return the image processor; raise ConversionError if it is another package's."""
     if not isinstance(processor, HfViTImageProcessor):
         raise ConversionError(f"the image processor is {type(processor).__name__} (expected HfViTImageProcessor)")
     return processor

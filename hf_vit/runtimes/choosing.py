@@ -9,7 +9,7 @@ from transformers.utils import logging
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.utils import check_choice
 from .int8 import Int8Model
-from .program_model import ONNXRuntimeModel, OpenVINOModel
+from .program_model import ONNXRuntimeModel, OpenVINOModel, ProgramModel
 from .programs import PROGRAM_MODELS
 
 logger = logging.get_logger(__name__)
@@ -22,6 +22,10 @@ _WIDE, _MANY = 768, 8  # in bfloat16, `choose` takes torch from this hidden_size
 def make_backend(model: Any, backend: str, batch_size: int = 1, **where: Any) -> Any:
     """Return a model that computes the same through a backend; see `hf_vit.use_backend`."""
     check_choice("backend", backend, BACKENDS)
+    if isinstance(model, ProgramModel) and backend not in ("auto", "eager"):
+        raise ValueError(f"the model is a {type(model).__name__}, a program already; omit backend {backend}")
+    if isinstance(model, ProgramModel):
+        return model
     if backend == "auto":
         backend = choose(model, batch_size)
         logger.info(f"the backend is {backend}")

@@ -20,8 +20,9 @@ from ..files.output import check_no_model, new_folder, refuse_existing, write_js
 from ..models.configuration_hf_vit import Size, score_function, stored_thresholds
 from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, output_size, set_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
-from .any_size import ANY_SIZE, check_classifier, make_any_size_onnx, unsupported_sizes
+from .any_size import ANY_SIZE, check_processor, is_classifier, make_any_size_onnx, unsupported_sizes
 from .programs import make_onnx, make_openvino
+from .runner import PROGRAM
 
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
 _PROGRAMS = {"onnx": "model.onnx", "openvino": "model.xml"}
@@ -31,6 +32,8 @@ _WRITTEN = (  # settings of the processor that preprocessing.json contains
 )
 RUNNER = (  # files of hf_vit, which do not need torch
     "runtimes/runner.py",
+    "files/predictions.py",
+    "files/printable.py",
     "models/image_decoding.py",
     "models/image_formats.py",
     "models/jpeg.py",
@@ -64,7 +67,7 @@ def export_deployment(
     """Write a deployment folder, which runs without this package and torch; its files are listed in this module.
 
     Args:
-        model: a classifier of images, on the CPU; the program computes in float32, that of an `Int8Model` in int8.
+        model: a classifier or encoder, on the CPU; the program computes in float32, that of an `Int8Model` in int8.
         folder: the folder to write; it appears when it is complete.
         to: "onnx" (extra `export`) or "openvino" (extra `openvino`).
         processor: the model's image processor. The script computes bit-identical levels.
@@ -80,7 +83,8 @@ def export_deployment(
     refuse_existing(folder, overwrite)
     check_no_model(folder)
     any_size = size == ANY_SIZE and to == "onnx"
-    processor = _processor_for_size(check_classifier(model, processor), None if any_size else size)
+    outputs = _outputs_of(model, any_size)
+    processor = _processor_for_size(check_processor(processor), None if any_size else size)
     if model.dtype != torch.float32:
         model = copy.deepcopy(model).float()
     settings = processor.settings()
@@ -93,19 +97,30 @@ def export_deployment(
         elif write_program is not None:
             write_program(draft / _PROGRAMS[to], image_size, scaling)
         elif to == "onnx":
-            make_onnx(model, image_size, scaling=scaling).save(draft / _PROGRAMS[to])
+            make_onnx(model, image_size, outputs, scaling).save(draft / _PROGRAMS[to])
         else:
-            make_openvino(model, image_size, draft / _PROGRAMS[to], scaling=scaling)
-        write_json(draft / "labels.json", {str(index): name for index, name in sorted(model.config.id2label.items())})
+            make_openvino(model, image_size, draft / _PROGRAMS[to], outputs, scaling)
+        labels = model.config.id2label if "logits" in outputs else {}
+        write_json(draft / "labels.json", {str(index): name for index, name in sorted(labels.items())})
         write_json(draft / "preprocessing.json", {name: settings[name] for name in _WRITTEN})
         write_json(draft / "thresholds.json", stored_thresholds(model.config))
-        program = {"file": _PROGRAMS[to], "resizes": any_size, "scores": score_function(model.config)}
-        write_json(draft / "program.json", program)
+        program = {"file": _PROGRAMS[to], "outputs": outputs, "resizes": any_size}
+        program["scores"] = score_function(model.config)
+        write_json(draft / PROGRAM, program)
         (draft / "predict.py").write_text(_SCRIPT, encoding="utf-8")
         for name in RUNNER:
             copy_of = draft / "classifier" / name
             copy_of.parent.mkdir(parents=True, exist_ok=True)
             copy_of.write_bytes((files("hf_vit") / name).read_bytes())
+
+
+def _outputs_of(model: Any, any_size: bool) -> list[str]:
+    """Return the names of the program's outputs; raise ConversionError for a model without one row per image."""
+    if getattr(model.config, "pooling", None) == "none":
+        raise ConversionError(f"{type(model).__name__} does not pool (expected a classifier or encoder that pools)")
+    if any_size or hasattr(model, "write_program"):  # such programs compute logits only
+        return ["logits"]
+    return ["logits", "pooler_output"] if is_classifier(model) else ["pooler_output"]
 
 
 def _processor_for_size(processor: HfViTImageProcessor, size: Size | str | None) -> HfViTImageProcessor:

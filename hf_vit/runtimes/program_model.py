@@ -1,40 +1,27 @@
-"""Models whose forward is a compiled program of OpenVINO or ONNX Runtime, and the cache of these programs on disk.
-
-An entry of the cache is a folder `hf_vit/programs/<entry>/` in the assets cache of Hugging Face (`HF_ASSETS_CACHE`,
-by default `HF_HOME/assets`): the files of the program, and a `manifest.json` with their sha256. An entry is written
-completely or not at all; a damaged one is made again. The most recently used entries are kept, up to 8 GiB
-(`HF_VIT_PROGRAM_CACHE`, in GiB; 0 keeps none). Everything in the cache may be deleted at any time.
-"""
+"""Models whose forward is a compiled program of OpenVINO or ONNX Runtime."""
 
 import copy
 import hashlib
 import importlib.metadata
-import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
-from huggingface_hub import constants
 from torch import nn
 from transformers import AutoModel, AutoModelForImageClassification
 from transformers.utils.generic import ModelOutput
 
 from ..files.fingerprint import fingerprint_weights
-from ..files.manifest import MANIFEST, check_files, write_manifest
-from ..files.output import new_folder
 from ..files.versions import require
 from ..models.packed_linear import forbid_changes
 from ..models.utils import as_pair
 from . import programs
+from .program_cache import cached
 from .programs import PROGRAM_MODELS, make_onnx, make_openvino
 
-_Loaded = TypeVar("_Loaded")
 Program = Callable[[torch.Tensor], list[torch.Tensor]]  # (batch, channels, height, width) float32 -> its outputs
 _RECORDS = ("output_hidden_states", "output_attentions")
 # Arguments that change no output: the image size is fixed, and every program returns all outputs.
@@ -43,51 +30,6 @@ _PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _PYTORCH = 'use PyTorch for it: backend="torch" (--backend torch)'
 _MOST_IN_ONE_FILE = 2**31 - 2**24  # bytes of weights in an .onnx; the graph needs the rest of 2 GiB
 _ERRORS = 3  # log level of ONNX Runtime
-
-
-def cache_folder() -> Path:
-    """Return the folder of all entries."""
-    return Path(constants.HF_ASSETS_CACHE, "hf_vit", "programs")
-
-
-def cached(entry_name: str | None, make: Callable[[Path], None], load: Callable[[Path], _Loaded]) -> _Loaded:
-    """Load a program from the cache; make it first if it is missing or damaged.
-
-    Args:
-        entry_name: name of the entry's folder, unique for what the program computes; None: do not use the cache.
-        make: function that writes the files of the program into an empty folder.
-        load: function that reads them from a folder, which may be deleted afterward.
-    """
-    limit = float(os.environ.get("HF_VIT_PROGRAM_CACHE", "8")) * 2**30
-    entry = cache_folder() / entry_name if entry_name is not None and limit > 0 else None
-    if entry is not None:
-        with suppress(Exception):  # it is missing or damaged, or another version of the runtime wrote it
-            check_files(entry / MANIFEST)
-            loaded = load(entry)
-            os.utime(entry / MANIFEST)
-            return loaded
-        shutil.rmtree(entry, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as temporary:
-        made = Path(temporary)
-        make(made)
-        loaded = load(made)
-        if entry is not None:
-            with suppress(OSError):  # the cache is not writable, or another process was faster
-                with new_folder(entry) as folder:
-                    shutil.copytree(made, folder, dirs_exist_ok=True)
-                    write_manifest(folder)
-                _drop_oldest(limit)
-        return loaded
-
-
-def _drop_oldest(limit: float) -> None:
-    """Delete the least recently used entries until the others have at most `limit` bytes; the newest is kept."""
-    entries = sorted(cache_folder().glob(f"*/{MANIFEST}"), key=lambda file: file.stat().st_mtime, reverse=True)
-    total = 0
-    for number, entry in enumerate(entries):
-        total += sum(file.stat().st_size for file in entry.parent.iterdir())
-        if total > limit and number:
-            shutil.rmtree(entry.parent, ignore_errors=True)
 
 
 class ProgramModel(nn.Module):

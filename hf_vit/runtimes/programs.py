@@ -42,7 +42,13 @@ class _Outputs(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         if self.scale is not None and self.offset is not None:
             pixel_values = pixel_values * self.scale + self.offset
-        outputs = self.model(pixel_values)
+        if "pooler_output" in self.names:  # also of a classifier, whose forward does not return it
+            only_pooled = {"only_pooled": True} if isinstance(self.model.config, HfViTConfig) else {}
+            outputs = self.model.base_model(pixel_values, **only_pooled)
+            if "logits" in self.names:
+                outputs["logits"] = self.model.classifier(outputs["pooler_output"])
+        else:
+            outputs = self.model(pixel_values)
         found: tuple[torch.Tensor, ...] = tuple(outputs[name] for name in self.names)
         return found[0] if len(found) == 1 else found
 

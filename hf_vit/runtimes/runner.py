@@ -5,19 +5,24 @@ that it imports; predict.py, which calls `main`; and:
 
 | file | content |
 | --- | --- |
-| program.json | "file": model.onnx or model.xml; "resizes": it takes any size; "scores": softmax, sigmoid or none |
+| program.json | "file"; "outputs": logits, pooler_output; "resizes": it takes any size; "scores": softmax, ... |
 | labels.json | class names by index |
 | preprocessing.json | settings of the image processor |
 | thresholds.json | limits for `--threshold auto`, `--coverage` and `--reject` |
 
-Levels are pixel intensities from 0 to 255. The program normalizes them.
+`hf-vit predict` and `hf-vit embed` call this module too. Levels are pixel intensities from 0 to 255. The program
+normalizes them.
 """
 
 import argparse
 import io
 import json
-import re
+import os
 import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +31,18 @@ import numpy as np
 from PIL import Image
 
 from ..files.image_files import images_below
-from ..models.image_decoding import describe_range, load_upright, open_image, pixels_of
+from ..files.predictions import Batch, ClassRule, predictions_writer, unit_length
+from ..files.printable import printable
+from ..models.image_decoding import (
+    ImageReadingError,
+    convert_errors,
+    describe_range,
+    load_upright,
+    name_image,
+    open_image,
+    open_source,
+    pixels_of,
+)
 from ..models.resize_weights import (
     AREA,
     area_weights,
@@ -37,81 +53,203 @@ from ..models.resize_weights import (
     shortest_edge_size,
 )
 
+PROGRAM = "program.json"
+_FEW_IMAGES = 64  # are computed on all cores, one batch after another
+
 
 class Classifier:
-    """The program of a deployment folder, with its labels, preprocessing and thresholds."""
+    """The program of a deployment folder, with its labels, preprocessing and thresholds.
 
-    def __init__(self, folder):
+    Args:
+        folder: the folder.
+        num_images: number of images that will be computed. For many, each core reads and computes batches of its own,
+            which is faster than sharing each batch; for few, the first answer comes sooner.
+    """
+
+    def __init__(self, folder, num_images=1):
         self.folder = Path(folder)
-        self.program = self._read("program.json")
-        self.labels = self._read("labels.json")
+        self.program = self._read(PROGRAM)
+        self.outputs = self.program.get("outputs", ["logits"])  # missing in older folders
+        self.labels = {int(index): name for index, name in self._read("labels.json").items()}
         self.preprocessing = self._read("preprocessing.json")
         self.thresholds = self._read("thresholds.json")
+        self.jpeg_dct = self.preprocessing.get("jpeg_dct", "accurate")  # missing in older folders
+        self.about: dict[str, str] = {}  # name and SHA-256 of the model, of a program in the cache
+        self.streams = 1 if num_images <= _FEW_IMAGES else _count_cores()
 
     def _read(self, name):
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
 
     @cached_property
-    def run(self) -> Any:
-        """Return the loaded program, a function: pixel values (batch, 3, height, width) -> logits (batch, classes)."""
+    def run(self) -> Callable[[str, np.ndarray], np.ndarray]:
+        """Return the loaded program: name of an output, pixel values (batch, 3, height, width) -> (batch, ...).
+
+        Several threads may call it. With one stream, each call uses all cores, else one core.
+        """
         path = self.folder / self.program["file"]
-        if path.suffix == ".onnx":
-            import onnxruntime
+        load = _load_onnx if path.suffix == ".onnx" else _load_openvino
+        return load(path, self.outputs, self.streams)
 
-            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-            return lambda pixel_values: session.run(["logits"], {"pixel_values": pixel_values})[0]
-        import openvino
+    def pixel_values(self, image):
+        """Return an image as the program's input, (1, 3, height, width).
 
-        compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        return lambda pixel_values: compiled(pixel_values)[0]
+        Args:
+            image: a path, bytes, an open file, or {"bytes", "path"}.
 
-    def pixel_values(self, path):
-        """Return an image file as the program's input, (1, 3, height, width)."""
-        levels = read_image(path, self.preprocessing["background"], self.preprocessing["jpeg_dct"])
+        Raises:
+            ImageReadingError: the image cannot be read.
+        """
+        levels = read_image(image, self.preprocessing["background"], self.jpeg_dct)
         if self.program["resizes"]:
             levels = levels.round().astype(np.uint8)
         else:
             levels = resize_and_crop(levels, self.preprocessing).astype(np.float32)
-            if self.preprocessing["do_flip_channel_order"]:
+            if self.preprocessing.get("do_flip_channel_order"):
                 levels = levels[..., ::-1]
         return np.ascontiguousarray(levels.transpose(2, 0, 1)[None])
 
-    def logits(self, path):
-        """Return the logits of an image file, (classes,)."""
-        return self.run(self.pixel_values(path))[0]
+    def logits(self, image):
+        """Return the logits of an image, (classes,)."""
+        return self.run("logits", self.pixel_values(image))[0]
 
     def scores(self, logits):
-        """Return the scores of the classes, (classes,): probabilities, or the values of a regression."""
+        """Return the scores of logits (..., classes): probabilities, or the values of a regression."""
         if self.program["scores"] == "softmax":
-            exponentials = np.exp(logits - logits.max())
-            return exponentials / exponentials.sum()
+            exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            return exponentials / exponentials.sum(axis=-1, keepdims=True)
         if self.program["scores"] == "sigmoid":
             return np.exp(-np.logaddexp(0, -logits))  # without overflow
         return logits
 
-    def is_rejected(self, logits):
-        """Return whether an image shows none of the classes: its largest logit is below the limit of that class."""
-        index = logits.argmax()
-        return logits[index] < np.float32(self.thresholds["rejection"][index])
+    def predict(self, images, batch_size=8, fetch=None, **rule) -> Iterator[Batch]:
+        """Yield batches with the classes of images, a list of `Prediction` each.
 
-    def select(self, scores, top_k=5, threshold=None, coverage=None):
-        """Return the indices of the `top_k` classes, most likely first; or of those that reach a threshold."""
-        order = np.argsort(-scores, kind="stable")
-        if threshold is None and coverage is None:
-            return order[:top_k]
-        if coverage is not None:
-            lowest = self.thresholds["coverage"][str(coverage)]
-        elif threshold == "auto":
-            lowest = self.thresholds["auto"]
-        else:
-            lowest = threshold
-        return order[(scores >= np.asarray(lowest))[order]]
+        Args:
+            images: sequence of images, as in `pixel_values`.
+            batch_size: maximum number of images that are computed at once.
+            fetch: function that is called with each image before it is read, in a thread.
+            rule: `top_k`, `threshold`, `coverage` and `reject`, as in `ClassRule`.
+        """
+        classes = ClassRule(self.labels, self.thresholds, **rule).classes
+
+        def answer(logits):
+            if not np.isfinite(logits).all():
+                raise ValueError("cannot classify images: the model computes NaN or infinite logits")
+            return classes(logits, self.scores(logits))
+
+        return self._batches(images, batch_size, fetch, "logits", answer)
+
+    def embed(self, images, batch_size=8, fetch=None, normalize=False) -> Iterator[Batch]:
+        """Yield batches with the features of images, (images, features) each; arguments as in `predict`.
+
+        Args:
+            normalize: divide each feature vector by its length (L2).
+        """
+
+        def answer(features):
+            if not np.isfinite(features).all():
+                raise ValueError("the model computes NaN or infinite features")
+            return unit_length(features) if normalize else features
+
+        return self._batches(images, batch_size, fetch, "pooler_output", answer)
+
+    def _batches(self, images, batch_size, fetch, output, answer) -> Iterator[Batch]:
+        if output not in self.outputs:
+            raise ValueError(f"the program in {self.folder} does not compute {output}; export the model again")
+        self.run  # noqa: B018 - loads the program, before threads use it
+        in_flight = max(self.streams, 2)  # with one stream, a thread reads the next batch while another computes
+        pending: deque[Any] = deque()
+
+        def compute(numbers):
+            read, unreadable = self._read_images(images, numbers, fetch)
+            outputs = []
+            for pixel_values in _stacks(list(read.values())):
+                outputs.append(self.run(output, pixel_values))
+            return Batch(list(read), answer(np.concatenate(outputs)) if outputs else [], unreadable)
+
+        with ThreadPoolExecutor(in_flight) as pool:
+            try:
+                for start in range(0, len(images), batch_size):
+                    pending.append(pool.submit(compute, range(start, min(start + batch_size, len(images)))))
+                    if len(pending) > in_flight:
+                        yield pending.popleft().result()
+                while pending:
+                    yield pending.popleft().result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read_images(self, images, numbers, fetch):
+        """Return the pixel values of the readable images by number, and the errors of the others."""
+        read = {}
+        unreadable = {}
+        for number in numbers:
+            try:
+                image = images[number]
+                read[number] = self.pixel_values(image if fetch is None else fetch(image))
+            except ImageReadingError as error:
+                unreadable[number] = error
+        return read, unreadable
 
 
-def read_image(path, background, jpeg_dct):
+def is_deployed(folder: str | os.PathLike) -> bool:
+    """Return whether a path is a deployment folder.
+
+    Raises:
+        ValueError: it is one of an older format.
+    """
+    if not Path(folder, PROGRAM).is_file() and Path(folder, "preprocessing.json").is_file():
+        raise ValueError(f"{folder} was exported by an older version of hf_vit; export the model again")
+    return Path(folder, PROGRAM).is_file()
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _load_onnx(path, outputs, streams):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # threads that wait leave cores to others
+    if streams > 1:
+        options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda output, pixel_values: session.run([output], {"pixel_values": pixel_values})[0]
+
+
+def _load_openvino(path, outputs, streams):
+    import openvino
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    if streams > 1:
+        settings |= {"NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": streams}
+    compiled = openvino.Core().compile_model(path, "CPU", settings)
+    requests = threading.local()  # a request computes one call at a time
+
+    def run(output, pixel_values):
+        if not hasattr(requests, "own"):
+            requests.own = compiled.create_infer_request()
+        requests.own.infer(pixel_values, share_inputs=True)
+        return requests.own.get_output_tensor(outputs.index(output)).data.copy()
+
+    return run
+
+
+def _stacks(pixel_values: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield batches of images of one size; a program that resizes takes images of any size, one size at a time."""
+    while pixel_values:
+        count = 1
+        while count < len(pixel_values) and pixel_values[count].shape == pixel_values[0].shape:
+            count += 1
+        yield np.concatenate(pixel_values[:count])
+        pixel_values = pixel_values[count:]
+
+
+def read_image(image, background, jpeg_dct):
     """Read an image file, upright; transparent parts show the background.
 
     Args:
+        image: a path, bytes, an open file, or {"bytes", "path"}.
         background: red, green and blue.
         jpeg_dct: "fast" or "accurate", the cosine transform of JPEGs.
 
@@ -119,16 +257,15 @@ def read_image(path, background, jpeg_dct):
         Levels (height, width, 3), uint8; of images with more than 8 bits float32.
 
     Raises:
-        ValueError: the image cannot be read.
+        ImageReadingError: the image cannot be read.
     """
     Image.MAX_IMAGE_PIXELS = None  # the limit of `open_image` is another
-    try:
-        if str(path).endswith(".npy"):
-            raise ValueError("arrays are read by hf_vit only")
-        with open(path, "rb") as file, open_image(file) as image:
-            levels = to_levels(pixels_of(load_upright(image, jpeg_dct=jpeg_dct)))
-    except Exception as error:  # for a damaged file, decoders raise OSError, SyntaxError, struct.error, ...
-        raise ValueError(str(error).partition("\n")[0] or type(error).__name__) from error
+    name = name_image(image, 0)
+    with convert_errors(name, Exception):  # for a damaged file, decoders raise OSError, SyntaxError, struct.error, ...
+        if str(name).endswith(".npy"):
+            raise ValueError("arrays are read with PyTorch only, by a model that is not exported")
+        with open_source(image) as file, open_image(file) as opened:
+            levels = to_levels(pixels_of(load_upright(opened, jpeg_dct=jpeg_dct)))
     if levels.ndim == 2:
         return np.repeat(levels[..., None], 3, axis=2)
     if levels.shape[2] == 3:
@@ -196,11 +333,6 @@ def resize_rows(levels, axis, settings) -> Any:
     return sum(levels[rows] * weight[:, None, None] for rows, weight in taps)
 
 
-def printable(text):
-    r"""Escape control characters, as \x1b, because labels and file names could control the terminal."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
 def make_parser(thresholds):
     """Return the parser of the command line, with the options that the thresholds of a folder allow."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
@@ -228,33 +360,23 @@ def main(folder):
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for names that the terminal's encoding lacks
-    classifier = Classifier(folder)
-    options = vars(make_parser(classifier.thresholds).parse_args())
-    images = options.pop("images")
-    reject = options.pop("reject", False)
-    form = "10.4g" if classifier.program["scores"] == "none" else "6.1%"
+    folder = Path(folder)
+    options = vars(make_parser(Classifier(folder).thresholds).parse_args())
+    given = options.pop("images")
     status = 0
     paths = []
-    for image in map(Path, images):
+    for image in map(Path, given):
         try:
             paths += images_below(image) if image.is_dir() else [image]
         except (OSError, ValueError) as error:
             print(printable(str(error)), file=sys.stderr)
             status = 1
-    for path in paths:
-        try:
-            logits = classifier.logits(path)
-        except (OSError, ValueError) as error:
-            print(printable(f"cannot classify {path}: {error}"), file=sys.stderr)
+    classifier = Classifier(folder, len(paths))
+    write = predictions_writer("text", sys.stdout, in_percent=classifier.program["scores"] != "none")
+    for batch in classifier.predict(paths, **options):
+        for number, classes in zip(batch.numbers, batch.outputs, strict=True):
+            write(str(paths[number]), classes)
+        for error in batch.unreadable.values():
+            print(printable(str(error)), file=sys.stderr)
             status = 1
-            continue
-        print(printable(str(path)))
-        scores = classifier.scores(logits)
-        selected = []
-        if not (reject and classifier.is_rejected(logits)):
-            selected = classifier.select(scores, **options)
-        for index in selected:
-            print(printable(f"  {scores[index]:{form}}  {classifier.labels[str(index)]}"))
-        if len(selected) == 0:
-            print("  none of the classes")
     return status

@@ -12,6 +12,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from PIL import Image
 
 from hf_vit.cli import main
@@ -291,6 +292,97 @@ def test_features_as_text(model, photographs, tmp_path, run_command, monkeypatch
     assert [first[0], second[0]] == ["'=a.png", str(photographs / "c.png")]
     np.testing.assert_allclose([float(text) for text in second[1:]], alone(model, second[0]), rtol=1e-4, atol=1e-5)
     assert ".npz" in run_command(["search", tmp_path / "f.csv", photographs / "c.png"], status=2)
+
+
+RULES = [[], ["--top-k", 3], ["--threshold", 0.05], ["--threshold", "auto"], ["--coverage", 0.9], ["--reject"]]
+
+
+@pytest.fixture(scope="module", params=["onnx", "openvino"])
+def exported(request, tmp_path_factory):
+    """A calibrated model, and its exported folder."""
+    pytest.importorskip({"onnx": "onnxruntime", "openvino": "openvino"}[request.param])
+    folder = tmp_path_factory.mktemp("exported")
+    config = {"coverage_thresholds": {"0.9": 0.08}, "rejection_thresholds": [0.15] * 11, "label_thresholds": [0.1] * 11}
+    model = save_tiny(folder / "model", representation_size=9, **config)
+    assert run("export", model, folder / "deployed", "--to", request.param) == 0
+    return model, folder / "deployed"
+
+
+def test_an_exported_folder_prints_the_same(exported, photographs, tmp_path, capsys, run_command):
+    deployed = exported[1]
+    damaged = photographs / "a" / "4.png"
+    intact = damaged.read_bytes()
+    for rule in RULES:
+        printed = [run_command(["predict", folder, photographs, *rule]) for folder in exported]
+        assert printed[0] == printed[1]
+        rows = [rows_of(run_command(["predict", folder, photographs, "--json", *rule])) for folder in exported]
+        for expected, found in zip(*rows, strict=True):
+            assert expected["image"] == found["image"]
+            assert [one["label"] for one in expected["predictions"]] == [one["label"] for one in found["predictions"]]
+            scores = [[one["score"] for one in answer["predictions"]] for answer in (expected, found)]
+            np.testing.assert_allclose(*scores, rtol=0, atol=1e-5)
+    csv_rows = [run_command(["predict", folder, photographs, "--format", "csv"]).splitlines() for folder in exported]
+    assert [row.rpartition(",")[0] for row in csv_rows[0]] == [row.rpartition(",")[0] for row in csv_rows[1]]
+    damaged.write_text("no image")
+    for folder in exported:
+        assert run("predict", folder, photographs, "--batch-size", 2) == 1
+        assert str(damaged) in capsys.readouterr().err
+    damaged.write_bytes(intact)
+    refused = run_command(["predict", deployed, photographs, "--coverage", "0.5"], status=2)
+    assert "0.9" in refused
+    assert "--image-size" in run_command(["predict", deployed, photographs, "--image-size", "32"], status=2)
+
+
+def test_features_of_an_exported_folder(exported, photographs, tmp_path, run_command):
+    features = []
+    for number, folder in enumerate(exported):
+        stored = tmp_path / f"{number}.npz"
+        run_command(["embed", folder, photographs, "--output", stored, "--normalize"])
+        features.append(Features(stored))
+        found = rows_of(run_command(["search", stored, photographs / "c.png", "--json", "--top-k", 2]))
+        assert found[0]["image"] == str(photographs / "c.png")
+    assert features[0].names == features[1].names
+    np.testing.assert_allclose(*(next(iter(one.chunks())) for one in features), rtol=0, atol=1e-5)
+    assert features[0].about["sha256"] != features[1].about["sha256"]
+
+
+def test_a_compiled_program_is_used_until_the_model_changes(photographs, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    model = save_tiny(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+
+    def answer(*arguments) -> tuple[str, bool]:
+        """Return what is printed, and whether the program was used."""
+        assert run(*arguments) == 0
+        printed = capsys.readouterr()
+        return printed.out, "using the program" in printed.err
+
+    expected = answer("predict", model, photographs)
+    assert not expected[1]
+    answer("compile", model)
+    assert answer("predict", model, photographs) == (expected[0], True)
+    assert answer("predict", "model", photographs) == (expected[0], True)  # the same folder
+    assert answer("predict", model, photographs, "--backend", "eager") == expected
+    assert not answer("predict", model, photographs, "--image-size", "40x72")[1]
+    assert answer("embed", model, photographs, "--output", "compiled.npz")[1]
+    assert not answer("embed", model, photographs, "--output", "eager.npz", "--backend", "eager")[1]
+    compiled, eager = Features(tmp_path / "compiled.npz"), Features(tmp_path / "eager.npz")
+    assert compiled.about == eager.about
+    np.testing.assert_allclose(next(compiled.chunks()), next(eager.chunks()), rtol=0, atol=1e-5)
+    os.utime(model / "model.safetensors", (0, 0))
+    assert answer("predict", model, photographs) == expected
+    answer("compile", model)
+    assert answer("predict", model, photographs) == (expected[0], True)
+
+
+def test_many_images_share_the_cores_by_batches(exported, tmp_path, run_command):
+    images = tmp_path / "many"
+    rng = np.random.default_rng(1)
+    images.mkdir()
+    for number in range(70):
+        Image.fromarray(rng.integers(0, 255, (20, 36, 3), np.uint8)).save(images / f"{number:02}.png")
+    assert len({run_command(["predict", folder, images, "--batch-size", 4]) for folder in exported}) == 1
 
 
 def test_another_model_is_refused(model, photographs, tmp_path, run_command):

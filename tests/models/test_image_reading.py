@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image, features
 
-from hf_vit.models import image_reading
+from hf_vit.models import image_decoding
 from hf_vit.models.image_reading import ImageReadingError, logger, read_image
 
 from ..photographs import encode
@@ -291,6 +291,6 @@ def test_heic_is_read_with_pillow_heif(brand):
 
 @pytest.mark.parametrize("brand", [b"heic", b"mif1"])
 def test_heic_is_refused_with_the_remedy(brand, monkeypatch):
-    monkeypatch.setattr(image_reading, "FORMATS", ["JPEG", "PNG"])  # as without pillow-heif
+    monkeypatch.setattr(image_decoding, "FORMATS", ["JPEG", "PNG"])  # as without pillow-heif
     with pytest.raises(ImageReadingError, match="pillow-heif"):
         read_image(b"\0\0\0\x18ftyp" + brand + bytes(40))

@@ -1,5 +1,6 @@
 """The wheel, installed in an environment of its own and used from an empty folder, without the checkout."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -8,8 +9,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from hf_vit.cli import main
 
 from ..paths import ROOT
+from ..tiny_models import save_tiny
 from .commands import CHECKS, Check, run_checks
 from .versions import build_wheel
 
@@ -49,6 +54,31 @@ def test_the_wheel_has_everything_that_a_command_reads(wheel):
     for folder, inside in (("hf_vit", "hf_vit"), ("training", "hf_vit/scripts")):
         files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         assert {f"{inside}/{path.relative_to(ROOT / folder).as_posix()}" for path in files} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_an_exported_program_needs_four_packages(wheel, to, tmp_path):
+    """NumPy, Pillow, simplejpeg and a runtime are all that the environment has besides the wheel."""
+    runtime = pytest.importorskip({"onnx": "onnxruntime", "openvino": "openvino"}[to])
+    save_tiny(tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "deployed"), "--to", to]) == 0
+    Image.new("RGB", (36, 20)).save(tmp_path / "image.png")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "environment"], check=True)
+    python = tmp_path / "environment" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--ignore-installed", wheel], env=ENVIRONMENT, check=True)
+    own = next((tmp_path / "environment").glob("lib/*/site-packages"))
+    for name in ("numpy", "PIL", "simplejpeg", runtime.__name__):
+        package = Path(str(importlib.import_module(name).__file__)).parent
+        for path in (package, *package.parent.glob(f"{package.name.replace('PIL', 'pillow')}*")):
+            if not (own / path.name).exists():
+                (own / path.name).symlink_to(path)
+    for line in (f"predict {tmp_path}/deployed image.png", f"embed {tmp_path}/deployed image.png --output out.npz"):
+        command = [python.parent / "hf-vit", *line.split()]
+        done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert main(["predict", str(tmp_path / "deployed"), str(tmp_path / "image.png")]) == 0
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import time
 import pytest
 from huggingface_hub import constants
 
-from hf_vit.runtimes.program_model import cache_folder, cached
+from hf_vit.runtimes.program_cache import cache_folder, cached
 
 
 @pytest.fixture(autouse=True)
