@@ -23,6 +23,7 @@ ADAM = {"optimizer": "adamw", "momentum_dtype": "bfloat16", "weight_decay_conven
 SETTINGS = {
     # run -> our settings besides those that the file states, and the largest difference of a loss
     "vit_jax_cosine": ({"recipe": "finetune_vit_jax"}, 1e-6),
+    "transfer": ({"recipe": "finetune_big_vision"}, 1e-5),  # its class token has no position
     "sgd_and_decay": ({"recipe": "finetune_big_vision"}, 1e-6),
     "layer_decay_and_decay": ({"weight_decay": 0.01, "layer_decay": 0.6, **ADAM}, 2e-5),  # Adam's first steps are signs
 }
