@@ -52,7 +52,7 @@ class NativeTransform(TrainTransform):
         entries = {"image": patches, "spatial_shapes": np.array([rows, columns])}
         if self.token_drop:
             number = max(round(len(patches) * (1 - self.token_drop)), 1)
-            entries["kept_patches"] = np.sort(rng.permutation(len(patches))[:number])
+            entries["keep"] = np.sort(rng.permutation(len(patches))[:number])
         return entries
 
 
@@ -81,9 +81,9 @@ class NativeDataset(TrainDataset):
 def collate_patches(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Stack samples into "image" (batch, most patches, values) uint8, its mask, and the other entries.
 
-    "image" is padded with 0 and "kept_patches" with -1.
+    "image" is padded with 0 and "keep" with -1.
     """
-    padded = {"image": 0, "kept_patches": -1}
+    padded = {"image": 0, "keep": -1}
     batch = collate_fn([{name: value for name, value in sample.items() if name not in padded} for sample in samples])
     for name, filler in padded.items():
         if name in samples[0]:

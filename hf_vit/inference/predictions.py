@@ -25,7 +25,7 @@ from .multi_label import average_precision, choose_thresholds, score_labels
 Batch: TypeAlias = dict[str, torch.Tensor]
 TOP_K = 5
 _ROWS = 2**14  # of a column that processes exchange at once
-_PATCH_INPUTS = ("pixel_attention_mask", "spatial_shapes", "kept_patches")
+_PATCH_INPUTS = ("pixel_attention_mask", "spatial_shapes", "keep")
 
 
 class EvaluationBatches:

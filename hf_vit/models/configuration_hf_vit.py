@@ -44,8 +44,10 @@ _KNOWN_EXTRAS = frozenset(
 )
 # Arguments of `from_pretrained` that locate a config.json.
 _LOCATION_ARGUMENTS = (*LOCATION_ARGUMENTS, "trust_remote_code", "_from_auto", "_from_pipeline")
-# Arguments of `from_pretrained` that a configuration accepts but does not use.
-_UNUSED_ARGUMENTS = frozenset("adapter_kwargs code_revision gguf_file quantization_config user_agent".split())
+# Arguments of `from_pretrained` that a configuration accepts but does not use, such as those of transformers' scripts.
+_UNUSED_ARGUMENTS = frozenset(
+    "adapter_kwargs code_revision finetuning_task gguf_file quantization_config use_auth_token user_agent".split()
+)
 # Attention implementations that a config.json may select. Others are names of kernel repositories on the Hub, whose
 # code would be downloaded.
 ATTENTION_IMPLEMENTATIONS = (
@@ -409,6 +411,8 @@ class HfViTConfig(HfVisionConfig):
         pool_patches_only: exclude the class token from "mean" and "map" pooling, as in timm.
         norm_after_pooling: apply the final LayerNorm after the pooling (timm's `fc_norm`); `last_hidden_state` is then
             not normalized.
+        reshape_hidden_states: a backbone returns feature maps; False: the tokens, with the class token, as Dinov2's.
+        apply_layernorm: a backbone applies the final LayerNorm to what it returns.
         image_size_history: previous image sizes if the position embeddings were resampled, the training size first;
             None if they were not.
         label_thresholds: for multi-label classification, the lowest score at which each class is predicted, chosen on
@@ -460,6 +464,8 @@ class HfViTConfig(HfVisionConfig):
     )
     pool_patches_only: bool = False
     norm_after_pooling: bool = False
+    reshape_hidden_states: bool = True
+    apply_layernorm: bool = True
     image_size_history: list[Size] | None = None
     patch_target: Literal["mean_color", "downsized", "pixels"] = "mean_color"
     stored_patch_size: Size | None = size_field(None)
@@ -526,6 +532,17 @@ class HfViTConfig(HfVisionConfig):
     def stride(self) -> int:
         """Stride, in image pixels, of the feature map that is cut into patches: 1, or a hybrid's stem stride."""
         return 1
+
+    @property
+    def encoder_stride(self) -> int | tuple[int, int]:
+        """Pixels of the image for each patch, under the name of transformers' masked image modeling: `patch_size`."""
+        height, width = (size * self.stride for size in as_pair(self.patch_size))
+        return height if height == width else (height, width)
+
+    @encoder_stride.setter
+    def encoder_stride(self, value: int) -> None:
+        if value != self.encoder_stride:
+            raise ValueError(f"encoder_stride is {value}; expected that of the patches, {self.encoder_stride}")
 
     @property
     def num_prefix_tokens(self) -> int:

@@ -223,22 +223,20 @@ def _apply_stem(
     return row
 
 
-def keep_patches(
-    tokens: torch.Tensor, kept_patches: torch.Tensor, config: HfViTConfig
-) -> tuple[torch.Tensor, torch.Tensor]:
+def keep_patches(tokens: torch.Tensor, keep: torch.Tensor, config: HfViTConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Keep the class token and some of the patches.
 
     Args:
         tokens: (batch, tokens, hidden_size)
-        kept_patches: (batch, kept), indices of patches; negative for padding.
+        keep: (batch, kept), indices of patches; negative for padding.
 
     Returns:
         (batch, num_prefix_tokens + kept, hidden_size), and a mask (batch, kept), 0 for padding.
     """
     check_mixed_sizes(config)
     prefix = config.num_prefix_tokens
-    indices = F.pad(kept_patches.clamp(min=0) + prefix, (prefix, 0))  # keeps the class token
-    return tokens.take_along_dim(indices.unsqueeze(-1), dim=1), (kept_patches >= 0).int()
+    indices = F.pad(keep.clamp(min=0) + prefix, (prefix, 0))  # keeps the class token
+    return tokens.take_along_dim(indices.unsqueeze(-1), dim=1), (keep >= 0).int()
 
 
 def unpatchify(patches: torch.Tensor, grid: Grid, patch_size: tuple[int, int]) -> torch.Tensor:

@@ -50,8 +50,10 @@ class HfViTPatchEmbeddings(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor, patch_size: tuple[int, int] | None = None) -> torch.Tensor:
         """(batch, channels, height, width) -> (batch, rows * columns, hidden_size)"""
-        if patch_size is None or patch_size == self.projection.kernel_size:
+        if patch_size is None or patch_size == self.config.kernel_size:
             patches = self.projection(pixel_values)  # (batch, hidden_size, rows, columns)
+        elif not isinstance(self.projection, nn.Conv2d):  # PEFT's, whose low-rank part has no kernel to resize
+            raise ValueError(f"the patch embedding has an adapter, which needs patch_size {self.config.kernel_size}")
         else:
             kernel = resize_patch_kernel(self.projection.weight, patch_size)
             patches = F.conv2d(pixel_values, kernel, self.projection.bias, stride=patch_size)
@@ -558,7 +560,7 @@ class HfViTEncoder(HfViTPreTrainedModel):
         grid: Grid | None,
         attention_mask: torch.Tensor | None = None,
         num_queries: int | None = None,
-        keep: Collection[int] = (),
+        returned_layers: Collection[int] = (),
         **kwargs: Any,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run the layers.
@@ -568,11 +570,11 @@ class HfViTEncoder(HfViTPreTrainedModel):
             grid: (rows, columns) of patches, the same for all images; None if the images have different grids.
             attention_mask: (batch, tokens), 0 for padding; None: no padding.
             num_queries: number of leading tokens that the last layer computes; None: all.
-            keep: indices of layers whose outputs are returned too.
+            returned_layers: indices of layers whose outputs are returned too.
 
         Returns:
             The output of the last layer, before the final LayerNorm, (batch, tokens or num_queries, hidden_size); and a
-            list of the outputs of the layers in `keep`.
+            list of the outputs of `returned_layers`.
         """
         kwargs["output_attentions"] = kwargs.get("output_attentions", self.config.output_attentions)
         if attention_mask is not None:
@@ -585,13 +587,13 @@ class HfViTEncoder(HfViTPreTrainedModel):
         positions = [None] * len(self.layers)  # of each layer: (tokens, hidden_size)
         if self.layer_position_embeddings is not None:
             positions = self.layer_position_embeddings(grid).expand(len(self.layers), -1, -1)
-        last, kept = len(self.layers) - 1, []
+        last, returned = len(self.layers) - 1, []
         for index, layer in enumerate(self.layers):
             queries = num_queries if index == last else None
             hidden_states = layer(hidden_states, attention_mask, queries, positions[index], grid=grid, **kwargs)
-            if index in keep:
-                kept.append(hidden_states)
-        return hidden_states, kept
+            if index in returned_layers:
+                returned.append(hidden_states)
+        return hidden_states, returned
 
 
 class HfViTModel(HfViTEncoder):
@@ -631,7 +633,7 @@ class HfViTModel(HfViTEncoder):
         *,
         pixel_attention_mask: torch.Tensor | None = None,
         spatial_shapes: torch.Tensor | list[list[int]] | None = None,
-        kept_patches: torch.Tensor | None = None,
+        keep: torch.Tensor | None = None,
         patch_size: Size | None = None,
         only_pooled: bool = False,
         **kwargs: Unpack[TransformersKwargs],
@@ -651,7 +653,8 @@ class HfViTModel(HfViTEncoder):
                 `spatial_shapes`.
             spatial_shapes: (batch, 2), rows and columns of patches of each image. A list or a CPU tensor avoids a
                 synchronization with the device.
-            kept_patches: (batch, kept), indices of the patches to process, -1 for padding; None: all patches.
+            keep: (batch, kept), indices of the patches to process, row by row, -1 for padding; the others are dropped
+                after their positions were added, and the class token stays. None: all patches.
             patch_size: patch size for this forward pass of a flexible model, an int or (height, width); None: that of
                 the configuration.
             only_pooled: compute only `pooler_output`. With class-token pooling, `last_hidden_state` then has only the
@@ -673,8 +676,8 @@ class HfViTModel(HfViTEncoder):
         elif pixel_attention_mask is None:
             pixel_attention_mask = patch_mask(spatial_shapes, pixel_values)
         hidden_states = self.embeddings(pixel_values, grid, spatial_shapes, patch_size, bool_masked_pos)
-        if kept_patches is not None:
-            hidden_states, pixel_attention_mask = keep_patches(hidden_states, kept_patches, self.config)
+        if keep is not None:
+            hidden_states, pixel_attention_mask = keep_patches(hidden_states, keep, self.config)
         if pixel_attention_mask is not None:
             attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
         # With class-token pooling, the head needs no other token of the last layer.
@@ -743,7 +746,10 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
 
 
 class HfViTBackbone(BackboneMixin, HfViTEncoder):
-    """Feature maps of any layers for detection and segmentation; the final LayerNorm is applied to each.
+    """Feature maps of any layers for detection, segmentation and depth; the final LayerNorm is applied to each.
+
+    With `reshape_hidden_states=False`, they are sequences of tokens, as DPT, Depth Anything, ZoeDepth and VitPose take
+    them; with `apply_layernorm=False`, the LayerNorm is left out.
 
     Example:
         >>> import torch
@@ -767,17 +773,22 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
         """Compute feature maps; the arguments are those of `HfViTModel.forward`.
 
         Returns:
-            `feature_maps`: (batch, hidden_size, rows, columns) for each name in `out_features`.
+            `feature_maps`: (batch, hidden_size, rows, columns) for each name in `out_features`; without
+            `reshape_hidden_states` (batch, tokens, hidden_size), with the class token.
         """
         self.check_forward_arguments(kwargs)
         grid = self.grid_of(pixel_values, patch_size)
         tokens = self.embeddings(pixel_values, grid, patch_size=patch_size)
         stages = [index for index, name in enumerate(self.stage_names) if name in self.out_features]  # 0: "stem"
-        _, maps = self.encode(tokens, grid, keep=[stage - 1 for stage in stages], **kwargs)
-        maps = [tokens, *maps] if 0 in stages else maps
-        patches = (self.layernorm(states)[:, self.config.num_prefix_tokens :] for states in maps)
-        # `Any`, because transformers declares a tuple of one tensor
-        feature_maps: Any = tuple(states.transpose(1, 2).unflatten(2, grid) for states in patches)
+        _, maps = self.encode(tokens, grid, returned_layers=[stage - 1 for stage in stages], **kwargs)
+        if 0 in stages:
+            maps = [tokens, *maps]
+        if self.config.apply_layernorm:
+            maps = [self.layernorm(states) for states in maps]
+        if self.config.reshape_hidden_states:
+            patches = (states[:, self.config.num_prefix_tokens :] for states in maps)
+            maps = [states.transpose(1, 2).unflatten(2, grid) for states in patches]
+        feature_maps: Any = tuple(maps)  # `Any`, because transformers declares a tuple of one tensor
         return BackboneOutput(feature_maps=feature_maps)
 
 

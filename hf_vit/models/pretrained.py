@@ -79,8 +79,27 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         super().__init__(config, *args, **kwargs)
 
     def check_forward_arguments(self, kwargs: Mapping[str, Any]) -> None:
-        """Raise ValueError for an argument of `forward` that neither transformers' models nor these have."""
-        check_arguments(f"{type(self).__name__}.forward", kwargs, _FORWARD_ARGUMENTS)
+        """Raise ValueError for an argument of `forward` that neither transformers' models nor these have.
+
+        None is not given: VitPose passes such a `dataset_index` to every backbone.
+        """
+        given = [name for name, value in kwargs.items() if value is not None]
+        check_arguments(f"{type(self).__name__}.forward", given, _FORWARD_ARGUMENTS)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters without weight decay: all but kernels. timm's optimizer factory asks for them."""
+        layers = (nn.Linear, nn.Conv2d)
+        kernels = {f"{name}.weight" for name, module in self.named_modules() if isinstance(module, layers)}
+        return {name for name, _ in self.named_parameters() if name not in kernels}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return patterns of parameters by layer, for the layer-wise decay of timm's optimizer factory.
+
+        Embeddings (a ResNet's root) come first, then the layers or stages, and the rest is with the head, as under
+        `hf-vit finetune --layer-decay`.
+        """
+        stem = r".*embeddings\.|(?:bit\.)?resnet\.(?:convolution|norm)\."
+        return {"stem": stem, "blocks": r"(?:vit\.|bit\.resnet\.|resnet\.)?(?:layers|stages)\.(\d+)\."}
 
     @classmethod
     def from_pretrained(

@@ -57,9 +57,20 @@ def standardize(weight: torch.Tensor, config: Any) -> torch.Tensor:
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Convolution with weight standardization and without bias."""
+    """Convolution with weight standardization and without bias.
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int, config: Any):
+    Raises:
+        ValueError: PEFT builds it, with other arguments, for a low-rank adapter.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int, config: Any, **of_adapter: Any
+    ):
+        if of_adapter:
+            raise ValueError(
+                "a convolution with weight standardization takes no low-rank adapter: merged into the weight, it would "
+                "be standardized too; adapt other layers, or train whole layers (modules_to_save)"
+            )
         super().__init__(in_channels, out_channels, kernel_size, stride=stride, bias=False)
         self.config = config
 

@@ -141,7 +141,7 @@ def draw_batch(trainer: "Trainer", batch: dict[str, torch.Tensor]) -> None:
         names = distinguish(names_of(trainer.config))
         captions = [describe_target(target, names) for target in targets[:_DRAWN].cpu().numpy()]
     if "spatial_shapes" in batch:
-        kept, size = batch.get("kept_patches", [None] * _DRAWN), as_pair(trainer.processor.patch_size)
+        kept, size = batch.get("keep", [None] * _DRAWN), as_pair(trainer.processor.patch_size)
         rows = zip(pixels.numpy(), batch["spatial_shapes"].tolist(), kept, strict=False)
         images = [join_patches(patches, grid, size, chosen) for patches, grid, chosen in rows]
     else:

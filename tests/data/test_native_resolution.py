@@ -130,20 +130,20 @@ def test_dropped_patches_have_no_effect_and_their_share_is_exact(strips):
     model, samples = tiny(pooling="mean", use_cls_token=True), samples_of(strips, token_drop=0.4)
     batch = collate_patches([samples[position] for position in range(9)])
     counts = batch["spatial_shapes"].prod(dim=1)
-    kept = batch["kept_patches"]
+    kept = batch["keep"]
     assert (kept >= 0).sum(dim=1).tolist() == [round(0.6 * count) for count in counts.tolist()]
     mask = torch.zeros(9, batch["image"].shape[1] + 1).scatter_(1, kept + 1, 1)[:, 1:]
     assert all(len(set(row[row >= 0].tolist())) == (row >= 0).sum() for row in kept)
     with torch.no_grad():
         inputs = {**model_inputs(batch), "pixel_values": batch["image"] / 127.5 - 1}
         dropped = model(**inputs).logits
-        del inputs["kept_patches"]
+        del inputs["keep"]
         masked = model(**{**inputs, "pixel_attention_mask": mask}).logits
         assert not torch.allclose(model(**inputs).logits, masked, atol=1e-3)
     torch.testing.assert_close(dropped, masked, rtol=1e-5, atol=1e-5)
     again = samples_of(strips, token_drop=0.4)
-    assert again[4]["kept_patches"].tolist() == samples[4]["kept_patches"].tolist()
-    assert again[4]["kept_patches"].tolist() != again[4 + 41]["kept_patches"].tolist()
+    assert again[4]["keep"].tolist() == samples[4]["keep"].tolist()
+    assert again[4]["keep"].tolist() != again[4 + 41]["keep"].tolist()
 
 
 @pytest.fixture(scope="module")

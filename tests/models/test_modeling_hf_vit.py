@@ -76,7 +76,7 @@ def test_a_class_token_without_a_position_holds_the_former_one(fields):
     inputs = [
         {"pixel_values": images(without)},
         {"pixel_values": other},
-        {"pixel_values": other, "kept_patches": torch.tensor([[0, 4], [2, -1]])},
+        {"pixel_values": other, "keep": torch.tensor([[0, 4], [2, -1]])},
         {"pixel_values": torch.randn(2, 6, 3 * height * width), "spatial_shapes": torch.tensor([[2, 3], [1, 2]])},
     ]
     for one in inputs:
