@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from secrets import token_hex
@@ -248,17 +249,15 @@ def _replace_folder(path: Path, folder: Path, temporary: Path) -> None:
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `path`, on the same disk; it is deleted afterward, also after Ctrl+C."""
-    from filelock import FileLock  # not at the top: the import is slow
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    _clear_leftovers(path)
     temporary = path.with_name(f".{token_hex(4)}.incomplete.{path.name}")
-    lock = FileLock(temporary / LOCK)
+    lock = None
     try:
-        while not lock.is_locked:
-            temporary.mkdir(exist_ok=True)
-            with suppress(FileNotFoundError):  # another process has deleted it as a leftover
-                lock.acquire()
+        if find_spec("filelock") is None:  # which exported programs do not need; leftovers are then kept
+            temporary.mkdir()
+        else:
+            _clear_leftovers(path)
+            lock = _make_locked(temporary)
         yield temporary
     except Exception as error:
         is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -267,8 +266,21 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
             raise OSError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
         raise
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _make_locked(folder: Path) -> Any:
+    """Make a folder that this process locks; return the lock."""
+    from filelock import FileLock  # not at the top: the import is slow
+
+    lock = FileLock(folder / LOCK)
+    while not lock.is_locked:
+        folder.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # another process has deleted it as a leftover
+            lock.acquire()
+    return lock
 
 
 def _clear_leftovers(path: Path) -> None:
