@@ -16,8 +16,8 @@ from ..files.output import check_no_model, new_folder, refuse_inputs
 from ..files.pages import data_uri, render_page
 from ..files.predictions import ClassRule, Prediction
 from ..models.compute import Compute, count_compute
-from ..models.configuration_hf_vit import score_function, scores_of, stored_thresholds
 from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, flip_channels
+from ..models.scores import score_function, scores_of, stored_thresholds
 from . import figures
 from .attention import (
     UnsupportedModel,

@@ -99,7 +99,7 @@ def predict(
         batches = program.predict(found, batch_size, fetch, **chosen)
     else:
         from ..inference.predictor import Predictor
-        from ..models.configuration_hf_vit import score_function
+        from ..models.scores import score_function
 
         model, processor = load_on(
             folder, device, backend, min(batch_size, len(found)), image_size=image_size, preset=preset

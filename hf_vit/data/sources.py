@@ -23,11 +23,11 @@ from datasets.naming import camelcase_to_snakecase
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
+from ..files.addresses import redact_secrets
 from ..files.download import filesystem_of
 from ..files.limits import MAX_ARRAYS, allowed, check_limit
 from ..files.messages import did_you_mean, join_names, shorten
 from ..files.reading import read_yaml
-from ..models.utils import redact_secrets
 from .columns import is_image, is_image_struct
 from .folders import SHARD_SUFFIXES, load_folder
 from .layout import SPLIT_NAMES, arrange_files, resolve_split

@@ -20,8 +20,8 @@ from ..files.runs import copy_reports
 from ..inference.predictions import EvaluationBatches, collect, model_inputs
 from ..inference.result_page import reliability
 from ..loading import check_name, find_model, save_folder
-from ..models.configuration_hf_vit import score_function
 from ..models.pretrained import HfVisionPreTrainedModel
+from ..models.scores import score_function
 from ..settings.fields import EvaluateSettings
 from ..settings.recipes import build_settings
 from ..training.launch import start_accelerator

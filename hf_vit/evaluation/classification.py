@@ -20,8 +20,9 @@ from ..files.reading import read_json, read_json_object, read_yaml
 from ..inference.predictions import EvaluationBatches, predict, score
 from ..inference.result_page import HeldOut, title_of, write_results
 from ..loading import find_model
-from ..models.configuration_hf_vit import MAX_LABELS, score_function, thresholds_of
+from ..models.configuration_hf_vit import MAX_LABELS
 from ..models.image_reading import load_image, to_mode
+from ..models.scores import score_function, thresholds_of
 from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.recipes import dump
 from ..training.launch import describe_device

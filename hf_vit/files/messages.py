@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
 from ..models.utils import did_you_mean as did_you_mean
-from ..models.utils import redact_secrets
+from .addresses import redact_secrets
 from .limits import MAX_MESSAGE
 from .printable import printable as printable
 from .versions import extra_of

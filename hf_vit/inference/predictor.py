@@ -15,7 +15,8 @@ from ..files.fingerprint import fingerprint_weights
 from ..files.predictions import Batch, ClassRule, Prediction, unit_length
 from ..files.versions import versions_of
 from ..loading import check_classifier, load, model_and_processor
-from ..models.configuration_hf_vit import HfViTConfig, scores_of, stored_thresholds
+from ..models.configuration_hf_vit import HfViTConfig
+from ..models.scores import scores_of, stored_thresholds
 from ..models.utils import check_choice
 from .batches import compute_batches, list_of_images
 

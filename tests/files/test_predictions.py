@@ -10,7 +10,7 @@ import hf_vit
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data.issues import Issue, read_issues, write_issues
 from hf_vit.files.predictions import ClassRule, Prediction, Table, distances_to_classes
-from hf_vit.models.configuration_hf_vit import scores_of, stored_thresholds
+from hf_vit.models.scores import scores_of, stored_thresholds
 
 SHAPE = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 SHAPE |= {"image_size": 8, "patch_size": 4, "num_labels": 3}

@@ -21,8 +21,8 @@ from hf_vit.cli import main
 from hf_vit.conversion import ConversionError, export
 from hf_vit.files.predictions import ClassRule
 from hf_vit.loading import save_folder
-from hf_vit.models.configuration_hf_vit import stored_thresholds
 from hf_vit.models.image_processing_hf_vit import PRESETS, Normalize
+from hf_vit.models.scores import stored_thresholds
 from hf_vit.runtimes import deployment, runner
 
 from ..paths import ROOT

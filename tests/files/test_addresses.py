@@ -5,12 +5,11 @@ import time
 import pytest
 from PIL import Image
 
-from hf_vit.files import download
+from hf_vit.files import addresses, download
+from hf_vit.files.addresses import UnsafeURLError, check_url, open_url
 from hf_vit.files.download import SourceError, fetch, fetch_image
-from hf_vit.models import utils
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.image_reading import ImageReadingError, read_image
-from hf_vit.models.utils import UnsafeURLError, check_url, open_url
 
 from ..photographs import encode
 
@@ -105,7 +104,7 @@ def test_a_host_name_whose_address_changes_is_refused(serve, monkeypatch):
     """A name may resolve to another address after the check; nothing is sent to that address."""
     server = serve(lambda handler: handler.send(b"x" * 100))
     monkeypatch.setenv("HF_VIT_ALLOW", "http")
-    monkeypatch.setattr(utils, "check_url", lambda url: None)  # which has seen a public machine
+    monkeypatch.setattr(addresses, "check_url", lambda url: None)  # which has seen a public machine
     with pytest.raises(UnsafeURLError, match=r"127\.0\.0\.1"), open_url(server.url, 5, {}):
         pass
     assert server.requests == []
