@@ -9,7 +9,13 @@ from typing import Any, ClassVar, Literal
 
 
 def setting(
-    default: Any, about: str, group: str = "", is_path: bool = False, everyday: bool = False, **bounds: float
+    default: Any,
+    about: str,
+    group: str = "",
+    is_path: bool = False,
+    everyday: bool = False,
+    protocols: tuple[str, ...] = (),
+    **bounds: float,
 ) -> Any:
     """Declare a field of a settings class.
 
@@ -19,10 +25,18 @@ def setting(
         group: heading in `--help`.
         is_path: the value may be a file or folder, which is read.
         everyday: most runs need it, so that `--help` describes it; `--help all` describes all settings.
+        protocols: the only protocols of evaluation that use it; with another one it must have its default.
         bounds: `above`, `at_least`, `below` and `at_most`, the limits of a number or of every number of a list.
     """
     default = {"default_factory" if callable(default) else "default": default}
-    metadata = {"about": about, "group": group, "is_path": is_path, "everyday": everyday, "bounds": bounds}
+    metadata = {
+        "about": about,
+        "group": group,
+        "is_path": is_path,
+        "everyday": everyday,
+        "protocols": protocols,
+        "bounds": bounds,
+    }
     return field(**default, metadata=metadata)
 
 
@@ -610,16 +624,7 @@ class PretrainSettings(TrainingSettings):
 
 
 Protocol = Literal["accuracy", "real", "objectnet", "few_shot", "linear_probe", "knn", "vtab"]
-# Settings that all other protocols would ignore
-_NEEDED_PROTOCOLS = {
-    "label_map real_labels": ("accuracy", "real"),
-    "objectnet_classes": ("objectnet",),
-    "features feature_layer": ("few_shot", "linear_probe", "knn"),
-    "shots seeds l2_reg": ("few_shot",),
-    "probe_l2 held_out": ("linear_probe",),
-    "neighbors temperature": ("knn",),
-    "tasks finetune keep_models": ("vtab",),
-}
+_OF_FEATURES = ("few_shot", "linear_probe", "knn")
 
 
 @dataclass
@@ -651,37 +656,53 @@ class EvaluateSettings(DataSettings):
     overwrite: bool = _report(False, "ignore the cached features and results in output_dir")
 
     label_map: str | None = _data(
-        None, "YAML or JSON file: the data's class names -> the model's names or numbers", is_path=True
+        None,
+        "YAML or JSON file: the data's class names -> the model's names or numbers",
+        is_path=True,
+        protocols=("accuracy", "real"),
     )
     real_labels: str | None = _protocol(
         None,
-        'accuracy, real: JSON file, a list with a list of class numbers per image ("Are we done with ImageNet?")',
+        'JSON file, a list with a list of class numbers per image ("Are we done with ImageNet?")',
         is_path=True,
+        protocols=("accuracy", "real"),
     )
     objectnet_classes: str | None = _protocol(
         None,
-        "objectnet: YAML or JSON file that maps folders to class numbers; by default the 113 published classes",
+        "YAML or JSON file that maps folders to class numbers; by default the 113 published classes",
         is_path=True,
+        protocols=("objectnet",),
     )
 
     train_split: str = _data("train", "few_shot, linear_probe, knn: split with the training features")
     features: Literal["pre_logits", "class_token", "patch_mean"] = _protocol(
-        "pre_logits", "few_shot, linear_probe, knn: features to use: the head's input, or tokens of the last layer"
+        "pre_logits",
+        "features to use: the head's input, or tokens of the last layer",
+        protocols=_OF_FEATURES,
     )
-    feature_layer: int | None = _protocol(None, "encoder layers before the features; by default all", above=0)
-    shots: list[int] = _protocol(lambda: [1, 5, 10, 25], "few_shot: images per class", above=0)
-    seeds: int = _protocol(3, "few_shot: number of random draws of the training images", above=0)
-    l2_reg: list[float] = _protocol(lambda: [1024.0], "few_shot: L2 regularization", above=0)
+    feature_layer: int | None = _protocol(
+        None, "encoder layers before the features; by default all", above=0, protocols=_OF_FEATURES
+    )
+    shots: list[int] = _protocol(lambda: [1, 5, 10, 25], "images per class", above=0, protocols=("few_shot",))
+    seeds: int = _protocol(3, "number of random draws of the training images", above=0, protocols=("few_shot",))
+    l2_reg: list[float] = _protocol(lambda: [1024.0], "L2 regularization", above=0, protocols=("few_shot",))
     probe_l2: list[float] = _protocol(
-        lambda: [10.0**power for power in range(-6, 2)], "linear_probe: L2 regularizations to choose from", above=0
+        lambda: [10.0**power for power in range(-6, 2)],
+        "L2 regularizations to choose from",
+        above=0,
+        protocols=("linear_probe",),
     )
-    held_out: float = _protocol(0.2, "linear_probe: fraction of images for choosing probe_l2", above=0, at_most=0.9)
-    neighbors: list[int] = _protocol(lambda: [10, 20], "knn: number of neighbors that vote", above=0)
-    temperature: float = _protocol(0.07, "knn: temperature of the neighbors' votes", above=0)
+    held_out: float = _protocol(
+        0.2, "fraction of images for choosing probe_l2", above=0, at_most=0.9, protocols=("linear_probe",)
+    )
+    neighbors: list[int] = _protocol(lambda: [10, 20], "number of neighbors that vote", above=0, protocols=("knn",))
+    temperature: float = _protocol(0.07, "temperature of the neighbors' votes", above=0, protocols=("knn",))
 
-    tasks: list[str] = _protocol(list, "vtab: names of the tasks; by default all 19")
-    finetune: dict[str, Any] = _protocol(dict, "vtab: settings of fine-tuning that differ from the paper's")
-    keep_models: bool = _protocol(False, "vtab: keep the fine-tuned models")
+    tasks: list[str] = _protocol(list, "names of the tasks; by default all 19", protocols=("vtab",))
+    finetune: dict[str, Any] = _protocol(
+        dict, "settings of fine-tuning that differ from the paper's", protocols=("vtab",)
+    )
+    keep_models: bool = _protocol(False, "keep the fine-tuned models", protocols=("vtab",))
 
     def validate(self) -> None:
         is_vtab = self.protocol == "vtab"
@@ -695,10 +716,11 @@ class EvaluateSettings(DataSettings):
         is_plain = not is_vtab and self.compile is not True and self.mixed_precision in (None, "no")
         if self.backend != "eager" and not is_plain:
             raise ValueError(f"backend is {self.backend}, which vtab, compile and mixed_precision do not support")
-        for names, protocols in _NEEDED_PROTOCOLS.items():
-            if self.protocol not in protocols and (wrong := self.changed(names)):
+        for one in dataclasses.fields(self):
+            protocols = one.metadata["protocols"]
+            if protocols and self.protocol not in protocols and self.changed(one.name):
                 needed = " or ".join(protocols)
-                raise ValueError(f"{wrong[0]} needs protocol {needed}; protocol is {self.protocol}")
+                raise ValueError(f"{one.name} needs protocol {needed}; protocol is {self.protocol}")
         if self.streaming and self.protocol in ("few_shot", "linear_probe", "knn", "objectnet"):
             raise ValueError(f"protocol {self.protocol} does not work with streaming: set streaming to false")
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):

@@ -161,6 +161,8 @@ def add_fields(parser: argparse.ArgumentParser, options_class: Any, everyday: bo
         groups[heading] = groups.get(heading) or parser.add_argument_group(heading)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         about = field.metadata["about"]
+        if field.metadata["protocols"]:
+            about = f"{', '.join(field.metadata['protocols'])}: {about}"
         if default not in (None, [], {}):  # otherwise the text describes it
             about += f" (default: {str(default).lower() if isinstance(default, bool) else default})"
         kinds = [kind for kind in alternatives(field.type) if kind is not type(None)]
