@@ -143,7 +143,7 @@ def _finetune(
     if settings.closed_form:
         run = ClosedFormRun(settings, accelerator, *splits, command)
         metrics = run.fit()
-        print_results(run, metrics)
+        print_results(run.run, metrics)
     else:
         train, held_out = splits
         assert split is not None
@@ -210,9 +210,9 @@ def run_pretraining(settings: PretrainSettings, command: str) -> dict[str, Any]:
 
 
 def _fit(trainer: Trainer) -> dict[str, Any]:
-    print_plan(trainer)
+    print_plan(trainer.run, trainer.parameters.values(), trainer.augmentation is not None)
     metrics = trainer.fit()
-    print_results(trainer, metrics)
+    print_results(trainer.run, metrics)
     for tracker in trainer.accelerator.trackers:
         tracker.finish()  # Accelerate's `end_training` would end the process group, too
     atexit.register(trainer.accelerator.state.destroy_process_group)  # not now: the program may train again

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,14 +47,9 @@ from ..files.output import (
 )
 from ..files.reading import read_json_object
 from ..files.removed_names import drop_removed_settings, with_new_keys
-from ..inference.predictions import to_cpu
 from ..settings.fields import TrainingSettings
-from .launch import cpu_group, is_xla, make_states
-from .objectives import MaskedPatches
+from .launch import cpu_group, make_states
 from .optimization import build_schedule
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
 
 FORMAT = 2  # version of the format; version 1 had one file of whole tensors for each group
 _FILE_BYTES = 2**30  # target size of a file; writing needs as much additional memory
@@ -328,49 +323,12 @@ FREE_ON_RESUME = frozenset(
 _ROLES = {"data": "the training images (without held-out ones)", "model": "the model", "teacher": "the teacher"}
 
 
-def save(trainer: "Trainer") -> None:
-    """Start writing a checkpoint in the background; all processes must call it.
+def choose_checkpoint(checkpoints: Checkpoints, accelerator: Accelerator) -> Path | None:
+    """Return the newest intact checkpoint, the same on all processes; None without one. Damaged ones are moved away.
 
     Raises:
-        OSError: the previous checkpoint could not be written.
+        ValueError: all checkpoints are damaged.
     """
-    tensors = run_tensors(*_stateful_objects(trainer))
-    if is_xla(trainer.accelerator):  # each process has all tensors, and torch.distributed is not initialized
-        if not trainer.accelerator.is_main_process:
-            return
-        tensors = to_cpu(tensors)
-    trainer.checkpoints.save(trainer.state.step, tensors, _state_of(trainer))
-
-
-def _stateful_objects(trainer: "Trainer") -> tuple[torch.nn.Module, torch.optim.Optimizer, Tensors | None]:
-    """Return the model, the optimizer, and the EMA's parameters if there is one."""
-    ema = trainer.ema.parameters if trainer.ema is not None else None
-    return trainer.accelerator.unwrap_model(trainer.model), trainer.optimizer.optimizer, ema
-
-
-def _state_of(trainer: "Trainer") -> dict[str, Any]:
-    """Return the content of state.json for the current step."""
-    scaler, layout = trainer.accelerator.scaler, trainer.layout
-    return {
-        **vars(trainer.state),
-        "num_steps": trainer.num_steps,
-        "precision": trainer.accelerator.mixed_precision,
-        "shards": {"processes": layout.processes, "per_device_batch_size": layout.per_device},
-        "settings": asdict(trainer.settings),
-        "fingerprint": trainer.fingerprint,
-        "jpeg_dct": trainer.transform.jpeg_dct,
-        "scaler": scaler.state_dict() if scaler is not None else None,
-    }
-
-
-def resume(trainer: "Trainer") -> None:
-    """Restore a run from its newest intact checkpoint; if there is no checkpoint, leave it at step 0.
-
-    Raises:
-        ValueError: all checkpoints are damaged; or the settings, the data or the initial model differ from those of the
-            checkpoint. The message lists the differences.
-    """
-    accelerator, scaler, checkpoints = trainer.accelerator, trainer.accelerator.scaler, trainer.checkpoints
     newest: list[Any] = [None]
     if accelerator.is_main_process:
         path, damaged = checkpoints.newest()
@@ -384,18 +342,7 @@ def resume(trainer: "Trainer") -> None:
             print(f"{bad} is damaged ({problem}) and was moved to {quarantine(bad)}; resuming from {path} instead")
         newest = [path and str(path)]  # XLA cannot broadcast a Path
     [name] = broadcast_object_list(newest)
-    if name is None:
-        accelerator.print(f"There is no checkpoint in {checkpoints.folder}: training starts from the beginning.")
-        return
-    path = Path(name)
-    saved = read_state(path)
-    _check_same_run(saved, trainer)
-    restore(path, *_stateful_objects(trainer))
-    if scaler is not None and saved["scaler"]:
-        scaler.load_state_dict(saved["scaler"])
-    for name in vars(trainer.state):
-        setattr(trainer.state, name, saved.get(name, getattr(trainer.state, name)))
-    accelerator.print(f"Resuming from {path} at step {trainer.state.step} of {trainer.num_steps}.")
+    return None if name is None else Path(name)
 
 
 def saved_per_device(checkpoints: Checkpoints) -> int | None:
@@ -417,31 +364,35 @@ def saved_jpeg_dct(checkpoints: Checkpoints) -> str | None:
     return None
 
 
-def _check_same_run(saved: dict[str, Any], trainer: "Trainer") -> None:
-    """Raise ValueError if anything that affects the result differs from the checkpoint."""
-    before, now = (_relevant_state(state, trainer) for state in (saved, _state_of(trainer)))
+def check_same_run(saved: dict[str, Any], now: dict[str, Any], settings: TrainingSettings, draws: bool) -> None:
+    """Raise ValueError if anything that affects the result differs from the checkpoint; the message lists it.
+
+    Args:
+        saved, now: content of the checkpoint's state.json, and of the one that would be saved now.
+        draws: whether the model or the objective draws random numbers for each micro-batch.
+    """
+    before, after = (_relevant_parts(state, settings, draws) for state in (saved, now))
     differences = [
-        f"{name} was {before.get(name)} and is {value}" for name, value in now.items() if before.get(name) != value
+        f"{name} was {before.get(name)} and is {value}" for name, value in after.items() if before.get(name) != value
     ]
-    steps, done = saved["num_steps"], saved["step"]
-    if steps != trainer.num_steps:
-        earlier = build_schedule(trainer.settings, steps)
-        if trainer.num_steps < done or any(earlier(step) != trainer.schedule(step) for step in range(done)):
+    steps, num_steps, done = saved["num_steps"], now["num_steps"], saved["step"]
+    if steps != num_steps:
+        earlier, schedule = build_schedule(settings, steps), build_schedule(settings, num_steps)
+        if num_steps < done or any(earlier(step) != schedule(step) for step in range(done)):
             differences.append(
-                f"the number of steps was {steps} and is {trainer.num_steps}, which changes steps already taken (set "
+                f"the number of steps was {steps} and is {num_steps}, which changes steps already taken (set "
                 "--decay-steps)"
             )
     if differences:
         raise ValueError(f"cannot resume with other settings, data or models: {'; '.join(differences)}")
 
 
-def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]:
+def _relevant_parts(state: dict[str, Any], settings: TrainingSettings, draws: bool) -> dict[str, Any]:
     """Return the parts of state.json that affect the weights, except the number of steps.
 
-    With dropout, mixing or random masks, the weights depend on the micro-batches, and so on the micro-batch size. With
-    shards, whose images are assigned to processes one by one, the weights then also depend on the number of processes.
+    With random numbers for each micro-batch, the weights depend on the micro-batch size. With shards, whose images are
+    assigned to processes one by one, they then also depend on the number of processes.
     """
-    settings, config = trainer.settings, trainer.config
     # Settings that are newer than the checkpoint must have their defaults; of what a path names, the content counts
     values = asdict(type(settings)()) | drop_removed_settings(state["settings"])
     paths = {field.name for field in fields(settings) if field.metadata.get("is_path")}
@@ -450,9 +401,7 @@ def _relevant_state(state: dict[str, Any], trainer: "Trainer") -> dict[str, Any]
     parts["the mixed precision"] = state["precision"]
     for role, fingerprint in state["fingerprint"].items():
         parts[_ROLES[role]] = describe_fingerprint(fingerprint)
-    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
-    draws = any(getattr(config, name, 0) for name in rates) or isinstance(trainer.objective, MaskedPatches)
-    if draws or settings.mixup_alpha or settings.cutmix_alpha:
+    if draws:
         names = ("per_device_batch_size", "processes") if settings.streaming else ("per_device_batch_size",)
         parts |= {name: state["shards"][name] for name in names}
     return parts

@@ -29,7 +29,7 @@ from ..settings.recipes import dump
 from .build import FEATURES_FILE, class_names_of, fingerprint_run, load_for_finetuning
 from .checkpoint import locked_output
 from .reports import write_run_reports
-from .trainer import TrainState
+from .run import Run, TrainState
 
 
 class TrainingFeatures(NamedTuple):
@@ -117,9 +117,8 @@ class ClosedFormRun:
             raise ValueError(f"{settings.model} has no features of whole images: its pooling is none")
         self.model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
         self.predictions: dict[str, Any] = {}  # of the images for evaluation, see `evaluate_classifier`
-        self.fingerprint: dict[str, Any] = {"data": None}
-        self.state = TrainState()  # there are no steps
-        self.num_steps = 0
+        self.run = Run(settings, self.accelerator, self.config, self.split, self.eval_split, 0, self.command)
+        self.run.fingerprint = {"data": None}
 
     def _load_with_changed_classes(self, source: str) -> None:
         """Load a model that was solved in closed form, with a new head for the changed classes."""
@@ -149,7 +148,7 @@ class ClosedFormRun:
             metrics |= {"train_images": len(features.values), "train_images_skipped": skipped}
             metrics |= {"train_seconds": seconds, "train_images_per_second": len(features.values) / seconds}
             if self.split is not None:
-                self.fingerprint = fingerprint_run(settings, self.split)
+                self.run.fingerprint = fingerprint_run(settings, self.split)
             metrics = {**self.evaluate(), "l2_reg": l2, **metrics}
             metrics |= {"best": None, "best_metric": None, "best_step": None}  # there is one model
             if self.accelerator.is_main_process:
@@ -160,7 +159,7 @@ class ClosedFormRun:
                 write_text(self.output / "recipe.yaml", dump(settings))
                 write_json(self.output / "metrics.json", metrics)
                 write_unused(self.output, {} if self.split is None else self.split.unused)
-                write_run_reports(self, metrics)
+                write_run_reports(self.run, TrainState(), self.predictions, metrics)
             self.accelerator.wait_for_everyone()
         return metrics
 

@@ -5,24 +5,23 @@ import math
 import shlex
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from ..data.labels import distinguish, names_of
+from ..data.loaders import TimedBatches
 from ..data.workers import count_processors, count_workers
 from ..files.messages import join_names
 from ..files.runs import best_checkpoint_dir
 from ..models.configuration_hf_vit import as_pair
 from .launch import describe_device, memory_in_use, peak_of
 from .reports import describe_best, held_out_of
+from .run import Run, TrainState
 from .trackers import start_trackers
-
-if TYPE_CHECKING:
-    from .closed_form import ClosedFormRun
-    from .trainer import Trainer
 
 logger = logging.getLogger(__name__)
 _LOGGED_CLASSES = 20  # with more classes, trackers get no metrics per class
@@ -39,27 +38,32 @@ class Console:
     """Progress of a run, shown by the main process: progress bar, experiment trackers, speed and profiler.
 
     Logged values are also kept in `TrainState.history`, which checkpoints contain.
+
+    Args:
+        batches: the training batches, which measure the waiting for data.
+        trains_all: whether no parameter is frozen.
     """
 
-    def __init__(self, trainer: "Trainer"):
-        self.trainer, self.accelerator, self.settings = trainer, trainer.accelerator, trainer.settings
-        self.started, self.start_step = time.perf_counter(), trainer.state.step
-        self.peak_images_per_second = _peak_images_per_second(trainer)
+    def __init__(self, run: Run, state: TrainState, batches: TimedBatches, trains_all: bool):
+        self.run, self.state, self.batches = run, state, batches
+        self.accelerator, self.settings = run.accelerator, run.settings
+        self.started, self.start_step = time.perf_counter(), state.step
+        self.peak_images_per_second = _peak_images_per_second(run, trains_all)
         self.measured, self.waited = 0.0, 0.0  # seconds of training, and of waiting for data in them
         self.restart()
         self.shown: dict[str, float] = {}  # latest value by name
         self.warned_of_data = False
         is_main = self.accelerator.is_main_process
         self.bar = tqdm(
-            total=trainer.num_steps,
+            total=run.num_steps,
             initial=self.start_step,
             unit=" steps",
             disable=not is_main,
             dynamic_ncols=True,
             mininterval=0.2 if sys.stderr.isatty() else 30,  # seconds; rarely in a log file
         )
-        self.profiler = start_profiler(trainer) if is_main and self.settings.profile else None
-        start_trackers(self.accelerator, self.settings, trainer.state.trackers, self.start_step)
+        self.profiler = start_profiler(run, state.step) if is_main and self.settings.profile else None
+        start_trackers(self.accelerator, self.settings, state.trackers, self.start_step)
 
     def close(self) -> None:
         """End the progress bar and the profile."""
@@ -75,8 +79,8 @@ class Console:
 
     def log(self, values: dict[str, float]) -> None:
         """Record values at the current step."""
-        step = self.trainer.state.step
-        self.trainer.state.history.append({"step": step, **values})
+        step = self.state.step
+        self.state.history.append({"step": step, **values})
         if step > self.step:  # not only an evaluation since
             values = values | self._measure()
         self.shown |= values
@@ -84,20 +88,20 @@ class Console:
         shown = {name: f"{self.shown[name]:.4g}" for name in names if name in self.shown}
         self.bar.set_postfix(shown, refresh=sys.stderr.isatty())
         seconds = time.perf_counter() - self.started
-        left = (self.trainer.num_steps - step) * seconds / max(step - self.start_step, 1)
+        left = (self.run.num_steps - step) * seconds / max(step - self.start_step, 1)
         self.accelerator.log({**values, "seconds_left": left}, step=step)  # to the trackers
         self.restart()
 
     def restart(self) -> None:
         """Start a new measurement of the speed."""
-        self.step, self.since = self.trainer.state.step, time.perf_counter()
-        self.waited_before = self.trainer.batches.waited
+        self.step, self.since = self.state.step, time.perf_counter()
+        self.waited_before = self.batches.waited
 
     def _measure(self) -> dict[str, float]:
         """Return the speed since `restart`: images per second, share of time spent waiting for data, memory in GiB."""
-        trainer, seconds = self.trainer, time.perf_counter() - self.since
-        waited = trainer.batches.waited - self.waited_before
-        images = (trainer.state.step - self.step) * trainer.layout.batch_size / seconds
+        seconds = time.perf_counter() - self.since
+        waited = self.batches.waited - self.waited_before
+        images = (self.state.step - self.step) * self.settings.batch_size / seconds
         self.measured, self.waited = self.measured + seconds, self.waited + waited
         self._warn_of_slow_data(self.waited / self.measured)
         peak = {"share_of_peak": images / self.peak_images_per_second} if self.peak_images_per_second else {}
@@ -125,22 +129,22 @@ class Console:
 
     def print_early_stop(self) -> None:
         """Print why the run ends before its last step."""
-        state, patience = self.trainer.state, self.settings.early_stopping
+        state, patience = self.state, self.settings.early_stopping
         reason = f"{patience} evaluations in a row were no better than that of step {state.best_step}"
-        self.accelerator.print(f"training ends at step {state.step} of {self.trainer.num_steps}: {reason}")
+        self.accelerator.print(f"training ends at step {state.step} of {self.run.num_steps}: {reason}")
 
     def totals(self) -> dict[str, float]:
         """Return the time and throughput since the run was started or resumed, and the number of skipped images."""
         seconds = time.perf_counter() - self.started
-        images = (self.trainer.state.step - self.start_step) * self.settings.batch_size
+        images = (self.state.step - self.start_step) * self.settings.batch_size
         rates = {"train_seconds": seconds, "train_images_per_second": images / seconds}
-        return {**rates, "train_images_skipped": self.trainer.state.skipped}
+        return {**rates, "train_images_skipped": self.state.skipped}
 
 
-def print_plan(trainer: "Trainer") -> None:
+def print_plan(run: Run, parameters: Collection[torch.Tensor], augments_on_device: bool) -> None:
     """Print the plan of a run: model, data, length, device and output folder."""
-    settings, accelerator, split, config = trainer.settings, trainer.accelerator, trainer.split, trainer.config
-    parameters = trainer.parameters.values()
+    settings, accelerator, split, config = run.settings, run.accelerator, run.split, run.config
+    assert split is not None
     total = sum(parameter.numel() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     height, width = as_pair(config.image_size)
@@ -151,11 +155,11 @@ def print_plan(trainer: "Trainer") -> None:
     share = f" ({trained:,} trainable)" if trained < total else ""
     names = f" ({join_names(split.label_names, _LISTED)})" if split.label_names else ""
     classes = f" of {split.num_labels:,} classes{names}" if split.label_column is not None else ""
-    held_out, where = trainer.eval_split, held_out_of(settings)
-    steps = trainer.num_steps
+    held_out, where = run.eval_split, held_out_of(settings)
+    steps = run.num_steps
     epochs = steps * settings.batch_size / max(len(split), 1)
     precision = "float32" if accelerator.mixed_precision == "no" else f"{accelerator.mixed_precision} autocast"
-    augmented = "on the device" if trainer.augmentation else "in the data workers"
+    augmented = "on the device" if augments_on_device else "in the data workers"
     rows = {
         "model": f"{model}: {total:,} parameters{share}, {size}",
         "train": f"{settings.dataset}, {settings.train_split}: {len(split):,} images{classes}",
@@ -165,65 +169,64 @@ def print_plan(trainer: "Trainer") -> None:
         "data": f"data workers: {count_workers(settings.num_workers)}; augmentation {augmented}",
         "result": settings.output_dir,
     }
-    if unseen := _unseen_classes(trainer):
+    if unseen := _unseen_classes(run):
         rows["warning"] = f"these evaluation classes have no training images: {join_names(unseen, _LISTED)}"
     for name, text in rows.items():
         accelerator.print(f"{name:10}{text}")
 
 
-def _unseen_classes(trainer: "Trainer") -> list[str]:
+def _unseen_classes(run: Run) -> list[str]:
     """Return the names of classes that occur only in the evaluation split; [] if labels are not known in advance."""
-    splits = [split for split in (trainer.split, trainer.eval_split) if split is not None]
+    splits = [split for split in (run.split, run.eval_split) if split is not None]
     if len(splits) < 2 or any(one.is_sharded or one.multi_label or one.label_column is None for one in splits):
         return []
     trained, evaluated = (np.unique(split.class_numbers()) for split in splits)
-    names = distinguish(names_of(trainer.config))
+    names = distinguish(names_of(run.config))
     return [names[number] for number in np.setdiff1d(evaluated, trained) if number >= 0]
 
 
-def print_results(trainer: "Trainer | ClosedFormRun", metrics: dict[str, Any]) -> None:
+def print_results(run: Run, metrics: dict[str, Any]) -> None:
     """Print the results of a run, where they are saved, and the next commands to try."""
-    output, write = trainer.output, trainer.accelerator.print
+    output, write = run.output, run.accelerator.print
     if "accuracy" in metrics:
         name = "mean_average_precision" if "mean_average_precision" in metrics else "accuracy"
         write(f"{name.replace('_', ' ')} {metrics[name]:.2%} on {metrics['samples']:,} held-out images")
-        if trainer.num_steps:
+        if run.num_steps:
             write(f"best: {describe_best(metrics)}")
     if (output / "report.html").exists():
         write(f"mistakes are shown in {output / 'report.html'}")
-    has_classes = getattr(trainer.settings, "objective", "supervised") == "supervised"
+    has_classes = getattr(run.settings, "objective", "supervised") == "supervised"
     model = shlex.quote(str(best_checkpoint_dir(str(output)) or output))
     use = f"predict {model} IMAGE" if has_classes else f"finetune --model {model} --dataset FOLDER"
     write(f"saved in {output}; try: hf-vit {use}, or hf-vit push {model} NAME")
 
 
-def _peak_images_per_second(trainer: "Trainer") -> float | None:
+def _peak_images_per_second(run: Run, trains_all: bool) -> float | None:
     """Return the images per second at the peak rate of the GPUs; None if this rate or the compute is unknown."""
-    accelerator, settings = trainer.accelerator, trainer.settings
+    accelerator, settings = run.accelerator, run.settings
     varies = settings.preset == "native" or settings.patch_sizes  # in the number of patches
-    # A part of the parameters needs a smaller backward pass
-    is_partial = not all(parameter.requires_grad for parameter in trainer.parameters.values())
     peak = peak_of(describe_device(accelerator.device))
-    if varies or is_partial or peak is None or accelerator.mixed_precision not in ("bf16", "fp16"):
+    # A part of the parameters needs a smaller backward pass
+    if varies or not trains_all or peak is None or accelerator.mixed_precision not in ("bf16", "fp16"):
         return None
     from ..models.compute import FLOPS_PER_MULTIPLY_ADD, count_compute
 
-    flops = _FORWARDS_PER_STEP * FLOPS_PER_MULTIPLY_ADD * count_compute(trainer.config).logits_multiply_adds
+    flops = _FORWARDS_PER_STEP * FLOPS_PER_MULTIPLY_ADD * count_compute(run.config).logits_multiply_adds
     return peak * accelerator.num_processes / flops
 
 
-def start_profiler(trainer: "Trainer") -> torch.profiler.profile | None:
+def start_profiler(run: Run, step: int) -> torch.profiler.profile | None:
     """Start to trace the next `profile` steps (or as many as the run has left), after a few for warm-up.
 
     Return None if no step is left.
     """
-    left = trainer.num_steps - trainer.state.step
-    steps = min(trainer.settings.profile or 0, left)
+    left = run.num_steps - step
+    steps = min(run.settings.profile or 0, left)
     if not steps:
         return None
 
     def write(profile: torch.profiler.profile) -> None:
-        file = trainer.output / "profile" / "trace.json"
+        file = run.output / "profile" / "trace.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         profile.export_chrome_trace(str(file))
         print(f"The trace is {file}: open it in https://ui.perfetto.dev or chrome://tracing.")

@@ -4,7 +4,7 @@ import datetime
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,8 @@ from ..models.scores import thresholds_of
 from ..settings.fields import AUTO, TrainingSettings
 from ..settings.recipes import dump
 from .launch import describe_device
-
-if TYPE_CHECKING:
-    from .closed_form import ClosedFormRun
-    from .trainer import Trainer
+from .objectives import Objective
+from .run import Run, TrainState
 
 _FIGURES = ("confusion_matrix.png", "learning_curve.png")  # of the model card
 _PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
@@ -32,51 +30,55 @@ _TILE, _GAP = 144, 8  # pixels of an image, and between two
 _LONGEST = 24  # characters of a caption
 
 
-def write_run_reports(trainer: "Trainer | ClosedFormRun", metrics: Mapping[str, Any]) -> None:
-    """Write card_data.json, the learning curve if there are steps, and the reports of the last evaluation."""
-    output, details, held_out = trainer.output, card_data(trainer, metrics), None
+def write_run_reports(run: Run, state: TrainState, predictions: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+    """Write card_data.json, the learning curve if there are steps, and the reports of the last evaluation.
+
+    Args:
+        predictions: result of `predict` on the evaluation split; empty without a classifier.
+    """
+    output, details, held_out = run.output, card_data(run, metrics), None
     curve = None
-    if trainer.num_steps:
+    if run.num_steps:
         curve = output / "learning_curve.png"
-        write_curve(trainer.state.history, curve)
-    if trainer.eval_split is not None and trainer.predictions:
-        folder = Path(str(trainer.settings.dataset))
-        names, thresholds = names_of(trainer.config), thresholds_of(trainer.config)
-        held_out = HeldOut(trainer.predictions, trainer.eval_split, names, folder, thresholds)
+        write_curve(state.history, curve)
+    if run.eval_split is not None and predictions:
+        folder = Path(str(run.settings.dataset))
+        names, thresholds = names_of(run.config), thresholds_of(run.config)
+        held_out = HeldOut(predictions, run.eval_split, names, folder, thresholds)
         details |= write_card_results(output, held_out)
     details["figures"] = [name for name in _FIGURES if (output / name).is_file()]
     write_json(output / "card_data.json", details)
     if held_out is not None:
-        title = title_of(details["base_model"] or "a new model", trainer.settings.dataset)
-        about = title, _describe_run(trainer, details), dump(trainer.settings)
+        title = title_of(details["base_model"] or "a new model", run.settings.dataset)
+        about = title, _describe_run(run, state.step, details), dump(run.settings)
         write_results(output, held_out, *about, curve=curve)
 
 
-def card_data(trainer: "Trainer | ClosedFormRun", metrics: Mapping[str, Any]) -> dict[str, Any]:
+def card_data(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data of a run's model card: command, data set, settings, metrics, device and versions."""
-    settings = trainer.settings
+    settings = run.settings
     unused = {"output_dir", *settings.unused_fields()}
     return {
-        **({"command": trainer.command} if trainer.command else {}),
+        **({"command": run.command} if run.command else {}),
         "date": datetime.date.today().isoformat(),
         "base_model": getattr(settings, "model", None),
         "dataset": settings.dataset,
         "train_split": settings.train_split,
         "eval_split": settings.eval_split,
-        "fingerprint": trainer.fingerprint["data"],
+        "fingerprint": run.fingerprint["data"],
         "settings": {name: value for name, value in vars(settings).items() if name not in unused},
         "metrics": {name: value for name, value in metrics.items() if "/" not in name},  # without the metrics per class
-        "processes": trainer.accelerator.num_processes,
-        "device": describe_device(trainer.accelerator.device),
+        "processes": run.accelerator.num_processes,
+        "device": describe_device(run.accelerator.device),
         "versions": versions_of(_PACKAGES),
     }
 
 
-def _describe_run(trainer: "Trainer | ClosedFormRun", details: Mapping[str, Any]) -> dict[str, str]:
-    settings, metrics = trainer.settings, details["metrics"]
+def _describe_run(run: Run, step: int, details: Mapping[str, Any]) -> dict[str, str]:
+    settings, metrics = run.settings, details["metrics"]
     speed = f"{metrics['train_images_per_second']:,.1f} images per second"
-    if trainer.num_steps:
-        steps = f"{trainer.state.step:,} of {trainer.num_steps:,} optimizer steps"
+    if run.num_steps:
+        steps = f"{step:,} of {run.num_steps:,} optimizer steps"
         length = {"best": describe_best(metrics), "length": f"{steps} of {settings.batch_size:,} images"}
         speed += ", including evaluations and checkpoints"
     else:
@@ -133,21 +135,25 @@ def write_curve(history: list[dict], path: Path) -> None:
         figure.savefig(file, dpi=120)
 
 
-def draw_batch(trainer: "Trainer", batch: dict[str, torch.Tensor]) -> None:
-    """Draw the first images of a batch, as the model sees them, with their labels: train_batch.png."""
-    rng = np.random.default_rng((trainer.settings.seed, trainer.state.step))  # as in `Trainer.train_step`
-    pixels, targets = trainer.objective.prepare(batch, rng)
-    pixels, captions = trainer.objective.normalizer.inverse(pixels[:_DRAWN]).cpu(), [""] * _DRAWN
+def draw_batch(run: Run, objective: Objective, batch: dict[str, torch.Tensor], patch_size: Any) -> None:
+    """Draw the first images of the first batch, as the model sees them, with their labels: train_batch.png.
+
+    Args:
+        patch_size: of the image processor, for batches of patches.
+    """
+    rng = np.random.default_rng((run.settings.seed, 0))  # as in `Trainer.train_step`
+    pixels, targets = objective.prepare(batch, rng)
+    pixels, captions = objective.normalizer.inverse(pixels[:_DRAWN]).cpu(), [""] * _DRAWN
     if targets is not None:
-        names = distinguish(names_of(trainer.config))
+        names = distinguish(names_of(run.config))
         captions = [describe_target(target, names) for target in targets[:_DRAWN].cpu().numpy()]
     if "spatial_shapes" in batch:
-        kept, size = batch.get("keep", [None] * _DRAWN), as_pair(trainer.processor.patch_size)
+        kept, size = batch.get("keep", [None] * _DRAWN), as_pair(patch_size)
         rows = zip(pixels.numpy(), batch["spatial_shapes"].tolist(), kept, strict=False)
         images = [join_patches(patches, grid, size, chosen) for patches, grid, chosen in rows]
     else:
         images = list(pixels.permute(0, 2, 3, 1).numpy())
-    write_batch(images, captions[: len(images)], trainer.output / "train_batch.png")
+    write_batch(images, captions[: len(images)], run.output / "train_batch.png")
 
 
 def describe_target(target: np.ndarray, names: Sequence[str]) -> str:

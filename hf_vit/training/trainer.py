@@ -8,7 +8,7 @@ import math
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,9 @@ from ..data.splits import Split
 from ..data.summary import write_unused
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
-from ..inference.predictions import EvaluationBatches, evaluate_classifier, to_device
+from ..inference.predictions import EvaluationBatches, evaluate_classifier, to_cpu, to_device
 from ..settings.fields import TrainingSettings
 from ..settings.recipes import dump
-from . import checkpoint
 from .build import (
     augments_on_device,
     build_objective,
@@ -44,13 +43,25 @@ from .build import (
     train_transform,
     training_batches,
 )
-from .checkpoint import Checkpoints, locked_output, saved_jpeg_dct, saved_per_device
+from .checkpoint import (
+    Checkpoints,
+    check_same_run,
+    choose_checkpoint,
+    full_state_dict,
+    locked_output,
+    read_state,
+    restore,
+    run_tensors,
+    saved_jpeg_dct,
+    saved_per_device,
+)
 from .console import Console
-from .launch import mark_step, sharded_parameters
+from .launch import is_xla, mark_step, sharded_parameters
 from .objectives import MaskedPatches, draw_patch_size
 from .optimization import MovingAverage, build_schedule, set_learning_rate
 from .preemption import PREEMPTED, Preempted, Preemption
 from .reports import card_data, draw_batch, write_run_reports
+from .run import Run, TrainState
 from .timeouts import CollectiveTimeout
 
 
@@ -60,20 +71,6 @@ class TrainingStopped(RuntimeError):
 
 class ProcessStalled(TrainingStopped):
     """Another process does not take part in an operation any more; threads of this one may still wait for it."""
-
-
-@dataclass
-class TrainState:
-    """Progress of a run, saved in each checkpoint."""
-
-    step: int = 0  # optimizer steps done
-    best: float = -math.inf  # quality of the best evaluation (see `Trainer.quality_of`)
-    best_loss: float = math.inf  # loss of the best evaluation, which decides between equal qualities
-    best_step: int | None = None  # step of the best evaluation
-    no_better: int = 0  # number of evaluations since the best one
-    skipped: int = 0  # unreadable images, over all processes
-    history: list[dict[str, float]] = field(default_factory=list)  # logged values, each entry with its "step"
-    trackers: dict[str, str] = field(default_factory=dict)  # see `start_trackers`
 
 
 class Trainer:
@@ -102,14 +99,15 @@ class Trainer:
         check_support(settings, accelerator, model, processor, split)
         self.best_metric = choose_best_metric(settings, eval_split, model.config)
         self.settings, self.accelerator, self.processor = settings, accelerator, processor
-        self.split, self.eval_split, self.config, self.command = split, eval_split, model.config, command
-        self.output = Path(str(settings.output_dir))
+        self.split, self.eval_split, self.config = split, eval_split, model.config
+        self.num_steps = count_steps(settings, split)
+        self.run = Run(settings, accelerator, model.config, split, eval_split, self.num_steps, command)
+        self.output = self.run.output
         self.checkpoints = Checkpoints(self.output / "checkpoints", settings.keep_checkpoints)
         jpeg_dct = saved_jpeg_dct(self.checkpoints) if settings.resume else None
         if jpeg_dct is not None:
             processor.update(jpeg_dct=jpeg_dct)
         self.state = TrainState()
-        self.num_steps = count_steps(settings, split)
         self.schedule = build_schedule(settings, self.num_steps)
         device = accelerator.device
         self.objective = build_objective(settings, processor, model.config, split, device)
@@ -126,7 +124,6 @@ class Trainer:
         self.timeout = CollectiveTimeout(accelerator, settings.stall_timeout)
         self.metrics: dict[str, float] = {}  # results of the last evaluation
         self.predictions: dict[str, Any] = {}  # result of `evaluation.predictions.predict` in the last evaluation
-        self.fingerprint: dict[str, Any] = {}  # see `fingerprint_run`
         # Since the last log entry: sums of loss, correct images and skipped images, and the gradient norm of each step
         self._sums, self._norms = torch.zeros(3, device=device), []
 
@@ -170,11 +167,11 @@ class Trainer:
     def start(self) -> None:
         """With `resume`, restore the newest checkpoint; then start loading the batches of the next step."""
         settings = self.settings
-        self.fingerprint = fingerprint_run(settings, self.split)
+        self.run.fingerprint = fingerprint_run(settings, self.split)
         if self.accelerator.is_main_process:
             write_unused(self.output, self.split.unused)
         if settings.resume:
-            checkpoint.resume(self)
+            self.resume()
         steps = range(self.state.step, self.num_steps)
         loader = training_batches(settings, self.split, self.transform, self.layout, steps)
         self.batches = TimedBatches(loader)
@@ -184,7 +181,8 @@ class Trainer:
             )
         if self.accelerator.is_main_process:
             write_text(self.output / "recipe.yaml", dump(settings))
-        self.console = Console(self)
+        trains_all = all(parameter.requires_grad for parameter in self.parameters.values())
+        self.console = Console(self.run, self.state, self.batches, trains_all)
         self.model.train()
 
     def train_step(self, step: int) -> None:
@@ -200,7 +198,7 @@ class Trainer:
         for forward in range(self.layout.accumulation):
             batch = self.next_batch()
             if step == forward == 0 and accelerator.is_main_process:
-                draw_batch(self, batch)
+                draw_batch(self.run, self.objective, batch, getattr(self.processor, "patch_size", None))
             # torch is seeded for each micro-batch; the NumPy generator, for mixing, is the same for the whole batch
             seeds = np.random.SeedSequence((settings.seed, step, self.layout.micro_batch(forward)))
             set_seed(int(seeds.generate_state(1)[0]))
@@ -297,8 +295,60 @@ class Trainer:
     def save(self) -> None:
         """Start writing a checkpoint in the background; every process must call it."""
         self.timeout.suspend()
-        checkpoint.save(self)
+        tensors = run_tensors(*self._stateful_objects())
+        if not is_xla(self.accelerator):
+            self.checkpoints.save(self.state.step, tensors, self.record())
+        elif self.accelerator.is_main_process:  # which has all tensors; torch.distributed is not initialized
+            self.checkpoints.save(self.state.step, to_cpu(tensors), self.record())
         self.console.restart()
+
+    def resume(self) -> None:
+        """Restore the run from its newest intact checkpoint; without a checkpoint, leave it at step 0.
+
+        Raises:
+            ValueError: all checkpoints are damaged; or the settings, the data or the initial model differ from those of
+                the checkpoint. The message lists the differences.
+        """
+        path = choose_checkpoint(self.checkpoints, self.accelerator)
+        if path is None:
+            folder = self.checkpoints.folder
+            self.accelerator.print(f"There is no checkpoint in {folder}: training starts from the beginning.")
+            return
+        saved, scaler = read_state(path), self.accelerator.scaler
+        check_same_run(saved, self.record(), self.settings, self._draws_random_numbers())
+        restore(path, *self._stateful_objects())
+        if scaler is not None and saved["scaler"]:
+            scaler.load_state_dict(saved["scaler"])
+        for name in vars(self.state):
+            setattr(self.state, name, saved.get(name, getattr(self.state, name)))
+        self.accelerator.print(f"Resuming from {path} at step {self.state.step} of {self.num_steps}.")
+
+    def record(self) -> dict[str, Any]:
+        """Return the content of state.json for the current step."""
+        scaler, layout = self.accelerator.scaler, self.layout
+        return {
+            **vars(self.state),
+            "num_steps": self.num_steps,
+            "precision": self.accelerator.mixed_precision,
+            "shards": {"processes": layout.processes, "per_device_batch_size": layout.per_device},
+            "settings": asdict(self.settings),
+            "fingerprint": self.run.fingerprint,
+            "jpeg_dct": self.transform.jpeg_dct,
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+
+    def _stateful_objects(self) -> tuple[torch.nn.Module, torch.optim.Optimizer, dict[str, torch.Tensor] | None]:
+        """Return the model, the optimizer, and the EMA's parameters if there is one."""
+        ema = self.ema.parameters if self.ema is not None else None
+        return self.accelerator.unwrap_model(self.model), self.optimizer.optimizer, ema
+
+    def _draws_random_numbers(self) -> bool:
+        """Return whether a micro-batch draws random numbers: for dropout, mixing or random masks."""
+        rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate")
+        mixes = self.settings.mixup_alpha or self.settings.cutmix_alpha
+        return bool(
+            mixes or isinstance(self.objective, MaskedPatches) or any(getattr(self.config, x, 0) for x in rates)
+        )
 
     def finish(self) -> dict[str, Any]:
         """Save the final model, the metrics and the reports; return the metrics."""
@@ -307,7 +357,7 @@ class Trainer:
         self.save_model(self.output)
         if self.accelerator.is_main_process:
             write_json(self.output / "metrics.json", metrics)
-            write_run_reports(self, metrics)
+            write_run_reports(self.run, self.state, self.predictions, metrics)
         self.accelerator.wait_for_everyone()
         return metrics
 
@@ -318,13 +368,15 @@ class Trainer:
             OSError: the files cannot be written; an older model in the folder is unchanged.
         """
         model: Any = self.accelerator.unwrap_model(self.model)
-        tensors = checkpoint.full_state_dict(model, keep=self.accelerator.is_main_process)
+        tensors = full_state_dict(model, keep=self.accelerator.is_main_process)
         if self.accelerator.is_main_process:
             with new_model_files(folder) as draft:
                 save_merged(model, tensors, draft)
                 self.processor.save_pretrained(draft)
                 if with_card_data:
-                    write_json(draft / "card_data.json", card_data(self, {**self.metrics, **self.best_evaluation()}))
+                    write_json(
+                        draft / "card_data.json", card_data(self.run, {**self.metrics, **self.best_evaluation()})
+                    )
         self.accelerator.wait_for_everyone()
 
     @property
