@@ -42,7 +42,7 @@ def test_a_stopped_process_ends_the_run_and_is_named(tmp_path, number, missing, 
         for process in processes:
             process.kill()
     errors = (other.folder / "error").read_text()
-    [message] = [line for line in errors.splitlines() if line.startswith("error: ")]
+    [message] = [line for line in errors.splitlines() if "--stall-timeout" in line]
     assert named in message
     assert f"--stall-timeout {SECONDS}" in message
     assert "Traceback" not in errors
