@@ -213,7 +213,7 @@ def beyond_pillow(settings: Mapping[str, Any], rounds_half: bool) -> list[str]:
 
     Args:
         settings: settings of an `HfViTImageProcessor`.
-        rounds_half: the reader rounds the offset of a center crop as timm does, see `center_offset`.
+        rounds_half: the reader rounds the offset of a center crop as timm does, see `center_window`.
     """
     found = []
     rounding = crop_rounding(settings["preset"], settings["resize_output"])

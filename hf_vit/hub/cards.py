@@ -40,7 +40,13 @@ _NOT_LISTED += ("num_workers", "overwrite", "print_config", "profile", "report_t
 _NOT_LISTED += ("stall_timeout", "tracker_project", "tracker_name", "prefetch_factor", "augment_on")
 _METRICS = {"samples": "images", "skipped": "images skipped"}  # display names of metrics
 _BOOKKEEPING = ("best", "best_step")  # about the best step; the card is about the last
-_PREPROCESSING = ("preset", "size", "crop_size", "resample", "antialias", "image_mean", "image_std", "max_num_patches")
+_PREPROCESSING = (
+    *("preset", "jpeg_dct", "size", "crop_size", "resample", "antialias", "image_mean", "image_std"),
+    "max_num_patches",
+)
+# Preset -> largest difference of a logit from the original code's, with the preset's decoder and with Pillow's; from
+# benchmarks/results/error_budget.json.
+_FROM_FILES = {"vit_jax": ("2.2e-5", "1.1"), "augreg": ("1.8e-5", "0.70")}
 COCO_CATS = "http://images.cocodataset.org/val2017/000000039769.jpg"
 _OURS = ("library_name", "pipeline_tag", "model-index")  # the README's own values of other fields are kept
 _ACCURACIES = ("accuracy", "top1", "top_1", "eval_accuracy")  # its names in training and in Trainer
@@ -206,6 +212,7 @@ def render_sections(sources: Sources, name: str, license: str | None, has_title:
         preprocessing={
             name: sources.processor[name] for name in _PREPROCESSING if sources.processor.get(name) is not None
         },
+        from_files=None if sources.released is None else _FROM_FILES.get(sources.processor.get("preset", "")),
         hyper_parameters=sources.facts.get("hyper_parameters") or _training_settings(sources.training),
         measured=_measured(sources.training),
         figures=_FIGURES,

@@ -21,8 +21,8 @@ from transformers.utils import logging
 from .configuration_hf_vit import check_size, value_errors
 from .image_decoding import ImageReadingError, name_image
 from .image_reading import list_images, read_image
-from .image_resizing import Filter, Window, clip_window, crop_to, fit_grid, pad_to, resize
-from .resize_weights import AREA, BICUBIC, BILINEAR, KERNELS, center_offset, crop_rounding, shortest_edge_size
+from .image_resizing import Filter, clip_window, crop_to, fit_grid, pad_to, resize
+from .resize_weights import AREA, BICUBIC, BILINEAR, KERNELS, center_window, crop_rounding, shortest_edge_size
 from .utils import (
     LOCATION_ARGUMENTS,
     Size,
@@ -615,7 +615,7 @@ def list_steps(settings: SimpleNamespace) -> list[Any]:
     """
     crop = resizing = None
     if settings.do_center_crop:
-        crop = CenterCrop(**settings.crop_size, rounding=crop_rounding(settings.preset, settings.resize_output))
+        crop = CenterCrop(settings.crop_size, crop_rounding(settings.preset, settings.resize_output))
     if settings.do_resize:
         grid = None
         if settings.preset == "native":
@@ -639,19 +639,12 @@ def list_steps(settings: SimpleNamespace) -> list[Any]:
 class CenterCrop(NamedTuple):
     """Cut out the center; smaller images get a black border."""
 
-    height: int
-    width: int
-    rounding: str  # see `center_offset`
-
-    def window(self, size: tuple[int, int]) -> Window:
-        """Return the rows and columns of the crop of an image of `size`, negative in the border."""
-        top = center_offset(size[0], self.height, self.rounding)
-        left = center_offset(size[1], self.width, self.rounding)
-        return range(top, top + self.height), range(left, left + self.width)
+    size: dict[str, int]
+    rounding: str  # see `center_window`
 
     def __call__(self, levels: torch.Tensor) -> torch.Tensor:
         size = levels.shape[-2], levels.shape[-1]
-        window = self.window(size)
+        window = center_window(size, *self)
         return pad_to(crop_to(levels, clip_window(window, size)), window, size)
 
 
@@ -683,7 +676,7 @@ class Resize(NamedTuple):
         size = self.new_size(height, width)
         window = range(size[0]), range(size[1])
         if self.crop is not None:
-            window = self.crop.window(size)
+            window = center_window(size, *self.crop)
         inside = clip_window(window, size)
         pixels = len(inside[0]) * len(inside[1])
         what = f"cannot resize an image to {pixels:,} pixels" + (f" of {channels:,} channels" if channels > 4 else "")

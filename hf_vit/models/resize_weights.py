@@ -6,6 +6,7 @@ width) of `old` pixels is resized to `new` pixels, of which a crop keeps those i
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -28,25 +29,32 @@ def shortest_edge_size(height: int, width: int, side: int, truncate: bool) -> tu
 
 
 def crop_rounding(preset: str, resize_output: str) -> str:
-    """Return how a center crop with these settings of an image processor rounds, see `center_offset`."""
+    """Return how a center crop with these settings of an image processor rounds, see `center_window`."""
     if preset == "transformers":
         return "down"
     return "half_even" if resize_output == "rounded" else "toward_zero"
 
 
-def center_offset(old: int, new: int, rounding: str) -> int:
-    """Return the number of pixels before a center crop; if negative, of black pixels to add before the image.
+def center_window(size: tuple[int, int], crop_size: dict[str, int], rounding: str) -> tuple[range, range]:
+    """Return the rows and columns of a center crop; negative ones are in the black border of a small image.
 
     Args:
-        old, new: pixels of the image and of the crop.
+        size: (height, width) of the image.
+        crop_size: "height" and "width" of the crop.
         rounding: of half the difference. "toward_zero": big_vision's `central_crop`; "down": `center_crop` of
             transformers' image_transforms.py; "half_even": torchvision's `CenterCrop`, which rounds a border toward
             zero.
     """
-    half = (old - new) / 2
-    if rounding == "down":
-        return math.floor(half)
-    return round(half) if rounding == "half_even" and half > 0 else math.trunc(half)
+    window = []
+    for old, new in zip(size, (crop_size["height"], crop_size["width"]), strict=True):
+        half = (old - new) / 2
+        start = math.trunc(half)
+        if rounding == "down":
+            start = math.floor(half)
+        elif rounding == "half_even" and half > 0:
+            start = round(half)
+        window.append(range(start, start + new))
+    return window[0], window[1]
 
 
 def bilinear_weights(old: int, new: int, part: range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -101,20 +109,20 @@ def filter_weights(old: int, new: int, part: range, resample: int) -> tuple[np.n
     return np.minimum(pixels, old - 1).astype(np.int64), weights
 
 
-def triangle(distance: np.ndarray) -> np.ndarray:
-    """Kernel of linear interpolation, for distances of at least 0."""
-    return np.maximum(0, 1 - distance)
+def triangle(distance: Any) -> Any:
+    """Kernel of linear interpolation, for distances of at least 0, as an array or a tensor."""
+    return (1 - distance).clip(0)
 
 
-def cubic(distance: np.ndarray) -> np.ndarray:
-    """Kernel of cubic convolution (Keys 1981) with a = -1/2, for distances of at least 0."""
+def cubic(distance: Any) -> Any:
+    """Kernel of cubic convolution (Keys 1981) with a = -1/2, for distances of at least 0, as an array or a tensor."""
     inner = (1.5 * distance - 2.5) * distance * distance + 1
     outer = (((distance - 5) * distance + 8) * distance - 4) * -0.5
-    return np.where(distance < 1, inner, np.where(distance < 2, outer, 0))
+    return inner * (distance < 1) + outer * ((distance >= 1) & (distance < 2))
 
 
 # Filter -> (kernel, radius in pixels)
-KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
-    BILINEAR: (triangle, 1.0),
-    BICUBIC: (cubic, 2.0),
+KERNELS: dict[int, tuple[Callable[[Any], Any], int]] = {
+    BILINEAR: (triangle, 1),
+    BICUBIC: (cubic, 2),
 }

@@ -21,7 +21,7 @@ from ..conversion.tables import ConversionError
 from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, flip_channels
 from ..models.image_resizing import PILLOW_BITS, pillow_resizes_rows_first
 from ..models.pretrained import HfVisionPreTrainedModel
-from ..models.resize_weights import AREA, BICUBIC, BILINEAR, crop_rounding
+from ..models.resize_weights import AREA, KERNELS, crop_rounding
 from .programs import trace_onnx
 
 Length = Any  # of an axis: an int, or a torch.SymInt of torch.export
@@ -44,8 +44,8 @@ def make_any_size_onnx(
     """
     processor = check_classifier(model, processor)
     problem, resample = unsupported_sizes(processor.settings()), processor.settings()["resample"]
-    if resample not in (BILINEAR, BICUBIC, AREA):
-        problem = f"resample={resample} (expected {BILINEAR}, {BICUBIC} or {AREA!r})"
+    if resample not in (*KERNELS, AREA):
+        problem = f"resample={resample} (expected {sorted(KERNELS)} or {AREA!r})"
     if problem:
         raise ConversionError(f"cannot export a program for images of any size: {problem}")
     module = AnySizeClassifier(model, processor).eval()
@@ -259,7 +259,7 @@ def _area_taps(axis: _Axis) -> Taps:
 
 def _filter_taps(axis: _Axis, resample: int) -> Taps:
     """Return the weights of a filter that widens with the ratio of a reduction, in float64 as Pillow."""
-    radius, kernel = (1, _triangle) if resample == BILINEAR else (2, _cubic)
+    kernel, radius = KERNELS[resample]
     old, new = axis.numbers(torch.float64)
     widening = (old / new).clamp(min=1)
     center = (axis.positions(torch.float64) + 0.5) * (old / new)
@@ -276,17 +276,6 @@ def _pillow_taps(axis: _Axis, resample: int) -> Taps:
     numbers, weights = _filter_taps(axis, resample)
     scaled = weights * 2**PILLOW_BITS
     return numbers, (scaled.sign() * (scaled.abs() + 0.5).floor()).int()
-
-
-def _triangle(distance: torch.Tensor) -> torch.Tensor:
-    return (1 - distance).clamp(min=0)
-
-
-def _cubic(distance: torch.Tensor) -> torch.Tensor:
-    """Keys' cubic convolution with a = -1/2."""
-    inner = (1.5 * distance - 2.5) * distance * distance + 1
-    outer = (((distance - 5) * distance + 8) * distance - 4) * -0.5
-    return torch.where(distance < 1, inner, torch.where(distance < 2, outer, 0.0))
 
 
 def _sum_columns(levels: torch.Tensor, taps: Taps) -> torch.Tensor:

@@ -47,7 +47,7 @@ from ..models.resize_weights import (
     AREA,
     area_weights,
     bilinear_weights,
-    center_offset,
+    center_window,
     crop_rounding,
     filter_weights,
     shortest_edge_size,
@@ -303,11 +303,8 @@ def resize_and_crop(levels, settings):
         new_size = size["height"], size["width"]
     rows, columns = (range(new) for new in new_size)
     if settings["do_center_crop"]:
-        crop = settings["crop_size"]
         rounding = crop_rounding(settings["preset"], output)
-        top = center_offset(new_size[0], crop["height"], rounding)
-        left = center_offset(new_size[1], crop["width"], rounding)
-        rows, columns = range(top, top + crop["height"]), range(left, left + crop["width"])
+        rows, columns = center_window(new_size, settings["crop_size"], rounding)
     if output == "rounded":
         image = Image.fromarray(levels.round().astype(np.uint8)).resize(new_size[::-1], resample)
         return np.array(image)[rows.start : rows.stop, columns.start : columns.stop]

@@ -1,5 +1,6 @@
 """Every way into the package decodes a JPEG to the pixels of TensorFlow: one row for each door."""
 
+import csv
 import io
 import json
 import tarfile
@@ -10,6 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from PIL import Image
+from safetensors.numpy import load_file
 
 import hf_vit
 from hf_vit.auditing.audit import measure
@@ -26,6 +28,7 @@ from ..paths import GOLDENS
 from ..tiny_models import save_tiny
 
 DECODED = np.load(GOLDENS / "jpeg.npz")
+KINDS = sorted(name.removesuffix("/decode_jpeg") for name in DECODED.files if name.endswith("/decode_jpeg"))
 PIXELS = DECODED["420/decode_jpeg"]  # (height, width, 3), by TensorFlow
 
 
@@ -131,6 +134,69 @@ def test_the_same_pixels_through_every_door(door, pair, photograph, model_folder
     assert np.abs(by_pillow - expected).max() > 1e-4  # the decoders differ
     found = DOORS[door](pair, photograph, folder=model_folder, capsys=capsys)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+# Commands that write a file. Each gets a folder of JPEGs, of PNGs with TensorFlow's pixels, and of PNGs with Pillow's.
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    """The larger JPEGs of jpeg.npz as split/class/number, but for CMYK, and for EXIF, which TensorFlow ignores."""
+    root = tmp_path_factory.mktemp("twins")
+    kinds = [kind for kind in KINDS if min(DECODED[f"{kind}/decode_jpeg"].shape[:2]) > 40]
+    kinds = sorted({*kinds} - {"cmyk", "orientation_6"})
+    for number, kind in enumerate(kinds * 2):
+        content = DECODED[f"{kind}/bytes"].tobytes()
+        pixels = {
+            "tensorflow": Image.fromarray(DECODED[f"{kind}/decode_jpeg"]),
+            "pillow": Image.open(io.BytesIO(content)).convert("RGB"),
+        }
+        for name in ("jpeg", *pixels):
+            for split in ("train", "test"):
+                folder = root / name / split / ("cat", "dog")[number % 2]
+                folder.mkdir(parents=True, exist_ok=True)
+                if name == "jpeg":
+                    (folder / f"{number:02}.jpg").write_bytes(content)
+                else:
+                    pixels[name].save(folder / f"{number:02}.png")
+    return root
+
+
+def of_embed(model, images, output):
+    assert main(["embed", str(model), str(images / "test"), "--output", f"{output}.npz"]) == 0
+    return np.load(f"{output}.npz")["features"]
+
+
+def of_evaluate(model, images, output):
+    command = ["evaluate", str(model), "--dataset", str(images), "--split", "test", "--num-workers", "0"]
+    assert main([*command, "--output-dir", str(output)]) == 0
+    with open(output / "predictions.csv", newline="") as file:
+        return [float(row["probability"]) for row in csv.DictReader(file)]
+
+
+def of_finetune(model, images, output):
+    options = ["--steps", "2", "--batch-size", "4", "--crop", "none", "--flip", "false", "--num-workers", "0"]
+    assert main(["finetune", str(model), "--dataset", str(images), "--output-dir", str(output), *options]) == 0
+    return load_file(output / "model.safetensors")["classifier.weight"]
+
+
+def of_quantize(model, images, output):
+    assert main(["quantize", str(model), str(output), "--calibrate", str(images / "train")]) == 0
+    quantized, _ = hf_vit.load(output)
+    with torch.no_grad():
+        return quantized(torch.linspace(-1, 1, 3 * 20 * 36).view(1, 3, 20, 36)).logits.numpy()
+
+
+def of_calibrate(model, images, output):
+    assert main(["calibrate", str(model), str(output), "--dataset", str(images), "--split", "test"]) == 0
+    return json.loads((output / "calibration.json").read_text())["expected_calibration_error"]["after"]
+
+
+@pytest.mark.parametrize("door", [of_embed, of_evaluate, of_finetune, of_quantize, of_calibrate])
+def test_commands_compute_with_the_pixels_of_tensorflow(door, model_folder, twins, tmp_path):
+    found = {name: door(model_folder, twins / name, tmp_path / name) for name in ("jpeg", "tensorflow", "pillow")}
+    np.testing.assert_array_equal(found["jpeg"], found["tensorflow"])
+    assert not np.array_equal(found["jpeg"], found["pillow"])
 
 
 def test_exported_folders_have_the_same_pixels(pair, photograph, tmp_path, onnxruntime):

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from hf_vit.models.image_resizing import Filter, clip_window, crop_to, pad_to, resize
-from hf_vit.models.resize_weights import AREA, BICUBIC, BILINEAR, center_offset, shortest_edge_size
+from hf_vit.models.resize_weights import AREA, BICUBIC, BILINEAR, center_window, shortest_edge_size
 
 from ..paths import GOLDENS
 
@@ -124,7 +124,11 @@ OFFSETS = {
 @pytest.mark.parametrize("pixels", OFFSETS)
 def test_offsets_of_the_crop(pixels):
     roundings = ("toward_zero", "down", "half_even")
-    assert tuple(center_offset(*pixels, rounding) for rounding in roundings) == OFFSETS[pixels]
+    old, new = pixels
+    crop_size = {"height": new, "width": 8}
+    windows = [center_window((old, 8), crop_size, rounding) for rounding in roundings]
+    assert [columns for _, columns in windows] == [range(8)] * 3
+    assert [rows for rows, _ in windows] == [range(offset, offset + new) for offset in OFFSETS[pixels]]
 
 
 def test_a_window_beyond_the_image_has_a_black_border():
