@@ -168,27 +168,26 @@ def of_embed(model, images, output):
 
 
 def of_evaluate(model, images, output):
-    command = ["evaluate", str(model), "--dataset", str(images), "--split", "test", "--num-workers", "0"]
-    assert main([*command, "--output-dir", str(output)]) == 0
+    assert main(["evaluate", str(model), str(images), str(output), "--split", "test", "--num-workers", "0"]) == 0
     with open(output / "predictions.csv", newline="") as file:
         return [float(row["probability"]) for row in csv.DictReader(file)]
 
 
 def of_finetune(model, images, output):
     options = ["--steps", "2", "--batch-size", "4", "--crop", "none", "--flip", "false", "--num-workers", "0"]
-    assert main(["finetune", str(model), "--dataset", str(images), "--output-dir", str(output), *options]) == 0
+    assert main(["finetune", str(model), str(images), str(output), *options]) == 0
     return load_file(output / "model.safetensors")["classifier.weight"]
 
 
 def of_quantize(model, images, output):
-    assert main(["quantize", str(model), str(output), "--calibrate", str(images / "train")]) == 0
+    assert main(["quantize", str(model), str(images / "train"), str(output)]) == 0
     quantized, _ = hf_vit.load(output)
     with torch.no_grad():
         return quantized(torch.linspace(-1, 1, 3 * 20 * 36).view(1, 3, 20, 36)).logits.numpy()
 
 
 def of_calibrate(model, images, output):
-    assert main(["calibrate", str(model), str(output), "--dataset", str(images), "--split", "test"]) == 0
+    assert main(["calibrate", str(model), str(images), str(output), "--split", "test"]) == 0
     return json.loads((output / "calibration.json").read_text())["expected_calibration_error"]["after"]
 
 
