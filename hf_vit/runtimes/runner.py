@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -217,13 +217,22 @@ def _load_onnx(path, outputs, streams):
     return lambda output, pixel_values: session.run([output], {"pixel_values": pixel_values})[0]
 
 
-def _load_openvino(path, outputs, streams):
+@cache
+def _openvino_core():
+    """Return the OpenVINO of these programs, which lives until the process ends.
+
+    Several that end in the order in which they began break the handling of signals (`program_model._openvino_core`).
+    """
     import openvino
 
+    return openvino.Core()
+
+
+def _load_openvino(path, outputs, streams):
     settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if streams > 1:
         settings |= {"NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": streams}
-    compiled = openvino.Core().compile_model(path, "CPU", settings)
+    compiled = _openvino_core().compile_model(path, "CPU", settings)
     requests = threading.local()  # a request computes one call at a time
 
     def run(output, pixel_values):

@@ -23,6 +23,7 @@ from hf_vit.inference.search import search
 from hf_vit.loading import load
 
 from ..auditing.conftest import draw
+from ..paths import ROOT
 from ..tiny_models import save_tiny
 
 
@@ -331,6 +332,11 @@ def test_an_exported_folder_prints_the_same(exported, photographs, tmp_path, cap
     refused = run_command(["predict", deployed, photographs, "--coverage", "0.5"], status=2)
     assert "0.9" in refused
     assert "--image-size" in run_command(["predict", deployed, photographs, "--image-size", "32"], status=2)
+
+
+def test_an_exported_folder_of_an_older_version_is_named(photographs, run_command):
+    folder = ROOT / "tests" / "old_folders" / "deployed"
+    assert "older" in run_command(["predict", folder, photographs], status=2)
 
 
 def test_features_of_an_exported_folder(exported, photographs, tmp_path, run_command):
