@@ -63,10 +63,11 @@ def load(
     weights, with a warning. One of another class is translated into ours.
 
     Args:
-        name: a folder of `save_pretrained`, or a name on the Hub. Anything else that `hf_vit.conversion.convert` reads
-            is converted once into the cache, see `find_model`: `google/vit-base-patch16-224`, `timm/...`, an .npz,
-            `augreg:Ti/16`, `gs://...`. A PEFT adapter is merged into the base model that it names. A folder of
-            `hf-vit export --to onnx` or `openvino` is a `ProgramModel`, whose processor makes its levels.
+        name: a folder of `save_pretrained`, or a name on the Hub, also `me/vit@revision`. Anything else that
+            `hf_vit.conversion.convert` reads is converted once into the cache, see `find_model`:
+            `google/vit-base-patch16-224`, `timm/...`, an .npz, `augreg:Ti/16`, `gs://...`. A PEFT adapter is merged
+            into the base model that it names. A folder of `hf-vit export --to onnx` or `openvino` is a `ProgramModel`,
+            whose processor makes its levels.
         head: "keep" loads the class that was saved, with its head if it has one; "none" the encoder without a head;
             "new" a classifier of `labels`, with a linear head of zeros, as fine-tuning in the paper begins.
         image_size: of the model and the processor, an int or (height, width) in pixels; None: the stored one.
@@ -404,6 +405,8 @@ def _load_adapted(files: ModelFiles, settings: Mapping[str, Any]) -> tuple[Any, 
     import peft
 
     of_base = {key: value for key, value in files.where.items() if key not in ("revision", "subfolder")}
+    if about.get("revision"):
+        of_base["revision"] = about["revision"]
     base_files = find_model(base, {"variant": settings.get("variant")}, **of_base)
     made_for = made_for.get("base_model_class") if isinstance(made_for, dict) else None
     model_class = MODEL_CLASSES.get(str(made_for)) or _choose_class(base_files, "keep")

@@ -11,14 +11,14 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from io import StringIO
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..files.download import fetch
 from ..files.reading import read_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
-from ..models.utils import check_choice
+from ..models.utils import HUB_NAME, check_choice
 
 AUGREG = "gs://vit_models/augreg"
 INDEX = f"{AUGREG}/index.csv"
@@ -466,14 +466,21 @@ def _recommended(variant: str, resolution: int) -> str:
 
 
 def address_of(source: str, index: str | os.PathLike | None = None) -> str:
-    """Return the address that `augreg:...` stands for; any other `source` is returned as it is.
+    """Return what `augreg:...` or a revision on the Hub stands for; any other `source` is returned as it is.
 
-    `augreg:Ti/16` and `augreg:Ti/16-384` are files fine-tuned on ImageNet-1k, at 224 and 384 pixels; `augreg:best:B/16`
-    is a pre-trained file; `augreg:NAME` the file of that name.
+    `owner/name@revision` (a branch, tag or commit) stands for its folder in the Hub's cache, into which it is
+    downloaded. `augreg:Ti/16` and `augreg:Ti/16-384` are files fine-tuned on ImageNet-1k, at 224 and 384 pixels;
+    `augreg:best:B/16` is a pre-trained file; `augreg:NAME` the file of that name.
 
     Raises:
         ValueError: NAME is not the name of an AugReg file, or AugReg has no such architecture.
+        OSError: the revision cannot be downloaded.
     """
+    name, _, revision = source.partition("@")
+    if revision and HUB_NAME.fullmatch(name) and not Path(source).exists():
+        from huggingface_hub import snapshot_download  # slow to import
+
+        return snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.yaml", "*.md"])
     if not source.startswith("augreg:"):
         return source
     name = source.removeprefix("augreg:")

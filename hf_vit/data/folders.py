@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import datasets
 import pyarrow as pa
 from filelock import FileLock
-from huggingface_hub import cached_assets_path
 from tqdm import tqdm
 
+from ..files.cache import index_folder
 from ..files.image_files import IMAGE_SUFFIXES, is_companion
 from ..files.messages import join_names
 from ..files.output import MARK, new_folder
@@ -109,7 +109,7 @@ def load_folder(folder: Path, title: str, layout: str | None = None, label_colum
     folder = Path(os.path.abspath(folder))
     _refuse_undecodable(str(folder))
     key = json.dumps([str(folder), sorted(EXTENSIONS), layout, label_column])
-    cache = cached_assets_path("hf_vit", "folders", hashlib.sha256(key.encode()).hexdigest()[:16])
+    cache = index_folder("folders", hashlib.sha256(key.encode()).hexdigest()[:16])
     file = cache / "index" / "index.json"
     with FileLock(cache / "lock"):
         index = _read_index(file, folder)

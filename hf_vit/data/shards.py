@@ -29,9 +29,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
-from huggingface_hub import cached_assets_path
 from tqdm import tqdm
 
+from ..files.cache import index_folder
 from ..files.download import filesystem_of
 from ..files.messages import join_names
 from ..files.output import new_file, write_text
@@ -178,7 +178,7 @@ def _digest(content: Any) -> str:
 
 
 def _cache() -> Path:
-    return cached_assets_path("hf_vit", "shards", "indexes")
+    return index_folder("shards", "indexes")
 
 
 def _stamp(file: str) -> list:

@@ -195,6 +195,8 @@ def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
         for name in last:
             (folder / name).unlink(missing_ok=True)
         for file in sorted(draft.iterdir(), key=lambda file: last.index(file.name) if file.name in last else -1):
+            if file.is_dir():  # a file is replaced at once, a folder is not
+                shutil.rmtree(folder / file.name, ignore_errors=True)
             os.replace(file, folder / file.name)
 
 

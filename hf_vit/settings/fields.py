@@ -507,7 +507,9 @@ class FinetuneSettings(TrainingSettings):
         above=0,
     )
     lora_alpha: float = _model(16, "LoRA: alpha; the adapters are scaled by alpha / rank", above=0)
-    lora_target_modules: list[str] = _model(lambda: ["q_proj", "v_proj"], "LoRA: modules that get adapters")
+    lora_target_modules: list[str] = _model(
+        lambda: ["q_proj", "v_proj"], "LoRA: modules that get adapters; all-linear: all"
+    )
 
     audit: bool = _report(False, "audit the images after the run, see `hf-vit audit`; adds to report.html")
     save_for: Literal["hf_vit", "transformers"] = _report(

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import shutil
 import statistics
 from dataclasses import fields, replace
 from pathlib import Path
@@ -161,7 +160,6 @@ def _finetune(
 def rewrite_for_transformers(folder: Path) -> None:
     """Rewrite a folder of `save_pretrained` as one of transformers' own classes; its other files stay."""
     model, processor = load(folder, backend="eager")
-    shutil.rmtree(folder / "1_Pooling", ignore_errors=True)  # of an earlier end of the run; a file is replaced
     with new_model_files(folder) as draft:
         save_for_transformers(model, processor, draft)
 

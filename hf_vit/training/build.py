@@ -248,21 +248,55 @@ def _add_adapters(model: PreTrainedModel, settings: FinetuneSettings) -> Any:
 
     Raises:
         ImportError: PEFT is not installed.
+        ValueError: the model has no module of a name in `lora_target_modules`.
     """
     from peft import LoraConfig, get_peft_model
 
+    targets: Any = list(settings.lora_target_modules)
+    modules = {name: type(module) for name, module in model.named_modules()}
+    for target in targets:
+        if target != "all-linear" and not any(f".{name}".endswith(f".{target}") for name in modules):
+            known = {
+                name.rpartition(".")[2] for name, kind in modules.items() if issubclass(kind, nn.Linear | nn.Conv2d)
+            }
+            raise ValueError(
+                f"no module is called {target}{did_you_mean(target, known)}; lora_target_modules takes "
+                f"{', '.join(sorted(known - {'classifier'}))}, or all-linear alone"
+            )
+    if targets == ["all-linear"]:
+        targets = "all-linear"  # PEFT's word, which it does not take in a list
     torch.manual_seed(settings.seed)  # the same initial adapters on all processes
     lora = LoraConfig(
         r=settings.lora_rank or 0,
         lora_alpha=settings.lora_alpha,  # pyright: ignore[reportArgumentType] - PEFT accepts a float
-        target_modules=list(settings.lora_target_modules),
+        target_modules=targets,
         modules_to_save=["classifier"],
     )
-    return get_peft_model(model, lora)
+    adapted = get_peft_model(model, lora)
+    adapted.peft_config["default"].base_model_name_or_path = _base_of_adapter(model, settings)
+    return adapted
+
+
+def _base_of_adapter(model: PreTrainedModel, settings: FinetuneSettings) -> str | None:
+    """Return the name of the base that the adapter fits; None if the model was changed after it was loaded."""
+    files = find_model(str(settings.model))
+    if files.adapter is not None:
+        return None
+    stored = type(model.config).from_dict(files.config)
+    before, now = (
+        (
+            as_pair(config.image_size),
+            as_pair(getattr(config, "patch_size", 0)),  # a ResNet has none
+            config.num_channels,
+            getattr(config, "representation_size", None),
+        )
+        for config in (stored, model.config)
+    )
+    return str(settings.model) if before == now else None
 
 
 def save_merged(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Save a model, with PEFT's adapters merged into the weights.
+    """Save a model, with PEFT's adapters merged into the weights; the adapter alone is in the subfolder adapter/.
 
     Args:
         tensors: the full state dict; the model's own weights may be sharded.
@@ -273,8 +307,12 @@ def save_merged(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> N
     from peft import get_peft_model
 
     base = AutoModelForImageClassification.from_config(model.get_base_model().config)
+    name = model.peft_config["default"].base_model_name_or_path
     whole = get_peft_model(base, model.peft_config["default"])
     whole.load_state_dict(tensors)
+    model.peft_config["default"].base_model_name_or_path = name  # get_peft_model writes that of its own base
+    if name is not None:
+        whole.save_pretrained(folder / "adapter")
     whole.merge_and_unload().save_pretrained(folder)
 
 

@@ -148,6 +148,35 @@ def test_load_merges_an_adapter_with_its_base(folder, pixel_values, tmp_path, nu
     torch.testing.assert_close(logits_of(model, larger), logits_of(theirs, larger), rtol=0, atol=1e-5)
 
 
+def test_revisions_of_a_model_and_of_the_base_of_an_adapter(hub, client, folder, tmp_path):
+    """Judged by the bias of each revision: the second is larger by 5. An adapter keeps the base it was trained on."""
+    output = client(f"""
+        import hf_vit, peft, torch
+        from huggingface_hub import HfApi
+
+        hf_vit.push({str(folder)!r}, "alice/base", license="mit")
+        first = HfApi().model_info("alice/base").sha
+        model, processor = hf_vit.load({str(folder)!r})
+        adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules={LORA!r}), revision=first)
+        adapted.peft_config["default"].base_model_name_or_path = "alice/base"
+        adapted.save_pretrained({str(tmp_path / "adapter")!r})
+        model, processor = hf_vit.load({str(folder)!r})
+        old = model.classifier.bias.detach().clone()
+        model.classifier.bias.data += 5
+        model.save_pretrained({str(tmp_path / "changed")!r})
+        processor.save_pretrained({str(tmp_path / "changed")!r})
+        hf_vit.push({str(tmp_path / "changed")!r}, "alice/base", license="mit")
+        for name in ("alice/base", "alice/base@" + first, {str(tmp_path / "adapter")!r}):
+            print((hf_vit.load(name)[0].classifier.bias - old).mean().item())
+        print(first)
+    """)
+    newest, named, of_adapter, first = output.split()[-4:]
+    assert [float(newest), float(named), float(of_adapter)] == pytest.approx([5, 0, 0], abs=1e-5)
+    fingerprints = {client(["fingerprint", name]) for name in ("alice/base@" + first, str(folder))}
+    assert len(fingerprints) == 1
+    client(["convert", "alice/base@missing", tmp_path / "none"], status=2)
+
+
 def test_an_adapter_that_cannot_be_loaded(folder, tmp_path, monkeypatch):
     peft = pytest.importorskip("peft")
     model = AutoModelForImageClassification.from_pretrained(folder)

@@ -83,6 +83,27 @@ def test_a_run_for_transformers_keeps_its_held_out_images(flags, tiny, tmp_path)
     assert hf_vit.calibrate(tmp_path / "copy", pictures, tmp_path / "calibrated", num_workers=0)["images"] == 20
 
 
+def test_adapters_are_beside_the_merged_model(flags, tiny, tmp_path):
+    """PEFT's own loading of the adapter gives the logits of the merged model; the run can be repeated."""
+    run = {**EVERY_RUN, "lora_rank": 3, "overwrite": True}
+    for targets in (["q_proj"], ["all-linear"], ["projection", "fc1"]):
+        hf_vit.finetune(tiny, flags, tmp_path / "out", **run, lora_target_modules=targets)
+        merged, _ = hf_vit.load(tmp_path / "out")
+        adapted, _ = hf_vit.load(tmp_path / "out" / "adapter")
+        pixel_values = torch.ones(1, 3, 20, 36)
+        torch.testing.assert_close(adapted(pixel_values).logits, merged(pixel_values).logits)
+    with pytest.raises(ValueError, match="q_proj"):
+        hf_vit.finetune(tiny, flags, tmp_path / "none", **run, lora_target_modules=["query"])
+
+
+def test_a_cache_that_cannot_be_written(flags, tiny, tmp_path, monkeypatch):
+    """A folder of images needs no cache of its own."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", "/dev/null/cache")
+    assert (
+        hf_vit.evaluate(save_tiny(tmp_path / "two", num_labels=2), flags, split="train", num_workers=0)["samples"] == 8
+    )
+
+
 def test_functions_run_one_after_another(flags, tiny, tmp_path):
     """As in a notebook; each run has its own precision, and modules do not hide the functions."""
     metrics = hf_vit.pretrain("digits", tmp_path / "digits", config=MODEL, eval_split="test[:20]", **EVERY_RUN)
