@@ -38,7 +38,7 @@ from ..models.image_reading import ImageReadingError, is_npy, read_for_display, 
 from ..settings.fields import AuditSettings, EvaluateSettings
 from ..settings.recipes import build_settings
 from ..training.launch import start_accelerator
-from .duplicates import SIDE, find_near_duplicates
+from .duplicates import SIDE, find_near_duplicates, nearest_neighbors
 
 _KINDS = {
     "label_error": ("Probable label errors", "Each image with its label and the suggested class."),
@@ -265,6 +265,9 @@ def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
         if first != row:
             pairs[first, row] = 1.0
     scores = pairs | {(second, first): score for (first, second), score in pairs.items()}
+    best: dict[int, float] = {}
+    for (row, _), score in scores.items():
+        best[row] = max(best.get(row, 0.0), score)
     issues = []
     for rows in group_rows(pairs, len(images)):
         for row in rows:
@@ -275,7 +278,7 @@ def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
             if image.number < 0 or (row == kept and not beyond):
                 continue
             other = max(beyond or [kept], key=lambda other: scores.get((row, other), 0.0))
-            score = scores.get((row, other)) or max(value for pair, value in scores.items() if pair[0] == row)
+            score = scores.get((row, other)) or best[row]
             is_exact = image.measures.digest == images[other].measures.digest
             kind = "leak" if beyond else "exact_duplicate" if is_exact else "near_duplicate"
             issues.append(Issue(image.name, kind, score, image.label, other=images[other].name))
@@ -284,12 +287,19 @@ def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
 
 def group_rows(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
     """Group `count` rows, so that the two of each pair are in one group."""
-    numbers = np.arange(count)
+    parents = list(range(count))
+
+    def root_of(row: int) -> int:
+        while parents[row] != row:
+            parents[row] = parents[parents[row]]
+            row = parents[row]
+        return row
+
     for first, second in pairs:
-        numbers[numbers == numbers[second]] = numbers[first]
+        parents[root_of(second)] = root_of(first)
     groups = defaultdict(list)
-    for row, number in enumerate(numbers.tolist()):
-        groups[number].append(row)
+    for row in range(count):
+        groups[root_of(row)].append(row)
     return list(groups.values())
 
 
@@ -378,9 +388,7 @@ def find_poor_images(measures: list[Measures]) -> dict[str, tuple[np.ndarray, np
 def find_outliers(features: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return whether each image is far from all others, and its mean cosine distance to the nearest ten."""
     vectors = F.normalize(features.float(), dim=1)
-    count = min(_NEIGHBORS, len(vectors) - 1)
-    nearest = [(part @ vectors.T).topk(count + 1, dim=1).values[:, 1:] for part in vectors.split(1024)]
-    distances = 1 - torch.cat(nearest).mean(dim=1).numpy()  # without the image itself
+    distances = 1 - nearest_neighbors(vectors, vectors, _NEIGHBORS)[0].mean(dim=1).numpy()
     low, high = np.percentile(distances, [25, 75])
     return distances > high + _FAR * (high - low), distances
 

@@ -24,7 +24,7 @@ _MIN_THRESHOLD, _MAX_THRESHOLD = 0.78, 0.97  # bounds of the smallest correlatio
 _DEVIATIONS = 8  # its distance from the correlation of different images, in standard deviations
 _RELATED = 0.5  # smallest cosine of the features of duplicates
 _PAIRS_AT_ONCE = 256
-_ROWS_AT_ONCE = 1024
+_ROWS_AT_ONCE, _KEYS_AT_ONCE = 1024, 16_384
 
 
 def find_near_duplicates(features: torch.Tensor, pictures: torch.Tensor) -> dict[tuple[int, int], float]:
@@ -68,12 +68,38 @@ def find_candidates(features: torch.Tensor, pictures: torch.Tensor) -> torch.Ten
         (pixels, pixels, _SIMILAR),
         (pixels, mirrored, _SIMILAR),
     ):
-        for rows in torch.arange(len(keys)).split(_ROWS_AT_ONCE):
-            similarity = queries[rows] @ keys.T
-            similarity[torch.arange(len(rows)), rows] = -torch.inf  # the image itself
-            nearest = similarity.topk(min(count, len(keys) - 1), dim=1).indices
-            pairs.append(torch.stack([rows[:, None].expand_as(nearest), nearest], dim=2).flatten(0, 1))
+        nearest = nearest_neighbors(queries, keys, count)[1]
+        rows = torch.arange(len(keys))[:, None].expand_as(nearest)
+        pairs.append(torch.stack([rows, nearest], dim=2).flatten(0, 1))
     return torch.cat(pairs).sort(dim=1).values.unique(dim=0)
+
+
+def nearest_neighbors(queries: torch.Tensor, keys: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the `count` most similar keys of each query, without the key of its own row.
+
+    The similarities are computed in blocks, so that memory does not grow with the square of the images.
+
+    Args:
+        queries, keys: (images, features)
+
+    Returns:
+        Similarities and rows, (images, count) each, most similar first.
+    """
+    count = min(count, len(keys) - 1)
+    found = []
+    for rows in torch.arange(len(queries)).split(_ROWS_AT_ONCE):
+        values = queries.new_empty(len(rows), 0)
+        indices = rows.new_empty(len(rows), 0)
+        for columns in torch.arange(len(keys)).split(_KEYS_AT_ONCE):
+            similarity = queries[rows] @ keys[columns].T
+            similarity[rows[:, None] == columns] = -torch.inf  # the image itself
+            candidates = torch.cat([values, similarity], dim=1)
+            numbers = torch.cat([indices, columns.expand_as(similarity)], dim=1)
+            values, best = candidates.topk(min(count, candidates.shape[1]), dim=1)
+            indices = numbers.gather(1, best)
+        found.append((values, indices))
+    values, indices = zip(*found, strict=True)
+    return torch.cat(values), torch.cat(indices)
 
 
 def _compare(

@@ -105,7 +105,9 @@ def _entries_at(path: Path, column: str | None) -> list[_Entry]:
 
 def _rows_of(name: str, split: str | None, column: str | None) -> list[_Entry]:
     """Rows of one split, called NAME:SPLIT:ROW; without `split`, of the only one."""
-    rows, split = _open_rows(name, split, column)
+    from ..data.listing import open_rows
+
+    rows, split = open_rows(name, split, column)
     return [_Entry(f"{name}:{split}:{number}", rows, number) for number in range(len(rows))]
 
 
@@ -115,25 +117,10 @@ def read_named(name: str) -> Any:
     if found is None:
         return name
     with suppress(ValueError, OSError, ImportError, IndexError):  # the data set may have changed
-        return ImageList([_Entry(name, _open_rows(found[1], found[2], None)[0], int(found[3]))])[0]
+        from ..data.listing import open_rows
+
+        return ImageList([_Entry(name, open_rows(found[1], found[2], None)[0], int(found[3]))])[0]
     return name
-
-
-def _open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, str]:
-    """Open the image column of a split, undecoded; return it with the split's name."""
-    from ..data.sources import load_split, names_of_splits
-    from ..data.splits import open_split
-
-    if split is None:
-        names = names_of_splits(name)
-        if len(names) != 1:
-            raise ValueError(f"{name} has several splits; choose one with --split: {', '.join(names)}")
-        split = names[0]
-    samples = load_split(name, split)
-    if isinstance(samples, list):
-        raise ValueError(f"cannot read remote shards: {name}; download them first, or use a data set on the Hub")
-    opened = open_split(samples, image_column=column, needs_labels=False)
-    return opened.samples.select_columns(opened.image_column), split
 
 
 class BatchProgress:
@@ -263,6 +250,8 @@ def load_on(
     if is_auto:
         has_accelerator = torch.accelerator.is_available() and not on_cpu
         device = str(torch.accelerator.current_accelerator()) if has_accelerator else "cpu"
+        if has_accelerator and "LOCAL_RANK" in os.environ:  # of torchrun or accelerate launch
+            device += f":{int(os.environ['LOCAL_RANK']) % torch.accelerator.device_count()}"
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:

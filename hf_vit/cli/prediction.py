@@ -23,6 +23,7 @@ from .image_list import (
     load_on,
     open_program,
 )
+from .parts import DryRun, Extend, NumWorkers, Part, PartOptions, UnitSize, is_folder, run_parts
 
 _FORMATS = {"": "text", ".txt": "text", ".csv": "csv", ".jsonl": "jsonl"}  # by the suffix of --output
 
@@ -70,17 +71,39 @@ def predict(
         "--output, .txt, .csv or .jsonl; else text)",
     ] = None,
     json: Annotated[bool, "same as --format jsonl"] = False,
-    output: Annotated[Path | None, "file to write, instead of standard output", "FILE"] = None,
+    output: Annotated[
+        str | None,
+        "file to write, instead of standard output; or a folder, ending in a slash, for work in parts by any number of "
+        "processes, see docs/scale.md",
+        "FILE|FOLDER/",
+    ] = None,
+    num_workers: NumWorkers = None,
+    unit_size: UnitSize = None,
+    part: Part = None,
+    extend: Extend = False,
+    dry_run: DryRun = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Classify images.
 
     An image that cannot be read is skipped, with a message on standard error; the exit status is then 1, or 2 if no
-    image can be read.
+    image can be read. In a folder, it is a row with the reason, and the exit status is 0.
     """
+    options = PartOptions(part, unit_size, extend, dry_run)
+    options.check(output)
+    chosen: dict[str, Any] = {"top_k": top_k, "threshold": threshold, "coverage": coverage, "reject": reject}
+    if is_folder(output):
+        if json or format:
+            raise ValueError("--output is a folder, whose parts are .parquet; remove --json or --format")
+        from ..inference.predictor import Predictor
+
+        pair = load_on(folder, device, backend, batch_size, image_size=image_size, preset=preset)
+        predictor = Predictor(pair, "classify", None, batch_size, num_workers, **chosen)
+        run_parts(predictor, str(output), images, dataset, split, image_column, {"model": folder}, options)
+        return
     if json and format not in (None, "jsonl"):
         raise ValueError(f"--json and --format {format} contradict each other; remove one of them")
-    suffix = output.suffix.lower() if output else ""
+    suffix = Path(output).suffix.lower() if output else ""
     kind = "jsonl" if json else format or _FORMATS.get(suffix)
     if kind is None:
         endings = ", ".join(filter(None, _FORMATS))
@@ -90,7 +113,6 @@ def predict(
     found = find_images(images, dataset, split, image_column)
     from ..files.predictions import predictions_writer
 
-    chosen: dict[str, Any] = {"top_k": top_k, "threshold": threshold, "coverage": coverage, "reject": reject}
     program = open_program(
         folder, len(found), "logits", device=device, backend=backend, image_size=image_size, preset=preset
     )
@@ -105,7 +127,7 @@ def predict(
             folder, device, backend, min(batch_size, len(found)), image_size=image_size, preset=preset
         )
         in_percent = score_function(model.config) != "none"
-        predictor = Predictor((model, processor), batch_size=batch_size, **chosen)
+        predictor = Predictor((model, processor), batch_size=batch_size, workers=num_workers, **chosen)
         batches = predictor.batches(found, skip_unreadable=True)
     progress = BatchProgress("hf-vit predict", found)
     with ExitStack() as opened:

@@ -65,6 +65,9 @@ def calibrate(
         str | None,
         "split with images that the model was not trained on (default: test, else the images that training held out)",
     ] = None,
+    embeddings: Annotated[
+        str | None, "folder of `hf-vit embed` whose features are used instead of computed", "FOLDER"
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Calibrate the probabilities of a classifier, and fit thresholds for `predict --coverage` and `--reject`."""
@@ -72,7 +75,7 @@ def calibrate(
     silence_progress_bars()
     from ..evaluation.calibration import calibrate
 
-    results = calibrate(folder, data, output, split, overwrite=overwrite)
+    results = calibrate(folder, data, output, split, embeddings=embeddings, overwrite=overwrite)
     errors = results["expected_calibration_error"]
     print(f"{results['images']:,} images of {results['split']}; temperature {results['temperature']:.3f}")
     print(f"expected calibration error: {errors['before']:.2%} before, {errors['after']:.2%} after")

@@ -25,6 +25,7 @@ from .image_list import (
     open_program,
     read_named,
 )
+from .parts import DryRun, Extend, NumWorkers, Part, PartOptions, UnitSize, is_folder, run_parts
 
 _MODEL_FILES = ("*.safetensors", "*.bin", "preprocessor_config.json")
 _ROWS_PER_GROUP = 4  # rows to search for per group of near duplicates
@@ -41,20 +42,43 @@ def embed(
     device: Device = "auto",
     backend: Backend = None,
     output: Annotated[
-        Path, "file to write: .npz or .parquet (needs hf_vit[training]) for `hf-vit search`, or .csv", "FILE"
+        str,
+        "file to write: .npz or .parquet (needs hf_vit[training]) for `hf-vit search`, or .csv; or a folder, ending in "
+        "a slash, for work in parts by any number of processes, see docs/scale.md",
+        "FILE|FOLDER/",
     ],
     normalize: Annotated[bool, "scale the features of each image to L2 norm 1"] = False,
+    num_workers: NumWorkers = None,
+    unit_size: UnitSize = None,
+    part: Part = None,
+    extend: Extend = False,
+    dry_run: DryRun = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write the features of images (the input of the classifier's head) to a file.
+    """Write the features of images (the input of the classifier's head) to a file, or to a folder in parts.
 
     An image that cannot be read is skipped, with a message on standard error; the exit status is then 1, or 2 if no
-    image can be read.
+    image can be read. In a folder, it is a row with the reason, and the exit status is 0.
     """
-    from .feature_files import SUFFIXES, write_features  # which import NumPy
+    options = PartOptions(part, unit_size, extend, dry_run)
+    options.check(output)
+    if is_folder(output):
+        silence_progress_bars()
+        from ..inference.predictor import Predictor
+        from ..loading import resolve_model
 
-    if (suffix := output.suffix.lower()) not in SUFFIXES:
-        raise ValueError(f"--output is {output} (expected a name that ends in {', '.join(SUFFIXES)})")
+        folder = str(resolve_model(folder))
+        pair = load_on(folder, device, backend, batch_size, features=True)
+        about = identify_model(folder) | {"features": "pooler_output", "normalized": normalize}
+        about["jpeg_dct"] = pair[1].jpeg_dct
+        predictor = Predictor(pair, "embed", None, batch_size, num_workers, normalize=normalize)
+        run_parts(predictor, output, images, dataset, split, image_column, about, options)
+        return
+    from ..inference.feature_files import SUFFIXES, write_features  # which import NumPy
+
+    suffix = Path(output).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"--output is {output} (expected a name that ends in {', '.join(SUFFIXES)}, or a slash)")
     refuse_existing(output, overwrite)  # before the work, not after
     if suffix == ".parquet":
         import pyarrow.parquet  # noqa: F401
@@ -73,11 +97,11 @@ def embed(
         model, processor = load_on(folder, device, backend, min(batch_size, len(found)), features=True)
         about = identify_model(folder)
         jpeg_dct = processor.jpeg_dct
-        predictor = Predictor((model, processor), "embed", batch_size=batch_size, normalize=normalize)
+        predictor = Predictor((model, processor), "embed", None, batch_size, num_workers, normalize=normalize)
         batches = predictor.batches(found, skip_unreadable=True)
     about |= {"features": "pooler_output", "normalized": normalize, "jpeg_dct": jpeg_dct}
     progress = BatchProgress("hf-vit embed", found)
-    count, width = write_features(output, about, progress.follow(batches), overwrite)
+    count, width = write_features(Path(output), about, progress.follow(batches), overwrite)
     print(f"{count:,} {'image' if count == 1 else 'images'}, {width} features each: {output}")
     if suffix != ".csv":
         print(f"next: hf-vit search {output} QUERY.jpg")
@@ -98,7 +122,7 @@ def identify_model(folder: str) -> dict[str, Any]:
 
 
 def search(
-    features: Annotated[Path, ".parquet or .npz file that `hf-vit embed` wrote"],
+    features: Annotated[Path, ".parquet or .npz file, or folder of parts, that `hf-vit embed` wrote"],
     queries: Annotated[
         list[str], "query images: files, folders (with subfolders, sorted), quoted globs, or https:// URLs"
     ],
@@ -126,7 +150,7 @@ def search(
     """
     import numpy as np
 
-    from .feature_files import Features
+    from ..inference.feature_files import Features
 
     found = find_images(queries)
     if sheet:
@@ -160,13 +184,14 @@ def search(
         vectors.append(outputs)
     count = top_k * _ROWS_PER_GROUP if group else top_k
     rows, cosines = search_features(stored.chunks(), np.concatenate(vectors), count)
-    duplicates = _find_duplicates(stored, np.unique(rows)) if group else set()
+    known = stored.names(np.unique(rows))
+    duplicates = _find_duplicates(stored, known) if group else set()
     for query, its_rows, its_cosines in zip(names, rows.tolist(), cosines.tolist(), strict=True):
         if len(found) > 1 and not json:
             print(query)
         results = []
         for numbers, cosine in _group_duplicates(its_rows, its_cosines, duplicates)[:top_k]:
-            name, *others = [stored.names[number] for number in numbers]
+            name, *others = [known[number] for number in numbers]
             results.append((name, cosine))
             if json:
                 about = {"query": query} if len(found) > 1 else {}
@@ -185,7 +210,7 @@ def search(
     progress.end()
 
 
-def _find_duplicates(stored: Any, rows: Any) -> set[tuple[int, int]]:
+def _find_duplicates(stored: Any, names: dict[int, str]) -> set[tuple[int, int]]:
     """Return the pairs of near duplicates among rows, in both orders; images that cannot be read have none."""
     import numpy as np
     import torch
@@ -196,9 +221,9 @@ def _find_duplicates(stored: Any, rows: Any) -> set[tuple[int, int]]:
     from ..models.image_reading import ImageReadingError, read_for_display
 
     pictures: dict[int, Any] = {}
-    for row in rows.tolist():
+    for row, name in names.items():
         with suppress(ImageReadingError, OSError):
-            picture = read_for_display(fetch_image(read_named(stored.names[row])), 4 * SIDE).convert("L")
+            picture = read_for_display(fetch_image(read_named(name)), 4 * SIDE).convert("L")
             pictures[row] = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
     if len(pictures) < 2:
         return set()

@@ -265,18 +265,12 @@ def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
     Raises:
         ValueError: the file is truncated, or not a tar.
     """
-    positions, sizes, texts, column, label = [], [], [], columns.image, columns.label or "cls"
-    for sample in read_tar_samples(file, label):
-        found = [name for name in sample if name.rsplit(".", 1)[-1].lower() in _IMAGES]
-        found = [name for name in found if columns.image in (None, name)]
-        if len(found) > 1:
-            raise ValueError(f"{file} has {' and '.join(found)} in one sample; choose one with --image-column")
-        if found:
-            column = column or found[0]
-            position, size, _ = sample[found[0]]
-            positions.append(position)
-            sizes.append(size)
-            texts.append(sample.get(label, (0, 0, None))[2])
+    positions, sizes, texts, column = [], [], [], columns.image
+    for image in tar_images(file, columns):
+        column = column or image.extension
+        positions.append(image.position)
+        sizes.append(image.size)
+        texts.append(image.text)
     given = sorted({*texts} - {None})
     if are_numbers := all(map(str.isdecimal, given)):
         numbers = {text: int(text) for text in given}
@@ -295,12 +289,43 @@ def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
         "kind": "class numbers" if are_numbers else "text",
         "feature": None,
         "image_column": column or "image",
-        "label_column": label,
+        "label_column": columns.label or "cls",
     }
 
 
+class TarImage(NamedTuple):
+    """An image in a tar."""
+
+    name: str  # of the member
+    extension: str  # what follows the first dot of the name
+    position: int  # in bytes
+    size: int
+    text: str | None  # of the label of its sample
+
+
+def tar_images(file: str, columns: Columns) -> Iterator[TarImage]:
+    """Yield the images of a tar.
+
+    Raises:
+        ValueError: the file is truncated, or not a tar; or a sample has several images.
+    """
+    label = columns.label or "cls"
+    for sample in read_tar_samples(file, label):
+        found = [name for name in sample if name.rsplit(".", 1)[-1].lower() in _IMAGES]
+        found = [name for name in found if columns.image in (None, name)]
+        if len(found) > 1:
+            raise ValueError(f"{file} has {' and '.join(found)} in one sample; choose one with --image-column")
+        if found:
+            position, size, _, name = sample[found[0]]
+            text = sample[label][2] if label in sample else None
+            yield TarImage(name, found[0], position, size, text)
+
+
 def read_tar_samples(file: str, label: str) -> Iterator[dict[str, tuple]]:
-    """Yield {extension: (position, size, text of the label)} for members with the same name before the first dot."""
+    """Yield {extension: (position, size, text, name)} for members with the same name before the first dot.
+
+    The text is that of the label, and None for other members.
+    """
     key, sample, end = None, {}, 0
     with open_file(file, block_size=2**23) as source:
         try:
@@ -318,7 +343,7 @@ def read_tar_samples(file: str, label: str) -> Iterator[dict[str, tuple]]:
                     key, text = (folder, stem), None
                     if extension == label and (content := archive.extractfile(member)):
                         text = content.read(4096).decode("utf-8", "replace").strip()
-                    sample[extension] = (member.offset_data, member.size, text)
+                    sample[extension] = (member.offset_data, member.size, text, member.name)
             length = source.seek(0, io.SEEK_END)
             source.seek(end)
             if length < end or any(source.read(_HEADER)):
@@ -339,12 +364,7 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
         with open_file(file) as source:
             reader = pq.ParquetFile(source)
             features = datasets.Features.from_arrow_schema(reader.schema_arrow)
-            for name, feature in features.items():
-                if is_image_struct(feature) or feature == datasets.Value("binary"):
-                    features[name] = datasets.Image()
-            image = find_column(features, columns.image, is_image, "image")
-            if not is_image(features[image]):
-                raise ValueError(f"the column {image} of {file} has no images; choose another --image-column")
+            image = find_image_column(file, reader.schema_arrow, columns.image)
             has_labels = columns.needs_labels or columns.label is not None
             label = find_label_column(features, columns.label) if has_labels else None
             feature = None if label is None else features[label]
@@ -367,6 +387,22 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
         "image_column": image,
         "label_column": label,
     }
+
+
+def find_image_column(file: str, schema: pa.Schema, name: str | None) -> str:
+    """Return the column of images of a parquet file; None: the only one.
+
+    Raises:
+        ValueError: there is none, or there are several.
+    """
+    features = datasets.Features.from_arrow_schema(schema)
+    for column, feature in features.items():
+        if is_image_struct(feature) or feature == datasets.Value("binary"):
+            features[column] = datasets.Image()
+    found = find_column(features, name, is_image, "image")
+    if not is_image(features[found]):
+        raise ValueError(f"the column {found} of {file} has no images; choose another --image-column")
+    return found
 
 
 def open_file(name: str, block_size: int | None = None) -> Any:
@@ -505,17 +541,8 @@ class ShardedDataset:
 
     def _sample(self, row: int, member: bytes) -> dict[str, Any]:
         """Return a row of a tar from its member's bytes, with the header, whose size is checked."""
-        position, size = self._extent(row)
-        try:
-            stated = tarfile.TarInfo.frombuf(member[:_HEADER], "utf-8", "surrogateescape").size
-        except tarfile.HeaderError:
-            stated = None
-        if stated != size or len(member) != _HEADER + size:
-            raise ValueError(
-                f"{self.index.files[self._file_of(row)]} is damaged, or has changed since it was indexed: "
-                f"it has no image of {size} bytes at byte {position}"
-            )
-        sample: dict[str, Any] = {self.index.image_column: {"bytes": member[_HEADER:], "path": None}}
+        content = check_member(member, self.index.files[self._file_of(row)], *self._extent(row))
+        sample: dict[str, Any] = {self.index.image_column: {"bytes": content, "path": None}}
         if self.index.label_column is not None:
             sample[self.index.label_column] = int(self.index.units["label"][row])
         return sample
@@ -542,6 +569,30 @@ class ShardedDataset:
         if (column := self.index.label_column) is not None and isinstance(sample[column], str):
             sample[column] = self.index.features[column].str2int(sample[column])
         return sample
+
+
+def read_member(source: Any, position: int, size: int) -> bytes:
+    """Read a member of a tar with its header, from an open file or from an address."""
+    if isinstance(source, str):
+        return read_range(source, position - _HEADER, position + size)
+    source.seek(position - _HEADER)
+    return source.read(_HEADER + size)
+
+
+def check_member(member: bytes, file: str, position: int, size: int) -> bytes:
+    """Return the content of a member of a tar that was read with its header.
+
+    Raises:
+        ValueError: it is not the member that the index says.
+    """
+    try:
+        stated = tarfile.TarInfo.frombuf(member[:_HEADER], "utf-8", "surrogateescape").size
+    except tarfile.HeaderError:
+        stated = None
+    if stated != size or len(member) != _HEADER + size:
+        state = f"it has no image of {size} bytes at byte {position}"
+        raise ValueError(f"{file} is damaged, or has changed since it was indexed: {state}")
+    return member[_HEADER:]
 
 
 def read_range(name: str, begin: int, end: int) -> bytes:

@@ -258,7 +258,7 @@ def _find_remote(name: str, layout: str | None) -> tuple[dict[str, list[str]], d
     root = re.split(r"[*{]", name)[0]
     if not name.endswith(SHARD_SUFFIXES) and "*" not in name:
         root = f"{root.rstrip('/')}/"
-    for address in _expand(name):
+    for address in expand_braces(name):
         if not address.endswith((".tar", ".parquet")):
             address = f"{address.rstrip('/')}/**"
         if "*" in address:
@@ -270,7 +270,7 @@ def _find_remote(name: str, layout: str | None) -> tuple[dict[str, list[str]], d
     return _sort_shards(found, root[: root.rfind("/") + 1], redact_secrets(name), layout)
 
 
-def _expand(address: str) -> list[str]:
+def expand_braces(address: str) -> list[str]:
     """Return an address for each number of a range in braces, {000..146}, as in a shell."""
     found = [address]
     while found and (match := re.search(r"\{(\d+)\.\.(\d+)\}", found[0])):

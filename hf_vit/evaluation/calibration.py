@@ -17,7 +17,9 @@ import torch
 from ..data.labels import match_to_model
 from ..files.output import refuse_existing, refuse_inputs, write_json
 from ..files.runs import copy_reports
+from ..inference.parts import stored_features
 from ..inference.predictions import EvaluationBatches, collect, model_inputs
+from ..inference.predictor import Predictor
 from ..inference.result_page import reliability
 from ..loading import check_name, find_model, save_folder
 from ..models.pretrained import HfVisionPreTrainedModel
@@ -26,6 +28,7 @@ from ..settings.fields import EvaluateSettings
 from ..settings.recipes import build_settings
 from ..training.launch import start_accelerator
 from .classification import open_default_split
+from .features import split_names
 from .models import load_evaluated
 
 COVERAGES = (0.8, 0.9, 0.95, 0.99)
@@ -79,10 +82,18 @@ def calibrate(
         raise ValueError(f"cannot calibrate {model}: expected an hf_vit classifier with one label per image")
     images, name = open_default_split(resolved)
     images = match_to_model(images, plain.config, str(model), resolved.label_map)
-    batches = EvaluationBatches(resolved, images, processor, plain.config, accelerator)
-    found = collect(
-        accelerator, classifier, batches, lambda batch: {"logits": classifier(**model_inputs(batch)).logits.float()}
-    )
+    if resolved.embeddings is not None:
+        predictor = Predictor((plain, processor), "embed")
+        names = split_names(images, str(dataset), name)
+        numbers, features = stored_features(resolved.embeddings, names, predictor)
+        with torch.inference_mode():
+            found = {"logits": plain.classifier(torch.from_numpy(features).to(plain.device)).float().cpu().numpy()}
+        found["label"] = images.class_numbers("a calibration")[numbers]
+    else:
+        batches = EvaluationBatches(resolved, images, processor, plain.config, accelerator)
+        found = collect(
+            accelerator, classifier, batches, lambda batch: {"logits": classifier(**model_inputs(batch)).logits.float()}
+        )
     logits, labels = found["logits"].astype(np.float64), found["label"]
     if labels.ndim != 1 or (labels < 0).any() or len(labels) < _MIN_IMAGES:
         raise ValueError(

@@ -11,6 +11,8 @@ protocol on the same model and images reuses them.
 
 import hashlib
 import json
+import logging
+import os
 import shutil
 import statistics
 from dataclasses import dataclass, replace
@@ -28,11 +30,14 @@ from ..data.labels import match_to_split, require_labels
 from ..data.splits import Split, open_named
 from ..files.output import own_file, write_text
 from ..inference.least_squares import LeastSquares, class_targets
+from ..inference.parts import stored_features
 from ..inference.predictions import TOP_K, EvaluationBatches, collect, model_inputs, score
+from ..inference.predictor import Predictor
 from ..loading import resolve_model
 from ..settings.fields import EvaluateSettings
 from .models import load_evaluated
 
+logger = logging.getLogger(__name__)
 _PIECE = 8192  # images per stored piece
 _TOLERANCE = 1e-6  # of the gradient's largest entry
 _QUERIES = 256  # compared with all training images at once
@@ -91,8 +96,12 @@ class Extractor:
         wanted = np.arange(len(split)) if wanted is None else np.unique(wanted)
         if not len(wanted):
             raise ValueError(f"split {name} is empty")
-        folder = self._folder_of(split, name)
         pieces = []
+        folder = None
+        if self.settings.embeddings is None:
+            folder = self._folder_of(split, name)
+        else:
+            pieces = self._read_embeddings(split, name)
         if folder is not None and not self.settings.overwrite:
             pieces = [load_file(file) for file in sorted(folder.glob("*.safetensors"))]
         self.accelerator.wait_for_everyone()  # before the main process writes more pieces
@@ -111,6 +120,20 @@ class Extractor:
             raise ValueError(f"none of {len(wanted)} images of split {name} can be read")
         index = table["index"][order].numpy()
         return Features(table["features"][order], table["label"][order], index, len(wanted) - len(order))
+
+    def _read_embeddings(self, split: Split, name: str) -> list[dict[str, torch.Tensor]]:
+        """Return what the folder of `embeddings` holds of a split, as a piece."""
+        if self.settings.features != "pre_logits" or self.settings.feature_layer is not None:
+            raise ValueError("--embeddings holds pre_logits of the last layer; remove --features and --feature-layer")
+        predictor = Predictor((self.accelerator.unwrap_model(self.model), self.processor), "embed")
+        names = split_names(split, str(self.settings.dataset), name)
+        numbers, features = stored_features(str(self.settings.embeddings), names, predictor)
+        if not len(numbers):
+            logger.warning("%s holds no image of %s", self.settings.embeddings, name)
+            return []
+        labels = split.class_numbers("--embeddings is given")[numbers]
+        values = {"features": features, "label": labels, "index": numbers}
+        return [{column: torch.from_numpy(np.ascontiguousarray(value)) for column, value in values.items()}]
 
     def _folder_of(self, split: Split, name: str) -> Path | None:
         """Return the folder of the features of a split, named by a hash of everything that they depend on."""
@@ -170,6 +193,14 @@ class Extractor:
         patches = tokens[:, prefix:]
         weights = patches.new_ones(patches.shape[:2]) if mask is None else mask.to(patches.dtype)
         return (patches * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+
+
+def split_names(split: Split, dataset: str, name: str) -> dict[str, int]:
+    """Return the images of a split as `stored_features` expects them."""
+    names = {}
+    for row, (path, is_file) in enumerate(split.paths()):
+        names[os.path.normpath(os.path.abspath(path)) if is_file and path else f"{dataset}:{name}:{row}"] = row
+    return names
 
 
 def open_train_and_test(settings: EvaluateSettings) -> tuple[Split, Split]:

@@ -1,6 +1,7 @@
 """Image files of a folder, recognized by their names; nothing is read."""
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -42,31 +43,51 @@ def images_below(folder: Path) -> list[Path]:
         ValueError: there are no image files.
         OSError: a folder cannot be read.
     """
+    return [Path(os.fsdecode(name)) for name in iterate_images(folder)]
+
+
+def iterate_images(folder: str | os.PathLike) -> Iterator[bytes]:
+    """Yield the paths of `images_below`, as bytes; the names of one folder at a time are in memory."""
     not_taken: Counter[str] = Counter()
-    found = sorted(_images_in(folder, frozenset(), not_taken))
-    if not found:
+    found = _images_in(os.fsencode(folder), frozenset(), not_taken)
+    first = next(found, None)
+    if first is None:
         raise ValueError(f"{folder} holds no images (expected files that end in {', '.join(IMAGE_SUFFIXES)})")
+    yield first
+    yield from found
     name_not_taken(folder, not_taken)
-    return found
 
 
-def _images_in(folder: Path, above: frozenset[tuple[int, int]], not_taken: Counter[str]) -> Iterator[Path]:
-    """Yield the image files, in any order.
+def _images_in(folder: bytes, above: frozenset[tuple[int, int]], not_taken: Counter[str]) -> Iterator[bytes]:
+    """Yield the image files, sorted.
 
     Args:
         above: device and inode of the folders above, to which a link may lead back.
         not_taken: number of other files by suffix, which is counted up.
     """
-    state = folder.stat()
+    state = os.stat(folder)
     here = (state.st_dev, state.st_ino)
     if here in above:
         return
-    for entry in folder.iterdir():
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _images_in(entry, above | {here}, not_taken)
-        elif entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file():
-            yield entry
-        elif not is_companion(entry.name):
-            not_taken[entry.suffix.lower()] += 1
+    names = []
+    folders = set()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(b"."):
+                continue
+            name = os.fsdecode(entry.name)
+            suffix = PurePath(name).suffix.lower()
+            if entry.is_dir():
+                folders.add(entry.name)
+                names.append(entry.name)
+            elif suffix in IMAGE_SUFFIXES and entry.is_file():
+                names.append(entry.name)
+            elif not is_companion(name):
+                not_taken[suffix] += 1
+    names.sort()
+    for name in names:
+        path = os.path.join(folder, name)
+        if name in folders:
+            yield from _images_in(path, above | {here}, not_taken)
+        else:
+            yield path

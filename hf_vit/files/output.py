@@ -258,7 +258,7 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
         if find_spec("filelock") is None:  # which exported programs do not need; leftovers are then kept
             temporary.mkdir()
         else:
-            _clear_leftovers(path)
+            clear_leftovers(path)
             lock = _make_locked(temporary)
         yield temporary
     except Exception as error:
@@ -285,7 +285,7 @@ def _make_locked(folder: Path) -> Any:
     return lock
 
 
-def _clear_leftovers(path: Path) -> None:
+def clear_leftovers(path: Path) -> None:
     """Delete temporary folders of dead processes that wrote to `path`."""
     from filelock import FileLock
 

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 EXTRAS = {  # extra -> packages that it adds
     "training": ("accelerate", "datasets", "evaluate", "pyarrow"),
+    "remote": ("s3fs", "gcsfs"),
     "lora": ("peft",),
     "analysis": ("matplotlib",),
     "jax-checkpoints": ("msgpack", "tensorstore"),

@@ -17,6 +17,7 @@ from ..files.image_files import images_below
 from ..files.predictions import Batch
 from ..models.image_decoding import ImageReadingError
 from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize
+from .columns import list_of_values
 
 _WORKERS = 4
 _FEW_IMAGES = 64  # are read sooner than processes start
@@ -28,7 +29,7 @@ def list_of_images(images: Any) -> Iterable[Any]:
     Args:
         images: a folder, which stands for the image files in it and in its subfolders, sorted; or one image: another
             path, a URL, bytes, an open file, a PIL image, {"bytes", "path"}, an array or tensor of 2 or 3 dimensions;
-            or images: an array or tensor of 4 dimensions, a list, a column of `datasets`, a generator.
+            or images: an array or tensor of 4 dimensions, a list, a column of `datasets` or Arrow, a generator.
 
     Raises:
         ValueError: there are no images, or it is none of these.
@@ -43,6 +44,8 @@ def list_of_images(images: Any) -> Iterable[Any]:
             return [images]
         if images.ndim != 4:
             raise ValueError(f"images has the shape {tuple(images.shape)}; expected 2 or 3 dimensions, or 4 of a batch")
+    if hasattr(images, "to_pylist"):  # a column of Arrow
+        images = list_of_values(images)
     if not isinstance(images, Iterable):
         raise ValueError(f"images is of type {type(images).__name__}; expected an image, a folder or a list of images")
     if isinstance(images, Sized) and len(images) == 0:
@@ -50,50 +53,68 @@ def list_of_images(images: Any) -> Iterable[Any]:
     return images
 
 
+def choose_workers(workers: int | None, images: Iterable[Any]) -> int:
+    """Return the number of reading processes; None: 0 for up to 64 images, else 4, but no more than processors."""
+    if workers is not None:
+        return workers
+    are_few = isinstance(images, Sized) and len(images) <= _FEW_IMAGES
+    return 0 if are_few else min(_WORKERS, os.cpu_count() or 1)
+
+
+def number_batches(images: Iterable[Any], batch_size: int) -> Iterable[list[tuple[int, Any]]]:
+    """Return batches of (number, image); an iterator of images is read once, in this process."""
+    return BatchSampler(cast("Any", enumerate(images)), batch_size, drop_last=False)
+
+
 def compute_batches(
     forward: Callable[..., Any],
     device: torch.device,
     processor: Any,
-    images: Iterable[Any],
-    batch_size: int,
-    workers: int | None = None,
+    batches: Iterable[Sequence[tuple[int, Any]]],
+    workers: int = 0,
     skip_unreadable: bool = False,
+    fetch: Callable[[Any], Any] = fetch_image,
+    rows: int | None = None,
+    needs_spawn: bool = False,
 ) -> Iterator[Batch]:
     """Compute a function of preprocessed images, batch by batch in their order.
 
     Args:
         forward: function of the processor's outputs on `device`, such as a model in evaluation mode.
         processor: an image processor.
-        images: any inputs of the processor. An iterator is read ahead by at most two batches for each worker.
-        batch_size: maximum number of images in a forward pass.
-        workers: number of processes that read and preprocess ahead; 0: this process reads. None: 0 for up to 64
-            images, else 4, but no more than there are processors.
+        batches: batches of (number, image). An iterator is read ahead by at most two batches for each worker.
+        workers: number of processes that read and preprocess ahead; 0: this process reads.
         skip_unreadable: skip images that cannot be read.
+        fetch: function of an image that returns an input of the processor; it runs in the workers.
+        rows: compute every batch with this number of rows: of a smaller one, the last image fills it, and the outputs
+            have more rows than `numbers`. The outputs of an image then do not depend on the number of others.
+        needs_spawn: as in `worker_options`.
 
     Raises:
         ImageReadingError: an image cannot be read, without `skip_unreadable`; the message names its file. Earlier
             batches are returned first.
     """
-    if workers is None:
-        are_few = isinstance(images, Sized) and len(images) <= _FEW_IMAGES
-        workers = 0 if are_few else min(_WORKERS, os.cpu_count() or 1)
-    reader = ImageReader(processor)
-    # The sampler yields the images themselves, so that a generator is read once, in this process.
-    numbered = cast("Any", enumerate(images))
+    reader = ImageReader(processor, fetch=fetch)
     loader = DataLoader(
-        _Batches(reader),
-        batch_sampler=cast("Any", BatchSampler(numbered, batch_size, drop_last=False)),
-        collate_fn=as_read,
-        **worker_options(workers),
+        _Batches(reader), batch_sampler=cast("Any", batches), collate_fn=as_read, **worker_options(workers, needs_spawn)
     )
     for read in loader:
         if read.unreadable and not skip_unreadable:
             raise next(iter(read.unreadable.values()))
         outputs = None
         if read.numbers:
+            inputs = reader.finish(read.inputs, device)
+            if rows is not None:
+                inputs = {name: _fill(tensor, rows) for name, tensor in inputs.items()}
             with torch.inference_mode():
-                outputs = forward(**reader.finish(read.inputs, device))
+                outputs = forward(**inputs)
         yield Batch(read.numbers, outputs, read.unreadable)
+
+
+def _fill(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """Repeat the last row until there are `rows`."""
+    missing = rows - len(tensor)
+    return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing > 0 else tensor
 
 
 class Read(NamedTuple):
@@ -112,11 +133,13 @@ class ImageReader:
 
     Args:
         processor: an image processor, or any function of images that returns a dictionary of tensors.
+        fetch: function of an image that returns an input of the processor.
         options: more arguments of its call.
     """
 
-    def __init__(self, processor: Any, **options: Any):
+    def __init__(self, processor: Any, fetch: Callable[[Any], Any] = fetch_image, **options: Any):
         self.processor = processor
+        self.fetch = fetch
         self.options = options
         settings = processor.settings() if isinstance(processor, HfViTImageProcessor) else {}
         does_all = all(settings.get(step) for step in ("do_resize", "do_rescale", "do_normalize"))
@@ -140,7 +163,7 @@ class ImageReader:
         return Read([number for number, _ in readable], inputs, unreadable)
 
     def _preprocess(self, batch: Sequence[tuple[int, Any]]) -> dict[str, torch.Tensor]:
-        images = [str(image) if isinstance(image, Path) else fetch_image(image) for _, image in batch]
+        images = [str(image) if isinstance(image, Path) else self.fetch(image) for _, image in batch]
         inputs = dict(self.processor(images, return_tensors="pt", **self.options))
         if len(inputs["pixel_values"]) != len(batch):
             raise ValueError(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
@@ -18,20 +18,25 @@ from ..loading import check_classifier, load, model_and_processor
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.scores import scores_of, stored_thresholds
 from ..models.utils import check_choice
-from .batches import compute_batches, list_of_images
+from .batches import choose_workers, compute_batches, list_of_images, number_batches
+from .columns import add_columns, images_of, is_batch
 
 _BATCH_SIZE = 8
 TASKS = ("classify", "embed")
-_VERSIONS = ("hf_vit", "torch", "transformers", "numpy", "pillow")  # packages that change an output
+# Packages that change an output
+_VERSIONS = ("hf_vit", "torch", "transformers", "numpy", "pillow", "simplejpeg", "onnxruntime", "openvino")
 
 Model: TypeAlias = str | os.PathLike | tuple[Any, Any]  # a folder or a name on the Hub, or (model, processor)
 
 
 class Predictor:
-    """A model with its image processor that answers lists of images; it can be pickled, for other processes.
+    """A model with its image processor that answers batches of images; it can be pickled, for other processes.
 
     It is pickled with the name of its model and its settings alone; the weights are loaded when a process first uses
     it, once for each process. A pair of objects is pickled whole.
+
+    Called with images it returns their answers. Called with a batch of columns, as `datasets.map`, Ray Data or Daft
+    pass it, it returns columns, and an image that cannot be read is a row with the reason.
 
     Args:
         model: a folder of `save_pretrained`, a name on the Hub, or (model, processor) as returned by `hf_vit.load`.
@@ -42,6 +47,8 @@ class Predictor:
             but no more than there are processors.
         top_k, threshold, coverage, reject: as in `predict`, for "classify".
         normalize: as in `embed`, for "embed".
+        device: device of the model, such as "cuda"; None: where it is.
+        image_column: column of images of a batch; None: `image`, or the only column.
 
     Raises:
         ValueError: an argument is invalid, or the model cannot do the task.
@@ -64,6 +71,8 @@ class Predictor:
         coverage: float | None = None,
         reject: bool = False,
         normalize: bool = False,
+        device: str | None = None,
+        image_column: str | None = None,
     ):
         check_choice("task", task, TASKS)
         _check_count("batch_size", batch_size, 1)
@@ -78,13 +87,23 @@ class Predictor:
         self.batch_size = batch_size
         self.workers = workers
         self.normalize = normalize
+        self.image_column = image_column
         self._source = model
+        if isinstance(model, str | os.PathLike) and os.path.exists(model):
+            self._source = os.path.abspath(model)  # other processes may run in another folder
         self._backend = backend
-        self._pair: tuple[Any, Any] | None = model_and_processor(model, backend)
-        self._fingerprint: str | None = None
+        self._device = device
+        self._fingerprints: dict[str, str] | None = None
+        self._head = "none" if task == "embed" else "keep"
+        self._pair: tuple[Any, Any] | None = model_and_processor(model, backend, head=self._head)
         self._rule: Any = None  # `ClassRule`, for "classify"
+        self._settings: dict[str, Any] = {"task": task, "normalize": normalize}
+        if device is not None:
+            self._pair[0].to(device)
         if task == "classify":
             check_classifier(self.model)
+            limits = {"top_k": top_k, "threshold": threshold, "coverage": coverage, "reject": reject}
+            self._settings = {"task": task, **limits}
             config = self.model.config
             self._rule = ClassRule(config.id2label, stored_thresholds(config), top_k, threshold, coverage, reject)
         elif getattr(self.model.config, "pooling", "cls") == "none":
@@ -100,50 +119,115 @@ class Predictor:
 
     def _load(self) -> tuple[Any, Any]:
         if self._pair is None:  # after unpickling
-            self._pair = _load_once(self._source, self._backend, self._fingerprint)
+            self._pair = _load_once(self._source, self._backend, self._head, self.fingerprint)
+            if self._device is not None:
+                self._pair[0].to(self._device)
         return self._pair
+
+    def to(self, device: str) -> "Predictor":
+        """Move the model to a device, and return this predictor."""
+        if device != self._device:
+            self._device = device
+            self.model.to(device)
+        return self
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What the answers depend on: hashes of "model" and "preprocessing", and the "settings" and "software"."""
+        if self._fingerprints is None:
+            model = self.model
+            labels = None
+            if self.task == "classify":
+                labels = model.config.to_dict().get("id2label")
+            else:
+                model = model.base_model
+            self._fingerprints = {
+                "model": _digest([type(model).__name__, fingerprint_weights(model), labels]),
+                "preprocessing": _digest(self.processor.to_dict()),
+                "settings": json.dumps(self._settings),
+                "software": ", ".join(f"{name} {version}" for name, version in versions_of(_VERSIONS).items()),
+            }
+        return self._fingerprints
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the task, the weights, the settings of model and processor, and the versions of the packages."""
-        if self._fingerprint is None:
-            config = self.model.config.to_diff_dict()
-            about = {
-                "task": self.task,
-                "model": type(self.model).__name__,
-                "config": {name: value for name, value in config.items() if not name.startswith("_")},
-                "processor": self.processor.to_dict(),
-                "versions": versions_of(_VERSIONS),
-                "weights": fingerprint_weights(self.model),
-            }
-            text = json.dumps(about, sort_keys=True, default=str)
-            self._fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        return self._fingerprint
+        return _digest(self.fingerprints)
 
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self._source, tuple):
             return vars(self).copy()
-        return {**vars(self), "_pair": None, "_fingerprint": self.fingerprint}
+        return {**vars(self), "_pair": None, "_fingerprints": self.fingerprints}
 
     def __call__(self, images: Any) -> Any:
         """Return the answers for all images.
 
         Args:
-            images: as in `predict`.
+            images: as in `predict`, or a column of Arrow; or a batch of columns: a dictionary of lists or arrays, a
+                table of Arrow or a DataFrame of pandas.
 
         Returns:
             For "classify" a list with a list of `Prediction` for each image; for "embed" (images, features) float32.
+            For a batch of columns a batch of the same kind: its other columns, and those of `columns`.
 
         Raises:
             ValueError: there are no images, or an output is NaN or infinite.
             ImageReadingError: an image cannot be read; the message names its file.
         """
+        if is_batch(images):
+            name, listed = images_of(images, self.image_column)
+            return add_columns(images, name, self.columns(listed))
         outputs = [batch.outputs for batch in self.batches(images)]
         if not outputs:
             raise ValueError("there are no images")
         if self.task == "embed":
             return np.concatenate(outputs)
         return [predictions for batch in outputs for predictions in batch]
+
+    def columns(self, images: Any) -> dict[str, Any]:
+        """Return the answers for all images as columns.
+
+        Args:
+            images: as in `predict`.
+
+        Returns:
+            For "embed" "features", (images, features) float32; for "classify" "labels" and "scores", a list for each
+            image. "error" is empty, or says why an image cannot be read; its features are NaN and its lists empty.
+        """
+        batches = list(self.batches(images, skip_unreadable=True))
+        count = sum(len(batch.numbers) + len(batch.unreadable) for batch in batches)
+        return self.join(batches, range(count))
+
+    def join(self, batches: Iterable[Batch], numbers: range) -> dict[str, Any]:
+        """Return batches as columns, see `columns`.
+
+        Args:
+            batches: of all images with these numbers.
+            numbers: the numbers of the images.
+        """
+        errors = [""] * len(numbers)
+        answers: list[Any] = [None] * len(numbers)
+        for batch in batches:
+            for number, error in batch.unreadable.items():
+                errors[number - numbers.start] = str(error)
+            for number, answer in zip(batch.numbers, batch.outputs, strict=True):
+                answers[number - numbers.start] = answer
+        if self.task == "embed":
+            width = next((len(answer) for answer in answers if answer is not None), None)
+            features = np.full((len(numbers), self.num_features if width is None else width), np.nan, np.float32)
+            for row, answer in enumerate(answers):
+                if answer is not None:
+                    features[row] = answer
+            return {"features": features, "error": errors}
+        labels = [[one.label for one in answer or []] for answer in answers]
+        scores = [[one.score for one in answer or []] for answer in answers]
+        return {"labels": labels, "scores": scores, "error": errors}
+
+    @property
+    def num_features(self) -> int:
+        """Number of features of an image, for "embed"."""
+        gray = np.zeros((32, 32, getattr(self.model.config, "num_channels", 3)), np.uint8)
+        return self([gray]).shape[1]
 
     def batches(self, images: Any, skip_unreadable: bool = False) -> Iterator[Batch]:
         """Return an iterator of `Batch`: the answers for some images, computed while it is iterated.
@@ -152,6 +236,22 @@ class Predictor:
             images: as in `predict`.
             skip_unreadable: skip images that cannot be read; they are in `unreadable` of their batch.
         """
+        listed = list_of_images(images)
+        workers = choose_workers(self.workers, listed)
+        return self.answer(number_batches(listed, self.batch_size), workers, skip_unreadable)
+
+    def answer(
+        self,
+        batches: Iterable[Sequence[tuple[int, Any]]],
+        workers: int = 0,
+        skip_unreadable: bool = False,
+        **options: Any,
+    ) -> Iterator[Batch]:
+        """Return an iterator of the answers for batches of (number, image).
+
+        Args:
+            batches, options: as in `compute_batches`.
+        """
         model = self.model
         compute = model
         answer = self._classes
@@ -159,16 +259,13 @@ class Predictor:
             model = model.base_model
             compute = partial(model, only_pooled=True) if isinstance(model.config, HfViTConfig) else model
             answer = self._features
-        listed = list_of_images(images)
-        found = compute_batches(
-            compute, model.device, self.processor, listed, self.batch_size, self.workers, skip_unreadable
-        )
+        found = compute_batches(compute, model.device, self.processor, batches, workers, skip_unreadable, **options)
         return (batch._replace(outputs=answer(batch)) for batch in found)
 
     def _classes(self, batch: Batch) -> list[list[Prediction]]:
         if not batch.numbers:
             return []
-        logits = batch.outputs.logits
+        logits = batch.outputs.logits[: len(batch.numbers)]
         if logits.ndim != 2:
             raise ValueError("cannot classify images: the model computes logits of every token (pooling 'none')")
         if not logits.isfinite().all():
@@ -179,7 +276,7 @@ class Predictor:
     def _features(self, batch: Batch) -> np.ndarray:
         if not batch.numbers:
             return np.empty((0, 0), np.float32)
-        features = batch.outputs.pooler_output.float().cpu().numpy()
+        features = batch.outputs.pooler_output[: len(batch.numbers)].float().cpu().numpy()
         are_finite = np.isfinite(features).all(axis=1)
         if not are_finite.all():
             first = batch.numbers[int(are_finite.argmin())]
@@ -188,9 +285,13 @@ class Predictor:
 
 
 @lru_cache(maxsize=1)
-def _load_once(name: str | os.PathLike, backend: str | None, fingerprint: str | None) -> tuple[Any, Any]:
+def _load_once(name: str | os.PathLike, backend: str | None, head: str, fingerprint: str) -> tuple[Any, Any]:
     """Load a model for all unpickled copies of a predictor in this process; another fingerprint is loaded again."""
-    return load(name, backend=backend)
+    return load(name, head=head, backend=backend)
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def predict(

@@ -7,6 +7,7 @@ import numpy as np
 from ..files.predictions import unit_length
 
 ROWS_AT_ONCE = 8192  # rows of features that are compared at once
+QUERIES_AT_ONCE = 1024  # with so many queries
 
 
 def search(
@@ -31,12 +32,30 @@ def search(
     chunks = features
     if isinstance(features, np.ndarray):
         chunks = (features[start : start + ROWS_AT_ONCE] for start in range(0, len(features), ROWS_AT_ONCE))
-    rows, cosines, seen = np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0)), 0
+    rows = np.empty((len(queries), 0), np.int64)
+    cosines = np.empty((len(queries), 0))
+    seen = 0
     for chunk in chunks:
-        found = queries @ unit_length(chunk.astype(np.float64)).T  # (queries, rows of the chunk)
-        numbers = np.broadcast_to(np.arange(seen, seen + len(chunk)), found.shape)
-        rows, cosines = np.hstack([rows, numbers]), np.hstack([cosines, found])
-        best = np.argsort(-cosines, axis=1, kind="stable")[:, :top_k]
-        rows, cosines = np.take_along_axis(rows, best, 1), np.take_along_axis(cosines, best, 1)
+        keys = unit_length(chunk.astype(np.float64))
+        width = min(top_k, seen + len(chunk))
+        new_rows = np.empty((len(queries), width), np.int64)
+        new_cosines = np.empty((len(queries), width))
+        for start in range(0, len(queries), QUERIES_AT_ONCE):
+            block = slice(start, start + QUERIES_AT_ONCE)
+            found = queries[block] @ keys.T  # (queries of the block, rows of the chunk)
+            if seen >= top_k:
+                new_rows[block] = rows[block]
+                new_cosines[block] = cosines[block]
+                better = np.flatnonzero(found.max(axis=1) > cosines[block, -1])
+            else:
+                better = np.arange(len(found))
+            numbers = np.broadcast_to(np.arange(seen, seen + len(chunk)), (len(better), len(chunk)))
+            all_rows = np.hstack([rows[block][better], numbers])
+            all_cosines = np.hstack([cosines[block][better], found[better]])
+            best = np.argsort(-all_cosines, axis=1, kind="stable")[:, :width]
+            new_rows[start + better] = np.take_along_axis(all_rows, best, 1)
+            new_cosines[start + better] = np.take_along_axis(all_cosines, best, 1)
+        rows = new_rows
+        cosines = new_cosines
         seen += len(chunk)
     return rows, cosines

@@ -685,6 +685,11 @@ class EvaluateSettings(DataSettings):
     feature_layer: int | None = _protocol(
         None, "encoder layers before the features; by default all", above=0, protocols=_OF_FEATURES
     )
+    embeddings: str | None = _protocol(
+        None,
+        "few_shot, linear_probe, knn, calibrate: folder of `hf-vit embed`, whose features are used instead of computed",
+        is_path=True,
+    )
     shots: list[int] = _protocol(lambda: [1, 5, 10, 25], "images per class", above=0, protocols=("few_shot",))
     seeds: int = _protocol(3, "number of random draws of the training images", above=0, protocols=("few_shot",))
     l2_reg: list[float] = _protocol(lambda: [1024.0], "L2 regularization", above=0, protocols=("few_shot",))

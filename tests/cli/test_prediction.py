@@ -16,8 +16,8 @@ from huggingface_hub import constants
 from PIL import Image
 
 from hf_vit.cli import main
-from hf_vit.cli.feature_files import Features
 from hf_vit.cli.image_list import load_on, read_named
+from hf_vit.inference.feature_files import Features
 from hf_vit.inference.predictor import embed
 from hf_vit.inference.search import search
 from hf_vit.loading import load
@@ -205,8 +205,8 @@ def test_names_of_files_that_are_not_utf8(model, photographs, tmp_path):
     assert r"caf\udce9" in (tmp_path / "f.txt").read_text()
     (row, *_) = csv.DictReader((tmp_path / "f.csv").read_text().splitlines(keepends=True))
     assert row["image"] == str(tmp_path / name).replace("\udce9", r"\udce9")
-    assert Features(tmp_path / "f.parquet").names == [row["image"]]
-    assert Features(tmp_path / "f.NPZ").names == [str(tmp_path / name)]
+    assert Features(tmp_path / "f.parquet").names() == {0: row["image"]}
+    assert Features(tmp_path / "f.NPZ").names() == {0: str(tmp_path / name)}
 
 
 HOSTILE = ["=cmd|calc!A0", "\x1b]0;title\x07", "\x9b31m", "back\r\x08"]
@@ -243,7 +243,7 @@ def test_search_finds_the_same_files_as_numpy(model, photographs, tmp_path, suff
     monkeypatch.chdir(tmp_path)
     assert str(features) in capsys.readouterr().out
     stored = Features(features)
-    assert stored.names == good
+    assert list(stored.names().values()) == good
     expected = np.stack([alone(model, file) for file in good]).astype(np.float64)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(np.concatenate(list(stored.chunks())), expected, rtol=1e-4, atol=1e-5)

@@ -12,6 +12,7 @@ from torch.nn.functional import softmax
 
 import hf_vit
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.cli import main
 from hf_vit.data.sources import load_split
 from hf_vit.evaluation import calibration
 from hf_vit.files.output import refuse_existing
@@ -102,6 +103,12 @@ def test_a_calibrated_folder_has_divided_logits(tmp_path):
     more = {"num_workers": 0, "eval_batch_size": 40}
     results = hf_vit.calibrate(tmp_path / "model", "digits", tmp_path / "calibrated", "test[:90]", **more)
     assert results == json.loads((tmp_path / "calibrated" / "calibration.json").read_text())
+    parts = f"{tmp_path}/parts/"
+    assert main(["embed", f"{tmp_path}/model", "--dataset", "digits", "--split", "test[:90]", "--output", parts]) == 0
+    stored = hf_vit.calibrate(
+        tmp_path / "model", "digits", tmp_path / "again", "test[:90]", embeddings=parts, num_workers=0
+    )
+    assert stored["temperature"] == pytest.approx(results["temperature"], rel=1e-4)
     calibrated = HfViTForImageClassification.from_pretrained(tmp_path / "calibrated")
     pixels = torch.rand(3, 1, 8, 8)
     expected = model(pixels).logits / results["temperature"]

@@ -5,6 +5,8 @@ NumPy's solver, scikit-learn's logistic regression and a vote by hand judge the 
 
 import json
 import math
+import os
+import shutil
 import zipfile
 
 import numpy as np
@@ -14,6 +16,7 @@ from accelerate import Accelerator
 from PIL import Image
 from sklearn.linear_model import LogisticRegression as Theirs
 
+from hf_vit.cli import main
 from hf_vit.conversion import convert
 from hf_vit.evaluation import features as module
 from hf_vit.evaluation.features import Extractor, open_train_and_test
@@ -49,6 +52,34 @@ def test_features_equal_the_input_of_the_head(tiny, colors):
     pixels = HfViTImageProcessor.from_pretrained(tiny)(image, return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
         torch.testing.assert_close(classifier.classifier(found.values[6]), classifier(pixels).logits[0])
+
+
+def test_features_of_a_folder_of_parts_are_not_computed_again(tiny, colors, tmp_path, monkeypatch):
+    """Only those of a file that has changed since."""
+    colors = shutil.copytree(colors, tmp_path / "colors")
+    assert main(["embed", str(tiny), str(colors), "--output", f"{tmp_path}/parts/", "--unit-size", "8"]) == 0
+    expected = extract(extractor_of(tiny, colors))
+    computed = []
+    compute = Extractor.compute
+    monkeypatch.setattr(Extractor, "compute", lambda *given: computed.append(given[2].tolist()) or compute(*given))
+    extractor = extractor_of(tiny, colors, embeddings=tmp_path / "parts")
+    found = extract(extractor)
+    assert computed == [[13]]  # the unreadable one
+    torch.testing.assert_close(found.values, expected.values)
+    assert found.labels.tolist() == expected.labels.tolist()
+    assert (found.index.tolist(), found.skipped) == (expected.index.tolist(), 1)
+    Image.new("RGB", (30, 30), "yellow").save(colors / "test" / "green" / "1.png")
+    os.utime(colors / "test" / "green" / "1.png", (2**31, 2**31))
+    changed = extract(extractor)
+    assert computed[1] == [6, 13]
+    assert (changed.values != found.values).any(dim=1).nonzero().flatten().tolist() == [6]
+
+
+def test_features_of_another_model_are_refused(tiny, colors, tmp_path):
+    other = save_tiny(tmp_path / "other", patch_size=4, representation_size=10, layer_norm_eps=1e-3)
+    assert main(["embed", str(other), str(colors), "--output", f"{tmp_path}/parts/"]) == 0
+    with pytest.raises(ValueError, match="another model"):
+        extract(extractor_of(tiny, colors, embeddings=tmp_path / "parts"))
 
 
 @pytest.mark.parametrize("config", [{}, {"pooling": "mean", "norm_after_pooling": True}, {"pooling": "map"}], ids=str)

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from hf_vit import HfViTImageProcessor
-from hf_vit.inference.batches import ImageReader, compute_batches
+from hf_vit.inference.batches import ImageReader, compute_batches, number_batches
 
 RNG = np.random.default_rng(5)
 IMAGES = [Image.fromarray(RNG.integers(0, 256, (height, width, 3), np.uint8)) for height, width in ((17, 9), (8, 30))]
@@ -46,7 +46,8 @@ def test_unreadable_images_are_left_out_of_their_batch(workers):
     """Also where a whole batch is unreadable; the others keep their numbers."""
     processor = HfViTImageProcessor(size=SIZE)
     images = [IMAGES[0], b"bad", IMAGES[1], b"", b"nothing", b"x", IMAGES[0]]
-    batches = list(compute_batches(dict, torch.device("cpu"), processor, images, 3, workers, skip_unreadable=True))
+    numbered = number_batches(images, 3)
+    batches = list(compute_batches(dict, torch.device("cpu"), processor, numbered, workers, skip_unreadable=True))
     assert [batch.numbers for batch in batches] == [[0, 2], [], [6]]
     assert [[*batch.unreadable] for batch in batches] == [[1], [3, 4, 5], []]
     expected = processor(IMAGES, return_tensors="pt")["pixel_values"]

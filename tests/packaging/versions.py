@@ -24,7 +24,7 @@ from ..paths import ROOT
 from .commands import CHECKS, Check, CheckResult, run_checks
 
 _MORE_SOURCES = ("CHANGELOG.md", "CITATION.cff", "constraints.txt")  # of the source distribution
-_NO_COMMANDS = {"dev", "benchmarks", "docs", "release"}  # what a checkout needs
+_NO_COMMANDS = {"dev", "benchmarks", "docs", "release", "engines", "remote"}  # what a checkout needs
 _PACKAGES = ("torch", "transformers", "numpy")  # whose versions the table shows, after Python's
 _VERSIONS = f"""\
 import platform

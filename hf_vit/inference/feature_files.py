@@ -1,4 +1,4 @@
-"""Feature files: image names, features, and the fingerprint of the model."""
+"""Feature files, and folders of parts: image names, features, and the fingerprint of the model."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -86,51 +86,96 @@ def _write_csv(path: Path, about: dict[str, Any], batches: Batches) -> tuple[int
 
 
 class Features:
-    """Reader of a file of `write_features`: the model and the decoder (`about`), image `names` and `chunks`.
+    """Reader of a file of `write_features`, or of the parts of a job: the features of its readable images.
+
+    `about` has the model and the decoder of JPEGs, and of a job its fingerprints.
 
     Raises:
-        ValueError: it does not exist, or is not such a file.
+        ValueError: it does not exist, or has no features.
     """
 
     def __init__(self, path: Path):
-        self._path, self._is_parquet = path, path.suffix.lower() == ".parquet"
+        self._path = path
+        self._files = sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]
+        self._is_parquet = path.is_dir() or path.suffix.lower() == ".parquet"
         try:
-            about, self.names = self._open()
+            if not self._files:
+                raise ValueError("there are no parts")
+            found = [self._open(file) for file in self._files]
+            about = found[0][0]
             self.about = {key: str(about[key]) for key in ("model", "sha256")}
             self.about["jpeg_dct"] = str(about.get("jpeg_dct", "accurate"))  # missing in older files
+            self.fingerprints: dict[str, str] = about.get("fingerprints", {})
         except (FileNotFoundError, PermissionError):
             raise
         except (ValueError, KeyError, OSError, TypeError, BadZipFile) as error:
-            raise ValueError(f"{path} is damaged, or not a .parquet or .npz of `hf-vit embed`") from error
+            raise ValueError(f"{path} is damaged, or not an output of `hf-vit embed` that can be searched") from error
+        self._ends = np.cumsum([count for _, count in found])
 
-    def _open(self) -> tuple[dict[str, Any], list[str]]:
+    def _open(self, file: Path) -> tuple[dict[str, Any], int]:
+        """Return what a file says about its model, and the number of its readable images."""
         if self._is_parquet:
             import pyarrow.parquet as pq
 
-            with pq.ParquetFile(self._path) as file:
-                about = parse_json(file.schema_arrow.metadata[_KEY].decode(), str(self._path))
-                return about, file.read(columns=["file"])["file"].to_pylist()
-        with open(self._path, "rb") as file, np.load(file) as arrays:  # on an error np.load may leave a file open
-            return parse_json(str(arrays["about"]), str(self._path)), arrays["files"].tolist()
+            with pq.ParquetFile(file) as parquet:
+                about = parse_json(parquet.schema_arrow.metadata[_KEY].decode(), str(file))
+                parquet.schema_arrow.field("features")
+                return about, parquet.metadata.num_rows - about.get("unreadable", 0)
+        with open(file, "rb") as content, np.load(content) as arrays:  # on an error np.load may leave a file open
+            return parse_json(str(arrays["about"]), str(file)), len(arrays["files"])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
 
     def chunks(self) -> Iterator[np.ndarray]:
         """Yield arrays (images, features) of float32, at most 8192 images each; a .npz is read as a whole."""
         if not self._is_parquet:
-            with np.load(self._path, allow_pickle=False) as arrays:
-                features = arrays["features"]
+            features = self._load("features")
             yield from (features[start : start + _ROWS] for start in range(0, len(features), _ROWS))
             return
-        import pyarrow.parquet as pq
-
-        with pq.ParquetFile(self._path) as file:
-            for batch in file.iter_batches(_ROWS, columns=["features"]):
-                yield batch["features"].flatten().to_numpy().reshape(len(batch), -1)
+        for _, batch in self._read(["features"]):
+            yield batch["features"].flatten().to_numpy().reshape(len(batch), -1)
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
         """Return the features (numbers, features) of some images, whose numbers ascend."""
-        found, start = [], 0
-        for chunk in self.chunks():
-            inside = (numbers >= start) & (numbers < start + len(chunk))
-            found.append(chunk[numbers[inside] - start])
-            start += len(chunk)
+        if not self._is_parquet:
+            return self._load("features")[numbers]
+        found = []
+        for start, batch in self._read(["features"], numbers):
+            inside = numbers[(numbers >= start) & (numbers < start + len(batch))]
+            features = batch["features"].flatten().to_numpy().reshape(len(batch), -1)
+            found.append(features[inside - start])
         return np.concatenate(found)
+
+    def names(self, numbers: np.ndarray | None = None) -> dict[int, str]:
+        """Return the names of images by their numbers; None: of all."""
+        if not self._is_parquet:
+            names = dict(enumerate(self._load("files").tolist()))
+            return names if numbers is None else {number: names[number] for number in numbers.tolist()}
+        found: dict[int, str] = {}
+        for start, batch in self._read(["file"], numbers):
+            inside = np.arange(start, start + len(batch))
+            if numbers is not None:
+                inside = np.intersect1d(inside, numbers)
+            found |= zip(inside.tolist(), batch["file"].take(inside - start).to_pylist(), strict=True)
+        return found
+
+    def _load(self, name: str) -> np.ndarray:
+        with np.load(self._path, allow_pickle=False) as arrays:
+            return arrays[name]
+
+    def _read(self, columns: list[str], numbers: np.ndarray | None = None) -> Iterator[tuple[int, Any]]:
+        """Yield (number of the first image, record batch) of the readable images; only files that hold some numbers."""
+        import pyarrow.parquet as pq
+
+        first = 0
+        for file, end in zip(self._files, self._ends.tolist(), strict=True):
+            if numbers is None or ((numbers >= first) & (numbers < end)).any():
+                start = first
+                with pq.ParquetFile(file) as parquet:
+                    has_errors = "error" in parquet.schema_arrow.names
+                    for batch in parquet.iter_batches(_ROWS, columns=columns + ["error"] * has_errors):
+                        readable = batch.filter(batch["error"].is_null()) if has_errors else batch
+                        yield start, readable
+                        start += len(readable)
+            first = end
