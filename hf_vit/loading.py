@@ -116,12 +116,13 @@ def load(
         from .runtimes.deployed import load_deployed
 
         given = {"head": head, "image_size": image_size, "preset": preset, "patch_size": patch_size}
-        given |= {"backend": backend, "num_channels": num_channels, "labels": labels, "weights": weights}
+        given |= {"backend": backend, "num_channels": num_channels, "labels": labels}
+        given |= {"weights": weights, "head_name": head_name}
         return load_deployed(name, {**given, **for_model})
     of_conversion = {"weights": weights, "head": head_name, "variant": settings.get("variant")}
     files = find_model(name, of_conversion, **where)
     if files.adapter is None:
-        model = _load_weights(files, head, for_model)
+        model = _load_weights(files, _choose_class(files, head), for_model, needs_head=head == "keep")
         processor = _find_processor(model.config, files)
     else:
         model, processor = _load_adapted(files, for_model)
@@ -183,8 +184,7 @@ def model_and_processor(model: Any, backend: str | None = None, **settings: Any)
     """
     if isinstance(model, str | os.PathLike):
         return load(model, backend=backend, **settings)
-    is_pair = isinstance(model, tuple) and len(model) == 2
-    if not is_pair or not isinstance(model[0], nn.Module) or isinstance(model[1], nn.Module) or not callable(model[1]):
+    if not _is_model_and_processor(model):
         raise ValueError(
             f"model is {_describe(model)}; expected a folder, a name on the Hub, or the pair (model, processor) of "
             "hf_vit.load"
@@ -192,6 +192,13 @@ def model_and_processor(model: Any, backend: str | None = None, **settings: Any)
     if backend is not None:
         raise ValueError(f"backend is {backend!r}, but the model is loaded: use hf_vit.use_backend")
     return model
+
+
+def _is_model_and_processor(model: Any) -> bool:
+    if not isinstance(model, tuple) or len(model) != 2:
+        return False
+    first, second = model
+    return isinstance(first, nn.Module) and callable(second) and not isinstance(second, nn.Module)
 
 
 def check_name(model: Any) -> None:
@@ -285,8 +292,7 @@ def find_model(name: str | os.PathLike, of_conversion: Mapping[str, Any] | None 
     if config.get("model_type") in CONFIGURATIONS:
         for field_name in config:
             check_removed("configuration field", field_name)
-        others = options.keys() - {"variant"}  # which `from_pretrained` knows
-        if others:
+        if options.keys() - {"variant"}:  # which `from_pretrained` knows
             raise ValueError(f"{name} is a model of hf_vit, with one set of weights; omit weights and head_name")
         return ModelFiles(location, where, config)
     from .conversion.cache import convert_into_cache  # slow to import
@@ -306,7 +312,9 @@ def _read_config(location: str, where: Mapping[str, Any]) -> dict[str, Any]:
     path = Path(location, where.get("subfolder") or "").expanduser()
     has_config = any((path / file).exists() for file in ("config.json", "adapter_config.json"))
     is_checkpoint = path.exists() or "://" in location
-    return {} if is_checkpoint and not has_config else read_settings(location, **where)
+    if is_checkpoint and not has_config:
+        return {}
+    return read_settings(location, **where)
 
 
 def _find_adapter(location: str, where: Mapping[str, Any]) -> str | None:
@@ -322,25 +330,23 @@ def _find_adapter(location: str, where: Mapping[str, Any]) -> str | None:
 # Weights.
 
 
-def _load_weights(files: ModelFiles, head: str, settings: Mapping[str, Any], model_class: Any = None) -> Any:
+def _load_weights(files: ModelFiles, model_class: Any, settings: Mapping[str, Any], needs_head: bool) -> Any:
     """Load a model of this package.
 
     Args:
-        head: as in `load`.
         settings: arguments of `from_pretrained`, without those that locate files.
-        model_class: the class; None: by `head`.
+        needs_head: the weights must have the head, unless other labels are asked for.
 
     Raises:
-        ValueError: `head` is "keep", no other labels are asked for, and the weights lack the head.
+        ValueError: the weights lack the head.
     """
-    if model_class is None:
-        model_class = _choose_class(files, head)
     if files.origin is not None:
         settings = _of_converted(files, settings)
     model, info = model_class.from_pretrained(files.name, output_loading_info=True, **files.where, **settings)
     absent = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     lacking = sorted(key for key in absent if key.startswith("classifier."))
-    if lacking and head == "keep" and not settings.keys() & {"num_labels", "id2label"}:
+    has_other_labels = "num_labels" in settings or "id2label" in settings
+    if lacking and needs_head and not has_other_labels:
         raise ValueError(
             f"{files.name} lacks the weights of its classification head ({', '.join(lacking)}); "
             'hf_vit.load(..., head="new", labels=...) makes a new one'
@@ -376,6 +382,7 @@ def _has_padded_class_position(config: Any, files: ModelFiles) -> bool:
 
 
 def _choose_class(files: ModelFiles, head: str) -> Any:
+    """Return the class of a model with a head as in `load`."""
     saved = saved_class(files.config)
     if saved not in MODEL_CLASSES:
         found = saved or "no class"
@@ -397,38 +404,55 @@ def _load_adapted(files: ModelFiles, settings: Mapping[str, Any]) -> tuple[Any, 
         The model, and an image processor: of the adapter's folder, or else of the base.
     """
     about = read_json_object(str(files.adapter))
-    name, base, made_for = files.name, about.get("base_model_name_or_path"), about.get("auto_mapping")
+    base = about.get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         file = os.path.basename(str(files.adapter))
-        raise ValueError(f"{name} is a PEFT adapter without base_model_name_or_path in its {file}")
+        raise ValueError(f"{files.name} is a PEFT adapter without base_model_name_or_path in its {file}")
     require("peft")
+
+    where = {key: value for key, value in files.where.items() if key not in ("revision", "subfolder")}
+    if about.get("revision"):
+        where["revision"] = about["revision"]
+    base_files = find_model(base, {"variant": settings.get("variant")}, **where)
+    model_class = MODEL_CLASSES.get(_adapted_class(about)) or _choose_class(base_files, "keep")
+    model = _load_weights(base_files, model_class, settings, needs_head=False)  # the adapter may have one
+    model = _merge_adapter(model, files, base)
+    processor = _find_processor(model.config, files, base_files)
+    check_manifest(base_files.name, base_files.where)
+    return model, processor
+
+
+def _adapted_class(about: Mapping[str, Any]) -> str:
+    """Return the name of the class that an adapter was made for; "" if its adapter_config.json does not say it."""
+    mapping = about.get("auto_mapping")
+    return str(mapping.get("base_model_class")) if isinstance(mapping, dict) else ""
+
+
+def _merge_adapter(model: Any, files: ModelFiles, base: str) -> Any:
+    """Merge a PEFT adapter into a model, whose name is `base`.
+
+    Raises:
+        ValueError: the adapter is damaged, or has other arrays than the model.
+    """
     import peft
 
-    of_base = {key: value for key, value in files.where.items() if key not in ("revision", "subfolder")}
-    if about.get("revision"):
-        of_base["revision"] = about["revision"]
-    base_files = find_model(base, {"variant": settings.get("variant")}, **of_base)
-    made_for = made_for.get("base_model_class") if isinstance(made_for, dict) else None
-    model_class = MODEL_CLASSES.get(str(made_for)) or _choose_class(base_files, "keep")
-    model = _load_weights(base_files, "new", settings, model_class)  # "new": the adapter may have a head of its own
+    name = str(files.name)
     try:
-        weights = peft.load_peft_weights(str(name), device="cpu", **files.where)
-        head = next((weight for key, weight in weights.items() if key.endswith(".classifier.weight")), None)
-        if head is not None and len(head) != model.config.num_labels:
-            model.config.num_labels = len(head)
-            model.classifier = HfViTHead(head.shape[1], len(head), dtype=model.dtype)
+        weights = peft.load_peft_weights(name, device="cpu", **files.where)
+        heads = [weight for key, weight in weights.items() if key.endswith(".classifier.weight")]
+        if heads and len(heads[0]) != model.config.num_labels:
+            num_labels, num_features = heads[0].shape
+            model.config.num_labels = num_labels
+            model.classifier = HfViTHead(num_features, num_labels, dtype=model.dtype)
         with warnings.catch_warnings():  # of keys, which are compared below, and of what PEFT asks of transformers
             warnings.simplefilter("ignore")
-            adapted = peft.PeftModel.from_pretrained(model, str(name), **files.where)
+            adapted = peft.PeftModel.from_pretrained(model, name, **files.where)
         different = weights.keys() ^ peft.get_peft_model_state_dict(adapted).keys()
     except Exception as error:
         raise ValueError(f"cannot load {name}, a PEFT adapter for {base}: {error!s:.300}") from error
     if different:
         raise ValueError(f"the adapter {name} does not fit {base}: only one has {', '.join(sorted(different)[:3])}")
-    model = adapted.merge_and_unload()
-    processor = _find_processor(model.config, files, base_files)
-    check_manifest(base_files.name, base_files.where)
-    return model, processor
+    return adapted.merge_and_unload()
 
 
 def _replace_head(model: Any, labels: int | Sequence[str] | None, keep_pre_logits: bool) -> None:
@@ -439,13 +463,13 @@ def _replace_head(model: Any, labels: int | Sequence[str] | None, keep_pre_logit
     is removed too.
     """
     names = [f"LABEL_{index}" for index in range(labels)] if isinstance(labels, int) else list(labels or ())
-    classifier, config = model.classifier, model.config
-    features = classifier.in_features
-    pooler = None if keep_pre_logits else getattr(getattr(model, "vit", None), "pooler", None)
-    if isinstance(config, HfViTConfig) and config.representation_size and pooler is not None:
-        pooler.dense = config.representation_size = None
+    config = model.config
+    features = model.classifier.in_features
+    if isinstance(config, HfViTConfig) and config.representation_size and not keep_pre_logits:
+        model.vit.pooler.dense = None
+        config.representation_size = None
         features = config.hidden_size
-    model.classifier = HfViTHead(features, len(names), dtype=classifier.weight.dtype)
+    model.classifier = HfViTHead(features, len(names), dtype=model.classifier.weight.dtype)
     nn.init.zeros_(model.classifier.weight)
     nn.init.zeros_(model.classifier.bias)
     set_class_names(config, names)
@@ -505,14 +529,14 @@ def _make_processor(config: Any, files: ModelFiles) -> HfViTImageProcessor:
     """Make an image processor for a folder that has none, from what is known of the weights; with a warning."""
     preset = "bit" if isinstance(config, HfBiTConfig) else "vit_jax"
     record = files.find(CONVERSION_RECORD)
-    if record is not None:
-        recorded = read_json_object(record).get("preset")
-        preset = recorded if isinstance(recorded, str) and recorded in PRESETS else preset
+    recorded = None if record is None else read_json_object(record).get("preset")
+    if isinstance(recorded, str) and recorded in PRESETS:
+        preset = recorded
     processor = HfViTImageProcessor.for_model(config, preset=preset, jpeg_dct=original_jpeg_dct(preset, record))
-    mean, std = processor.settings()["image_mean"], processor.settings()["image_std"]
+    made = processor.settings()
     logger.warning(
-        f"{files.name} holds no image processor. One was made with the preset {preset!r}, image_mean {mean} and "
-        f"image_std {std}; set other values if the weights were trained with them."
+        f"{files.name} holds no image processor. One was made with the preset {preset!r}, image_mean "
+        f"{made['image_mean']} and image_std {made['image_std']}; set others if the weights were trained with them."
     )
     return processor
 
