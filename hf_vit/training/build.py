@@ -292,7 +292,14 @@ def _base_of_adapter(model: PreTrainedModel, settings: FinetuneSettings) -> str 
         )
         for config in (stored, model.config)
     )
-    return str(settings.model) if before == now else None
+    if before == now:
+        return str(settings.model)
+    logger.warning(
+        "the adapter is only merged, not written to adapter/: it does not fit %s, whose image size, patches, channels "
+        "or pre-logits layer were changed",
+        settings.model,
+    )
+    return None
 
 
 def save_merged(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> None:

@@ -86,14 +86,17 @@ def test_a_run_for_transformers_keeps_its_held_out_images(flags, tiny, tmp_path)
 def test_adapters_are_beside_the_merged_model(flags, tiny, tmp_path):
     """PEFT's own loading of the adapter gives the logits of the merged model; the run can be repeated."""
     run = {**EVERY_RUN, "lora_rank": 3, "overwrite": True}
-    for targets in (["q_proj"], ["all-linear"], ["projection", "fc1"]):
-        hf_vit.finetune(tiny, flags, tmp_path / "out", **run, lora_target_modules=targets)
+    base = save_tiny(tmp_path / "base")
+    for targets in (["all-linear"], ["projection", "fc1"]):
+        hf_vit.finetune(base, flags, tmp_path / "out", **run, lora_target_modules=targets)
         merged, _ = hf_vit.load(tmp_path / "out")
         adapted, _ = hf_vit.load(tmp_path / "out" / "adapter")
         pixel_values = torch.ones(1, 3, 20, 36)
         torch.testing.assert_close(adapted(pixel_values).logits, merged(pixel_values).logits)
+    hf_vit.finetune(tiny, flags, tmp_path / "out", **run)  # removes the pre-logits layer: an adapter would not fit
+    assert not (tmp_path / "out" / "adapter").exists()
     with pytest.raises(ValueError, match="q_proj"):
-        hf_vit.finetune(tiny, flags, tmp_path / "none", **run, lora_target_modules=["query"])
+        hf_vit.finetune(base, flags, tmp_path / "none", **run, lora_target_modules=["query"])
 
 
 def test_a_cache_that_cannot_be_written(flags, tiny, tmp_path, monkeypatch):
