@@ -320,6 +320,7 @@ def save_merged(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> N
     model.peft_config["default"].base_model_name_or_path = name  # get_peft_model writes that of its own base
     if name is not None:
         whole.save_pretrained(folder / "adapter")
+        (folder / "adapter" / "README.md").unlink(missing_ok=True)  # PEFT's form of a card, with nothing filled in
     whole.merge_and_unload().save_pretrained(folder)
 
 
