@@ -80,6 +80,15 @@ def measure(preset: str, files: list[bytes], weights: Path, reference: np.ndarra
         program = hf_vit.use_backend(copy.deepcopy(model), name, batch_size=BATCH)
         return logits_of(program, inputs)
 
+    def int8() -> np.ndarray:
+        """Calibrated with the same photographs."""
+        photographs = work / "photographs"
+        photographs.mkdir(exist_ok=True)
+        for number, data in enumerate(files):
+            (photographs / f"{number}.jpg").write_bytes(data)
+        hf_vit.quantize(folder, work / f"{preset}_int8", [photographs], min_agreement=0.5)
+        return logits_of(hf_vit.load(work / f"{preset}_int8")[0], inputs)
+
     rows: dict[str, Callable[[], np.ndarray]] = {
         "as it is: files, float32": lambda: logits_of(model, inputs),
         "float64": lambda: in_float64,
@@ -92,6 +101,7 @@ def measure(preset: str, files: list[bytes], weights: Path, reference: np.ndarra
         "exact GELU": lambda: logits_of(with_exact_gelu(model), inputs),
         "ONNX Runtime": lambda: backend("onnxruntime"),
         "OpenVINO": lambda: backend("openvino"),
+        "OpenVINO, int8 (`hf-vit quantize`)": int8,
         "folder for transformers, read by its classes": for_transformers,
     }
     found = {}
