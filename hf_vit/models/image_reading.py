@@ -143,6 +143,12 @@ def load_image(
     Raises:
         ImageReadingError: the image cannot be read.
     """
+    if is_npy(image):
+        shape = _load_npy(image, name).shape
+        raise ImageReadingError(
+            f"{name} is an array of shape {shape} and no image file: set num_channels (--num-channels) to its number of "
+            "channels"
+        )
     with _open(image, name) as file:
         if file is not image and getattr(file, "is_animated", False) and file.format != "MPO":  # an MPO has a preview
             logger.warning_once(f"{file.format} images with several frames: only the first frame is used")

@@ -12,7 +12,7 @@ import hf_vit
 from hf_vit.data.augmentation import ArrayTransform, TrainTransform
 from hf_vit.data.loaders import channel_statistics
 from hf_vit.data.splits import open_named
-from hf_vit.models.image_reading import ImageReadingError, read_for_display, read_image
+from hf_vit.models.image_reading import ImageReadingError, load_image, read_for_display, read_image
 from hf_vit.settings.fields import EvaluateSettings
 
 from ..photographs import encode
@@ -116,6 +116,8 @@ def test_files_that_do_not_fit_are_refused(levels, tmp_path):
     for name, channels in (("array.npy", 5), ("cut.npy", 6), ("objects.npy", 6), ("pages.tif", 5)):
         with pytest.raises(ImageReadingError, match=name):
             read_image(str(tmp_path / name), channels, name=name)
+    with pytest.raises(ImageReadingError, match="--num-channels"):
+        load_image(str(tmp_path / "array.npy"))
     Image.new("L", (3, 3)).save(tmp_path / "small.png")
     Image.new("L", (9, 7)).save(tmp_path / "large.png")
     with pytest.raises(ImageReadingError):
