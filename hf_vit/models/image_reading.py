@@ -146,8 +146,7 @@ def load_image(
     if is_npy(image):
         shape = _load_npy(image, name).shape
         raise ImageReadingError(
-            f"{name} is an array of shape {shape} and no image file: set num_channels (--num-channels) to its number of "
-            "channels"
+            f"{name} is an array of shape {shape}, not an image file: set num_channels (--num-channels) to its channels"
         )
     with _open(image, name) as file:
         if file is not image and getattr(file, "is_animated", False) and file.format != "MPO":  # an MPO has a preview
