@@ -71,8 +71,9 @@ def test_an_exported_program_needs_four_packages(wheel, to, tmp_path):
     own = next((tmp_path / "environment").glob("lib/*/site-packages"))
     for name in ("numpy", "PIL", "simplejpeg", runtime.__name__):
         package = Path(str(importlib.import_module(name).__file__)).parent
-        for path in (package, *package.parent.glob(f"{package.name.replace('PIL', 'pillow')}*")):
-            if not (own / path.name).exists():
+        libraries = package.with_name(f"{name.replace('PIL', 'pillow')}.libs")
+        for path in (package, libraries):
+            if path.exists():
                 (own / path.name).symlink_to(path)
     for line in (f"predict {tmp_path}/deployed image.png", f"embed {tmp_path}/deployed image.png --output out.npz"):
         command = [python.parent / "hf-vit", *line.split()]
