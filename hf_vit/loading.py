@@ -69,7 +69,8 @@ def load(
             into the base model that it names. A folder of `hf-vit export --to onnx` or `openvino` is a `ProgramModel`,
             whose processor makes its levels.
         head: "keep" loads the class that was saved, with its head if it has one; "none" the encoder without a head;
-            "new" a classifier of `labels`, with a linear head of zeros, as fine-tuning in the paper begins.
+            "new" a classifier of `labels`, with a linear head of zeros, as fine-tuning in the paper begins, or random
+            weights with `head_init="normal"`.
         image_size: of the model and the processor, an int or (height, width) in pixels; None: the stored one.
         preset: resizing and cropping of the processor, a preset of `HfViTImageProcessor`; None: the stored one. Mean
             and standard deviation are kept, since the weights depend on them.
@@ -456,7 +457,7 @@ def _merge_adapter(model: Any, files: ModelFiles, base: str) -> Any:
 
 
 def _replace_head(model: Any, labels: int | Sequence[str] | None, keep_pre_logits: bool) -> None:
-    """Give a classifier a linear head of zeros for other classes.
+    """Give a classifier a new linear head for other classes: zeros, or as the configuration's `head_init` says.
 
     The pre-logits layer is removed, as in the paper's fine-tuning (section 3.2 of arXiv 2010.11929), unless
     `keep_pre_logits` is set. What belongs to the old head (thresholds, temperature, the record of the weights' source)
@@ -469,8 +470,8 @@ def _replace_head(model: Any, labels: int | Sequence[str] | None, keep_pre_logit
         model.vit.pooler.dense = None
         config.representation_size = None
         features = config.hidden_size
-    model.classifier = HfViTHead(features, len(names), dtype=model.classifier.weight.dtype)
-    nn.init.zeros_(model.classifier.weight)
+    model.classifier = HfViTHead(features, len(names), config.initial_head_std, dtype=model.classifier.weight.dtype)
+    model.classifier.initialize()
     nn.init.zeros_(model.classifier.bias)
     set_class_names(config, names)
     model.conversion_record = None

@@ -9,6 +9,7 @@ from ..files.removed_names import refuse_removed
 from ..models.compute import Compute, Part, count_compute
 from .attention import attention_distance, attention_maps, attention_rollout
 from .compute import Run, accelerator_days, load_config, published_runs, read_runs, training_exaflops
+from .explanation import faithfulness, relevance
 from .figures import (
     plot_attention_distance,
     plot_attention_maps,
@@ -31,6 +32,7 @@ __all__ = [
     "attention_rollout",
     "count_compute",
     "embedding_filters",
+    "faithfulness",
     "load_config",
     "plot_attention_distance",
     "plot_attention_maps",
@@ -43,6 +45,7 @@ __all__ = [
     "position_similarity",
     "published_runs",
     "read_runs",
+    "relevance",
     "training_exaflops",
 ]
 

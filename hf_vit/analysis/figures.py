@@ -28,7 +28,7 @@ def plot_attention_rollout(image: np.ndarray, attention: np.ndarray, name: str =
 
     Args:
         image: (height, width, 3) or (height, width) in [0, 1], as the model gets it.
-        attention: (rows, columns) of one image, from `attention_rollout`.
+        attention: (rows, columns) of one image, from `attention_rollout` or `relevance`.
         name: title of the attention.
 
     Example:
@@ -46,7 +46,7 @@ def plot_attention_rollout(image: np.ndarray, attention: np.ndarray, name: str =
     heat = _heat(right, attention / attention.mean(), image, interpolation="bicubic")
     for axes in (left, right):
         axes.set_axis_off()
-    figure.colorbar(heat, ax=right, label="attention / mean over patches", shrink=0.85, extend="max")
+    figure.colorbar(heat, ax=right, label="value / mean over patches", shrink=0.85, extend="max")
     return figure
 
 

@@ -12,11 +12,12 @@ import torch
 from tqdm import tqdm
 
 from ..files.download import fetch_image
-from ..files.output import check_no_model, new_folder, refuse_inputs
+from ..files.output import check_no_model, new_folder, refuse_inputs, write_json
 from ..files.pages import data_uri, render_page
 from ..files.predictions import ClassRule, Prediction
 from ..models.compute import Compute, count_compute
-from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, flip_channels
+from ..models.image_processing_hf_vit import HfViTImageProcessor
+from ..models.relevance import visible_image
 from ..models.scores import score_function, scores_of, stored_thresholds
 from . import figures
 from .attention import (
@@ -27,6 +28,7 @@ from .attention import (
     attention_rollout,
     check_weights,
 )
+from .explanation import class_index, faithfulness, relevance
 from .weights import embedding_filters, position_similarity
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def inspect(
     output: str | os.PathLike,
     *,
     title: str,
+    targets: Sequence[str] = (),
     overwrite: bool = False,
 ) -> list[str]:
     """Write figures of a model, and report.html with all of them.
@@ -61,6 +64,8 @@ def inspect(
         images: paths of image files; without any, the report shows only the weights.
         output: path of the folder, which is written completely or not at all.
         title: title of the report, such as the name of the model's folder.
+        targets: names of classes, whose relevance is drawn for each image; faithfulness.json has the areas of deletion
+            and insertion, next to those of rollout and of a random order.
         overwrite: replace an existing folder.
 
     Returns:
@@ -68,17 +73,19 @@ def inspect(
 
     Raises:
         FileExistsError: `output` exists and may not be overwritten, or holds a model.
-        ValueError: there is no image processor, or one of another package.
+        ValueError: there is no image processor, or one of another package; or there is no such class.
     """
     if not isinstance(processor, HfViTImageProcessor):
         raise ValueError(f"cannot inspect {title}: it has no hf_vit image processor; save one next to the model")
+    for target in targets:
+        class_index(model.config, target)
     refuse_inputs(output, *images)
     check_no_model(output)
     with new_folder(output, overwrite) as temporary:
         report = _Report(temporary)
         compute = count_compute(model)
         _draw_weights(report, model)
-        findings = _analyze_images(report, model, processor, images)
+        findings = _analyze_images(report, model, processor, images, targets)
         html = render_page(
             "hf_vit.analysis",
             "report.html.jinja",
@@ -136,7 +143,7 @@ def _draw_weights(report: _Report, model: Any) -> None:
 
 
 def _analyze_images(
-    report: _Report, model: Any, processor: Any, images: Sequence[str | os.PathLike]
+    report: _Report, model: Any, processor: Any, images: Sequence[str | os.PathLike], targets: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Analyze each image separately; the attention distance is the mean over the readable images.
 
@@ -144,6 +151,7 @@ def _analyze_images(
         For each readable image its "name", "predictions" and the "files" of its figures.
     """
     findings, distances = [], []
+    areas: dict[str, dict[str, Any]] = {}  # of the curves of deletion and insertion, by image and class
     with report.attempt():
         check_weights(model)
         for number, path in enumerate(tqdm(images, unit="image", disable=None, leave=False), start=1):
@@ -155,6 +163,14 @@ def _analyze_images(
                 name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem)[:40]
                 for kind, figure, caption in _draw_image(model, processor, pixel_values):
                     files.append(report.add(f"{number:02d}-{name}.{kind}.png", figure, caption))
+                for target in targets:
+                    found = faithfulness(model, pixel_values, target)
+                    areas.setdefault(str(path), {})[target] = as_numbers(found)
+                    kind = f"relevance-{class_index(model.config, target)}"
+                    figure, caption = _draw_relevance(model, processor, pixel_values, target, found)
+                    files.append(report.add(f"{number:02d}-{name}.{kind}.png", figure, caption))
+    if areas:
+        write_json(report.folder / "faithfulness.json", {"images": areas, "mean": mean_areas(areas)})
     if distances:
         figure = figures.plot_attention_distance(np.mean(distances, axis=0), len(distances))
         caption = (
@@ -176,6 +192,31 @@ def _draw_image(model: Any, processor: Any, pixel_values: torch.Tensor) -> Itera
     yield "heads", figure, f"Last layer: attention of {query}, for each head."
 
 
+def _draw_relevance(
+    model: Any, processor: Any, pixel_values: torch.Tensor, target: str, areas: dict[str, dict[str, np.ndarray]]
+) -> tuple["Figure", str]:
+    """Return the figure of an image's relevance for a class, and its caption with the areas of deletion."""
+    (found,) = relevance(model, pixel_values, target)
+    compared = ", ".join(f"{name} {curves['deletion'].item():.3f}" for name, curves in areas.items())
+    caption = f"Relevance for {target}. Area of deletion, lower is more faithful: {compared}."
+    figure = figures.plot_attention_rollout(visible_image(pixel_values[0], processor), found, f"Relevance for {target}")
+    return figure, caption
+
+
+def as_numbers(areas: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, float]]:
+    """Return the areas of one image as numbers."""
+    return {name: {kind: area.item() for kind, area in curves.items()} for name, curves in areas.items()}
+
+
+def mean_areas(areas: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the mean areas over all images and classes."""
+    pairs = [found for of_image in areas.values() for found in of_image.values()]
+    return {
+        name: {kind: float(np.mean([found[name][kind] for found in pairs])) for kind in curves}
+        for name, curves in pairs[0].items()
+    }
+
+
 @torch.inference_mode()
 def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
     """Return the most likely classes of one image; none if the model does not classify images."""
@@ -184,16 +225,6 @@ def _predict(model, pixel_values: torch.Tensor) -> list[Prediction]:
     logits = model(pixel_values.to(model.device), interpolate_pos_encoding=True).logits.float()
     rule = ClassRule(model.config.id2label, stored_thresholds(model.config), _TOP_K)
     return rule.classes(logits.cpu().numpy(), scores_of(logits, model.config).cpu().numpy())[0]
-
-
-def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:
-    """Undo the normalization: (channels, height, width) -> (height, width, 3) or (height, width) in [0, 1]"""
-    scale, offset = Normalize.of(processor).scale_and_offset()
-    image = (pixel_values - offset) / scale
-    if processor.do_flip_channel_order:
-        image = flip_channels(image)
-    image = (image / 255).clamp(0, 1).numpy()
-    return image.transpose(1, 2, 0) if len(image) == 3 else image.mean(axis=0)
 
 
 def _about(model, processor, compute: Compute) -> dict[str, str]:

@@ -14,6 +14,9 @@ def inspect(
     *,
     image: Annotated[list[Path], "images whose attention is drawn", "FILE"] = (),  # pyright: ignore[reportArgumentType]
     output: Annotated[Path, "folder to write: report.html and its figures", "FOLDER"],
+    target: Annotated[
+        list[str], "classes whose relevance is drawn for each image, by name; with the faithfulness of the maps", "NAME"
+    ] = (),  # pyright: ignore[reportArgumentType]
     image_size: ImageSize = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -27,7 +30,7 @@ def inspect(
 
     model, processor = load(folder, image_size=image_size, backend="eager")
     title = Path(folder).name or folder
-    problems = inspect(model, processor, image, output, title=title, overwrite=overwrite)
+    problems = inspect(model, processor, image, output, title=title, targets=target, overwrite=overwrite)
     print(f"saved {output / 'report.html'}")
     if problems:
         raise ValueError(f"{'; '.join(problems)} (the report is otherwise complete)")

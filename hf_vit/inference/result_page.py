@@ -3,7 +3,7 @@
 import io
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from PIL import Image
+from torch.nn import functional as F
 
 from ..data.labels import distinguish
 from ..data.splits import Split
@@ -18,12 +21,15 @@ from ..files.output import own_file, write_text
 from ..files.pages import data_uri, render_page
 from ..files.predictions import Table
 from ..models.image_reading import ImageReadingError, read_for_display
+from ..models.relevance import NoRelevance, class_relevance, visible_image
+from .batches import ImageReader
 from .multi_label import average_precision, score_labels
 
 _PICTURES = 24  # number of images on each of the two contact sheets
 _PICTURE_SIZE = 128  # pixels of the longer side; shown at 96 or more
 _MATRIX_CLASSES = 12  # the largest matrix that fits on a phone; with more classes, the mistakes are listed
 _LISTED_PAIRS = 25
+_DARK = 0.2  # brightness of patches that are not relevant
 _CARD_CLASSES, _CARD_WORST = 20, 10  # the card lists up to 20 classes; if there are more, the 10 worst
 MAX_MATRIX_CLASSES = 30  # in a picture; with more classes, names and numbers would be too small
 _MAX_NAME_LENGTH = 24  # characters of a class name on an axis
@@ -40,6 +46,8 @@ class HeldOut:
         names: class names of the model, by number.
         folder: folder of the data set; names of its files are relative to it.
         thresholds: lowest score at which each class is predicted, if images may have several labels.
+        explain: function of an undecoded image and class indices that returns a picture of the relevance for each
+            class, such as `Explanation`; None: no pictures.
     """
 
     predictions: Mapping[str, Any]
@@ -47,6 +55,7 @@ class HeldOut:
     names: Sequence[str]
     folder: Path
     thresholds: Sequence[float] = ()
+    explain: "Callable[[dict[str, Any], list[int]], list[np.ndarray]] | None" = None
 
     def __post_init__(self) -> None:
         self.names = distinguish(self.names)
@@ -70,6 +79,19 @@ class HeldOut:
         folder = Path(os.path.abspath(self.folder.expanduser()))
         files = [(Path(os.path.abspath(path or "")), path or "") for path, _ in self.split.paths()]
         return [file.relative_to(folder).as_posix() if file.is_relative_to(folder) else path for file, path in files]
+
+    def maps(self, index: int, classes: list[int]) -> list[dict[str, str]]:
+        """Return the relevance of an image's patches for classes: their "name" and "data", a data: URI."""
+        if self.explain is None:
+            return []
+        try:
+            pictures = self.explain(self.split.image(self.split.samples[index], index), classes)
+        except (ImageReadingError, NoRelevance):
+            return []
+        return [
+            {"name": self.names[number], "data": as_jpeg(Image.fromarray(picture))}
+            for number, picture in zip(classes, pictures, strict=True)
+        ]
 
     def picture(self, index: int, **caption: Any) -> dict[str, Any]:
         """Return an image of the split for a contact sheet, with its caption."""
@@ -167,13 +189,14 @@ def _single_label(held_out: HeldOut) -> dict[str, Any]:
     predicted, probability = ranked[:, 0], held_out.labeled("probabilities")[:, 0]
     right = predicted == labels
 
-    def show(rows: np.ndarray) -> list[dict[str, Any]]:
+    def show(rows: np.ndarray, explained: bool = False) -> list[dict[str, Any]]:
         return [
             held_out.picture(
                 int(index[row]),
                 label=names[int(labels[row])],
                 prediction=names[int(predicted[row])],
                 probability=float(probability[row]),
+                maps=held_out.maps(int(index[row]), [int(labels[row]), int(predicted[row])]) if explained else [],
             )
             for row in rows[:_PICTURES]
         ]
@@ -188,7 +211,7 @@ def _single_label(held_out: HeldOut) -> dict[str, Any]:
         "right": int(right.sum()),
         "interval": wilson_interval(int(right.sum()), len(labels)),
         "top5": (ranked == labels[:, None]).any(axis=1).mean() if ranked.shape[1] == 5 < len(names) else None,
-        "mistakes": show(mistakes),
+        "mistakes": show(mistakes, explained=True),
         "least_confident": show(rows[::-1]),
         "numbers": confusion.numbers,
         "matrix": confusion.matrix().tolist() if has_matrix else None,
@@ -240,10 +263,52 @@ def thumbnail(file: dict[str, Any]) -> str | None:
         image = read_for_display(file, _PICTURE_SIZE)
     except ImageReadingError:
         return None
+    return as_jpeg(image)
+
+
+def as_jpeg(image: Image.Image) -> str:
+    """Return an image, which gets at most 128 x 128 pixels, as a data: URI."""
     image.thumbnail((_PICTURE_SIZE, _PICTURE_SIZE))
     content = io.BytesIO()
     image.save(content, "JPEG", quality=80)
     return data_uri("jpeg", content.getvalue())
+
+
+class Explanation:
+    """Pictures of what speaks for a class in an image: other patches are darker.
+
+    Args:
+        model: a classifier on one device.
+        processor: its image processor.
+    """
+
+    def __init__(self, model: Any, processor: Any):
+        self.model = model
+        self.processor = processor
+        self.reader = ImageReader(processor)
+
+    def __call__(self, image: dict[str, Any], classes: list[int]) -> list[np.ndarray]:
+        """Return a picture (height, width, 3) of uint8 for each class, of the pixels that the model gets.
+
+        Raises:
+            ImageReadingError: the image cannot be read.
+            NoRelevance: the model has no attention over all tokens, or gets images as patches.
+        """
+        read = self.reader([(0, image)])
+        for error in read.unreadable.values():
+            raise error
+        inputs = self.reader.finish(read.inputs, self.model.device)
+        if "spatial_shapes" in inputs:
+            raise NoRelevance("images are patches")
+        pixel_values = inputs["pixel_values"]
+        repeated = pixel_values.expand(len(classes), -1, -1, -1)
+        maps = class_relevance(self.model, repeated, torch.tensor(classes))
+        shares = maps / maps.amax(dim=(1, 2), keepdim=True).clamp(min=torch.finfo(maps.dtype).tiny)
+        light = F.interpolate(shares[:, None], size=pixel_values.shape[-2:], mode="bilinear")[:, 0].cpu().numpy()
+        visible = visible_image(pixel_values[0].cpu(), self.processor)
+        if visible.ndim == 2:
+            visible = np.repeat(visible[..., None], 3, axis=2)
+        return [(255 * visible * (_DARK + (1 - _DARK) * one[..., None])).astype(np.uint8) for one in light]
 
 
 def write_matrix(confusion: "Confusion", names: Sequence[str], path: Path) -> None:

@@ -64,6 +64,8 @@ class HfBiTConfig(HfVisionConfig):
             set (conformal prediction).
         rejection_thresholds: for each class, the lowest logit at which a prediction of this class is accepted. Images
             with a lower logit are rejected, because they probably show none of the classes.
+        head_init: weights of a new classification head: "zeros", as in the papers, or "normal".
+        initializer_range: standard deviation of the weights of a head with head_init "normal".
 
     Raises:
         ValueError: fields contradict each other, or an argument is unknown.
@@ -82,6 +84,7 @@ class HfBiTConfig(HfVisionConfig):
     padding: Literal["fixed", "same"] = "fixed"
     pool_padding: Literal["zero", "lowest"] = "zero"
     spatial_mixing: Literal["convolution", "axial_attention"] = "convolution"
+    initializer_range: float = float_field(0.02)
 
     def __post_init__(self, **kwargs):
         self.depths = list(self.depths)

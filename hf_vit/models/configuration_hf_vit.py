@@ -105,6 +105,8 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
     temperature: float | None = None
     coverage_thresholds: dict[str, float] | None = None
     rejection_thresholds: list[float] | None = None
+    head_init: Literal["zeros", "normal"] = "zeros"
+    initializer_range: float = 0.02
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
     if TYPE_CHECKING:
@@ -189,6 +191,11 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
             found = f"a {saved_class(settings) or 'model'} of type {stored}"
             raise ValueError(f"{name} has {found} (expected {cls.model_type}); use hf_vit.load, or `hf-vit convert`")
         return settings, kwargs
+
+    @property
+    def initial_head_std(self) -> float:
+        """Standard deviation of the weights of a new classification head."""
+        return self.initializer_range if self.head_init == "normal" else 0.0
 
     def clear_calibration(self) -> None:
         """Delete the thresholds and the temperature, which belong to a head that is replaced."""
@@ -336,8 +343,8 @@ class HfViTConfig(HfVisionConfig):
         hidden_dropout_prob: dropout after the position embeddings, each MLP layer and each attention block.
         attention_probs_dropout_prob: dropout of the attention probabilities.
         drop_path_rate: stochastic depth rate of the last layer; the rate grows linearly from 0 at the first layer.
-        initializer_range: standard deviation for initializing position embeddings, and the mask token for masked patch
-            prediction.
+        initializer_range: standard deviation for initializing position embeddings, the mask token for masked patch
+            prediction, and a classification head with head_init "normal".
         layer_norm_eps: epsilon of every LayerNorm.
         image_size, patch_size: an int or (height, width), in pixels.
         num_channels: number of image channels.
@@ -381,6 +388,7 @@ class HfViTConfig(HfVisionConfig):
             set (conformal prediction).
         rejection_thresholds: for each class, the lowest logit at which a prediction of this class is accepted. Images
             with a lower logit are rejected, because they probably show none of the classes.
+        head_init: weights of a new classification head: "zeros", as in the paper, or "normal".
         patch_target: target of masked patch prediction: "mean_color" (3 bits per channel), "downsized" (the same for
             each cell of a 4 x 4 grid) or "pixels".
 

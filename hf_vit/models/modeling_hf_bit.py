@@ -107,14 +107,14 @@ class HfBiTModel(HfBiTPreTrainedModel):
 
 
 class HfBiTForImageClassification(HfBiTPreTrainedModel):
-    """BiT ResNet with a linear classification head; a new head is initialized with zeros, as in the papers."""
+    """BiT ResNet with a linear classification head, which is new as `head_init` says."""
 
     _keys_to_ignore_on_load_unexpected = []  # noqa: RUF012
 
     def __init__(self, config: HfBiTConfig):
         super().__init__(config)
         self.bit = HfBiTModel(config)
-        self.classifier = HfViTHead(config.hidden_size, config.num_labels)
+        self.classifier = HfViTHead(config.hidden_size, config.num_labels, config.initial_head_std)
         self.post_init()
 
     @can_return_tuple

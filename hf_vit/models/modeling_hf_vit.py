@@ -695,7 +695,7 @@ class HfViTModel(HfViTEncoder):
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel):
-    """Vision Transformer with a linear classification head; a new head is initialized with zeros, as in the paper.
+    """Vision Transformer with a linear classification head, which is new as `head_init` says.
 
     An image-text model's projection is ignored.
 
@@ -711,7 +711,9 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
     def __init__(self, config: HfViTConfig):
         super().__init__(config.without_projection())
         self.vit = HfViTModel(self.config)
-        self.classifier = HfViTHead(config.representation_size or config.hidden_size, config.num_labels)
+        self.classifier = HfViTHead(
+            config.representation_size or config.hidden_size, config.num_labels, config.initial_head_std
+        )
         self.post_init()
 
     @can_return_tuple

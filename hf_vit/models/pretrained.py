@@ -41,14 +41,32 @@ _ADAPTED = ("image_size", "patch_size", "num_channels")  # `from_pretrained` ada
 _FORWARD_ARGUMENTS = {*TransformersKwargs.__annotations__, "interpolate_pos_encoding", "return_dict", "use_cache"}
 # Standard deviation of a standard normal distribution truncated at -2 and 2 (jax.nn.initializers.variance_scaling).
 _TRUNCATED_STD = 0.87962566103423978
+# What a new head is, by the configuration's `head_init`, for a message.
+_HEADS = {
+    "zeros": "to zeros, for rates such as 0.03 of SGD or 1e-3 of AdamW; at small rates such as 5e-5, Trainer's default,"
+    " head_init='normal' learns faster",
+    "normal": "to random weights, for small rates such as 5e-5 of AdamW",
+}
 
 
 class HfViTHead(nn.Linear):
-    """Linear head, initialized with zeros, as in the paper."""
+    """Linear head, initialized with zeros, as in the paper, or normally distributed.
+
+    Args:
+        initial_std: standard deviation of the initial weights; 0: zeros.
+        options: other arguments of `Linear`.
+    """
+
+    def __init__(self, in_features: int, out_features: int, initial_std: float = 0.0, **options: Any):
+        self.initial_std = initial_std
+        super().__init__(in_features, out_features, **options)
 
     def initialize(self) -> None:
-        """Set the weights to zero; transformers sets the biases to zero."""
-        init.zeros_(self.weight)
+        """Set the initial weights; transformers sets the biases to zero."""
+        if self.initial_std:
+            init.normal_(self.weight, std=self.initial_std)
+        else:
+            init.zeros_(self.weight)
 
 
 class HfVisionPreTrainedModel(PreTrainedModel):
@@ -68,7 +86,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
     # Prefixes of parameters that may be missing from a checkpoint or differ in shape; they are reinitialized.
     _new_when_missing: tuple[str, ...] = ("classifier.",)
     _reinit_message = (
-        "The classification head of {name} is missing or has a different shape, and was reinitialized to zeros. "
+        "The classification head of {name} is missing or has a different shape, and was reinitialized ({head}). "
         "Train it before use."
     )
     _has_warned_about_image_size = False  # so that each model warns once
@@ -118,8 +136,8 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         * `num_channels=` adapts the first convolution, see `set_num_channels`.
 
         Some weights may be missing, with a warning. A head that is missing, or has a different number of labels, is
-        reinitialized to zeros; so is the predictor of `HfViTForMaskedPatchPrediction`. A missing mask token is
-        initialized to zeros, in `HfViTForMaskedPatchPrediction` randomly.
+        reinitialized as the configuration's `head_init` says; the predictor of `HfViTForMaskedPatchPrediction` to
+        zeros. A missing mask token is initialized to zeros, in `HfViTForMaskedPatchPrediction` randomly.
 
         For the models of other libraries, use `hf_vit.load` or `hf-vit convert`.
 
@@ -232,7 +250,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             raise ValueError(f"the weights of {name} do not match its configuration: {'; '.join(problems)}")
         if differs:
             self.config.clear_calibration()
-            logger.warning(self._reinit_message.format(name=name))
+            logger.warning(self._reinit_message.format(name=name, head=_HEADS[self.config.head_init]))
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Save the model with transformers, and the conversion record (conversion.json) if the model was converted."""

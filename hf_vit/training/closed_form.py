@@ -28,7 +28,7 @@ from ..settings.fields import AUTO, FinetuneSettings
 from ..settings.recipes import dump
 from .build import FEATURES_FILE, class_names_of, fingerprint_run, load_for_finetuning
 from .checkpoint import locked_output
-from .reports import write_run_reports
+from .reports import explanation_of, write_run_reports
 from .run import Run, TrainState
 
 
@@ -159,7 +159,8 @@ class ClosedFormRun:
                 write_text(self.output / "recipe.yaml", dump(settings))
                 write_json(self.output / "metrics.json", metrics)
                 write_unused(self.output, {} if self.split is None else self.split.unused)
-                write_run_reports(self.run, TrainState(), self.predictions, metrics)
+                explain = explanation_of(self.run, self.model, self.processor)
+                write_run_reports(self.run, TrainState(), self.predictions, metrics, explain)
             self.accelerator.wait_for_everyone()
         return metrics
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import DistributedType
 from PIL import Image, ImageDraw, ImageOps
 
 from ..data.labels import distinguish, names_of
 from ..files.output import own_file, write_json
 from ..files.pages import page_color
 from ..files.versions import versions_of
-from ..inference.result_page import HeldOut, title_of, write_card_results, write_results
+from ..inference.result_page import Explanation, HeldOut, title_of, write_card_results, write_results
 from ..models.configuration_hf_vit import as_pair
 from ..models.scores import thresholds_of
 from ..settings.fields import AUTO, TrainingSettings
@@ -24,17 +25,32 @@ from .objectives import Objective
 from .run import Run, TrainState
 
 _FIGURES = ("confusion_matrix.png", "learning_curve.png")  # of the model card
+# Launches in which the main process has all weights.
+_WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 _PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
 _DRAWN = 36  # images of train_batch.png
 _TILE, _GAP = 144, 8  # pixels of an image, and between two
 _LONGEST = 24  # characters of a caption
 
 
-def write_run_reports(run: Run, state: TrainState, predictions: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+def explanation_of(run: Run, model: Any, processor: Any) -> Explanation | None:
+    """Return what draws the mistakes of a classifier; None if the main process does not have all weights."""
+    is_whole = run.accelerator.distributed_type in _WHOLE
+    return Explanation(run.accelerator.unwrap_model(model), processor) if is_whole else None
+
+
+def write_run_reports(
+    run: Run,
+    state: TrainState,
+    predictions: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    explain: Explanation | None = None,
+) -> None:
     """Write card_data.json, the learning curve if there are steps, and the reports of the last evaluation.
 
     Args:
         predictions: result of `predict` on the evaluation split; empty without a classifier.
+        explain: see `HeldOut`.
     """
     output, details, held_out = run.output, card_data(run, metrics), None
     curve = None
@@ -44,7 +60,7 @@ def write_run_reports(run: Run, state: TrainState, predictions: Mapping[str, Any
     if run.eval_split is not None and predictions:
         folder = Path(str(run.settings.dataset))
         names, thresholds = names_of(run.config), thresholds_of(run.config)
-        held_out = HeldOut(predictions, run.eval_split, names, folder, thresholds)
+        held_out = HeldOut(predictions, run.eval_split, names, folder, thresholds, explain)
         details |= write_card_results(output, held_out)
     details["figures"] = [name for name in _FIGURES if (output / name).is_file()]
     write_json(output / "card_data.json", details)

@@ -60,7 +60,7 @@ from .launch import is_xla, mark_step, sharded_parameters
 from .objectives import MaskedPatches, draw_patch_size
 from .optimization import MovingAverage, build_schedule, set_learning_rate
 from .preemption import PREEMPTED, Preempted, Preemption
-from .reports import card_data, draw_batch, write_run_reports
+from .reports import card_data, draw_batch, explanation_of, write_run_reports
 from .run import Run, TrainState
 from .timeouts import CollectiveTimeout
 
@@ -357,7 +357,8 @@ class Trainer:
         self.save_model(self.output)
         if self.accelerator.is_main_process:
             write_json(self.output / "metrics.json", metrics)
-            write_run_reports(self.run, self.state, self.predictions, metrics)
+            explain = explanation_of(self.run, self.model, self.processor)
+            write_run_reports(self.run, self.state, self.predictions, metrics, explain)
         self.accelerator.wait_for_everyone()
         return metrics
 

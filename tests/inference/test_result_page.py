@@ -8,18 +8,22 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_split
-from hf_vit.inference.result_page import HeldOut, write_card_results, write_results
+from hf_vit.inference.result_page import Explanation, HeldOut, write_card_results, write_results
+from hf_vit.loading import load, save_folder
+from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.relevance import class_relevance
 from hf_vit.training.reports import write_curve
 
 from ..commands import evaluate, finetune
 from ..html_pages import Page
 from ..processes import arguments, history
-from ..tiny_models import save_tiny
+from ..tiny_models import save_tiny, tiny_bit
 
 COLORS = {"<script>": (40, 180, 60), "blue": (40, 60, 190), "red": (190, 40, 50)}
 SWAPPED = {"blue/red-1.png", "red/blue-0.png", "red/blue-2.png"}
@@ -31,7 +35,7 @@ def sheets(page: Page) -> list[list[str]]:
     for tag, attrs in page.elements:
         if attrs.get("class") == "sheet":
             found.append([])
-        elif tag == "img" and found:
+        elif tag == "img" and found and not attrs["alt"].startswith("relevance for"):
             found[-1].append(attrs.get("alt"))
     return found
 
@@ -196,3 +200,45 @@ def test_what_a_run_leaves_for_its_card(run, tmp_path, drawn):
         {"name": "kind 7", "images": 2, "right": 1},
     ]
     assert many["mistaken"] == [["kind 3", "kind 5", 2], ["kind 7", "kind 8", 1]]
+
+
+def test_each_mistake_shows_what_speaks_for_the_label_and_for_the_prediction(run, colors):
+    """The picture is the model's input, with the brightness of the relevance."""
+    output, _ = run
+    page = Page((output / "report.html").read_text())
+    maps = [attrs for tag, attrs in page.elements if tag == "img" and attrs["alt"].startswith("relevance for")]
+    assert len(maps) == 2 * len(SWAPPED)
+    assert {one["alt"] for one in maps} <= {f"relevance for {name}" for name in COLORS}
+    assert len({one["src"] for one in maps}) > len(SWAPPED)
+    model, processor = load(output)
+    file = str(colors / "test" / "blue" / "red-1.png")
+    pictures = Explanation(model, processor)({"bytes": None, "path": file}, [0, 2])
+    pixel_values = processor(file, return_tensors="pt").pixel_values
+    for picture, target in zip(pictures, (0, 2), strict=True):
+        [relevance] = class_relevance(model, pixel_values, torch.tensor([target]))
+        row, column = divmod(int(relevance.argmax()), relevance.shape[1])
+        height, width = (size // count for size, count in zip(picture.shape, relevance.shape, strict=False))
+        center = (row * height + height // 2, column * width + width // 2)
+        visible = np.asarray(Image.open(file).resize(picture.shape[1::-1], Image.Resampling.BILINEAR), float)
+        shares = picture / np.maximum(visible, 1)
+        assert shares[center].mean() > 0.85
+        assert shares.min() < 0.75
+
+
+def test_models_without_attention_have_a_page_without_maps(colors, tmp_path):
+    save_folder(
+        tmp_path / "model", tiny_bit(image_size=(20, 36)), HfViTImageProcessor(size={"height": 20, "width": 36})
+    )
+    finetune(
+        arguments(
+            model=tmp_path / "model",
+            dataset=colors,
+            eval_split="test",
+            output_dir=tmp_path / "out",
+            steps=1,
+            batch_size=4,
+            num_workers=0,
+            report_to="none",
+        )
+    )
+    assert "relevance for" not in (tmp_path / "out" / "report.html").read_text()
