@@ -12,7 +12,7 @@ ARG EXTRAS="training,analysis,demo,export,openvino"
 WORKDIR /opt/hf_vit
 COPY constraints.txt ./
 RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} --constraint constraints.txt torch
-COPY pyproject.toml README.md LICENSE hf_vit_command.py ./
+COPY pyproject.toml setup.py README.md LICENSE hf_vit_command.py ./
 COPY hf_vit hf_vit
 COPY training training
 RUN pip install --no-cache-dir --constraint constraints.txt ".[$EXTRAS]"

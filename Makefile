@@ -2,9 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all test-xla docs versions release-check check types fix bench bench-gpu bench-models fuzz
+.PHONY: demo test test-all test-xla docs versions release-check workflows update check types fix bench bench-gpu bench-models fuzz
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
@@ -14,12 +14,13 @@ demo: .venv/installed
 	$(BIN)/python -m hf_vit.demo --output demo_output
 
 # Everything that proves a number, a file on disk, or what is left after a kill: 5 to 15 minutes on two cores.
+PROCESSES ?= 2
 test: .venv/installed
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow and not browser"
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow and not browser"
 
 # And the rest: launchers, notebooks, pages, the installed wheel, compiled variants, a browser.
 test-all: .venv/installed
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 10
 
 # Training on XLA's CPU device, in an environment of its own: a download of 1 GB, once. Needs gcc, and a Python from 3.11 to 3.13.
 .venv-xla/installed: constraints-xla.txt pyproject.toml
@@ -47,11 +48,23 @@ versions:
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[release]'
 	touch $@
 
-# What a release must pass; the files are in dist/. `make release-check RELEASE=v1.2.3` for a tag.
+# What a release must pass; the files are in dist/. `make release-check RELEASE=v1.2.3` for a tag. GitHub runs the workflows itself.
 RELEASE ?=
+JOBS ?= ci docs
 release-check: export TAG = $(RELEASE)
 release-check: .venv/release
+	$(BIN)/zizmor --offline .github
 	$(BIN)/python -m tests.packaging.release --tag "$$TAG"
+	$(if $(GITHUB_ACTIONS),,$(BIN)/python -m tests.packaging.workflows $(JOBS))
+
+# The commands of GitHub's workflows, in a new clone: `make workflows JOBS="nightly/docs release"`.
+workflows: .venv/installed
+	$(BIN)/python -m tests.packaging.workflows $(JOBS)
+
+# Each pin to its newest version: packages, developers' tools, GitHub's actions. Then what broke.
+update: .venv/release
+	$(BIN)/python -m tests.packaging.update
+	$(MAKE) check test
 
 # What is compared with others, and then what is not; each alone is `make bench-inference` and so on.
 COMPARED := inference training_step loading

@@ -7,22 +7,19 @@ import pytest
 from ..paths import ROOT
 from .release import version_problems
 
-CITATION = "title: hf_vit\nversion: 1.2.3\n"
-
 
 @pytest.mark.parametrize(
-    ("changelog", "citation", "tag", "problems"),
+    ("changelog", "tag", "problems"),
     [
-        ("## Unreleased\n## 1.2.2 (2026-01-02)", CITATION, None, 0),
-        ("## 1.2.3 (2026-01-02)", CITATION, "v1.2.3", 0),
-        ("## Unreleased\n", CITATION, "v1.2.3", 1),
-        ("## 1.2.3 (soon)", CITATION, None, 1),
-        ("## 1.2.3 (2026-01-02)", CITATION, "v1.2.4", 1),
-        ("## Unreleased", "version: 1.2.2\n", None, 1),
+        ("## Unreleased\n## 1.2.2 (2026-01-02)", None, 0),
+        ("## 1.2.3 (2026-01-02)", "v1.2.3", 0),
+        ("## Unreleased\n", "v1.2.3", 1),
+        ("## 1.2.3 (soon)", None, 1),
+        ("## 1.2.3 (2026-01-02)", "v1.2.4", 1),
     ],
 )
-def test_the_version_of_a_release_is_the_same_everywhere(changelog, citation, tag, problems):
-    assert len(version_problems("1.2.3", changelog, citation, tag)) == problems
+def test_the_version_of_a_release_is_the_same_everywhere(changelog, tag, problems):
+    assert len(version_problems("1.2.3", changelog, tag)) == problems
 
 
 @pytest.mark.parametrize("page", [*(path.name for path in sorted(ROOT.glob("*.md"))), "model_cards/README.md"])

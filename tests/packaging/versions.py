@@ -99,8 +99,16 @@ def checks_of(row: Row) -> list[Check]:
 def copy_sources(folder: Path) -> Path:
     """Copy what the packages are built from, so that building leaves nothing in the checkout."""
     for name in ("hf_vit", "training"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "scripts"))
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "hf_vit_command.py", *_MORE_SOURCES):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (
+        "pyproject.toml",
+        "setup.py",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+        "hf_vit_command.py",
+        *_MORE_SOURCES,
+    ):
         shutil.copyfile(ROOT / name, folder / name)
     return folder
 
