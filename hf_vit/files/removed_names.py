@@ -22,8 +22,8 @@ REMOVED_NAMES = {
     "hf_vit.conversion.export_transformers": 'use export(model, folder, to="transformers")',
     "convert(images)": "docs/hub.md has what transformers' preprocessing costs for each preset",
     "load(name, image_size)": "the second argument is the head; use load(name, image_size=...)",
-    "load(verify)": REMOVED_ARGUMENTS["verify"],
-    **{f"from_pretrained({name})": replacement for name, replacement in REMOVED_ARGUMENTS.items()},
+    "load(verify)": REMOVED_ARGUMENTS["from_pretrained(verify)"],
+    **REMOVED_ARGUMENTS,
     "format aot-inductor": _NO_AOT_INDUCTOR,
     "module hf_vit.backends": "use hf_vit.runtimes",
     "module hf_vit.prediction": "use hf_vit.predict, predict_batches, embed and Predictor, which take the pair (model, "

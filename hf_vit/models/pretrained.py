@@ -19,11 +19,11 @@ from .configuration_hf_vit import HfVisionConfig
 from .packed_linear import freeze
 from .utils import (
     LOCATION_ARGUMENTS,
-    REMOVED_ARGUMENTS,
     Size,
     as_pair,
     check_arguments,
     check_limit,
+    check_removed_arguments,
     read_json_object,
 )
 
@@ -102,6 +102,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         None is not given: VitPose passes such a `dataset_index` to every backbone.
         """
         given = [name for name, value in kwargs.items() if value is not None]
+        check_removed_arguments("forward", given)
         check_arguments(f"{type(self).__name__}.forward", given, _FORWARD_ARGUMENTS)
 
     def no_weight_decay(self) -> set[str]:
@@ -149,9 +150,7 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             ValueError: an argument is unknown; a parameter is missing, unexpected or has the wrong shape, apart from
                 these exceptions; a file is damaged; or the model is from another library.
         """
-        for argument, replacement in REMOVED_ARGUMENTS.items():
-            if argument in kwargs:
-                raise ValueError(f"from_pretrained({argument}) was removed: {replacement}")
+        check_removed_arguments("from_pretrained", kwargs)
         name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config
         wants_info = kwargs.pop("output_loading_info", False)
         sizes = {field: size for field in _ADAPTED if (size := kwargs.pop(field, None)) is not None}

@@ -20,8 +20,11 @@ MAX_DEPTH = 32  # nesting of lists and objects in JSON and YAML
 _MAX_BRACKETS = 2**20  # number of lists and objects in JSON; "[]" takes 30 times as much memory when it is parsed
 # Arguments of `from_pretrained` that locate files.
 LOCATION_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-# Removed arguments of `from_pretrained`, and what replaces them: rows of the table of files/removed_names.py.
-REMOVED_ARGUMENTS = {"verify": "hf-vit verify FOLDER hashes all files again"}
+# Removed arguments of the models' methods, and what replaces them: rows of the table of files/removed_names.py.
+REMOVED_ARGUMENTS = {
+    "forward(kept_patches)": "use keep, which has the same meaning",
+    "from_pretrained(verify)": "hf-vit verify FOLDER hashes all files again",
+}
 
 
 def as_pair(size: Size | tuple[int, ...]) -> tuple[int, int]:
@@ -67,6 +70,14 @@ def check_choice(what: str, choice: str, known: Collection[str]) -> None:
     """Raise ValueError if `choice` is not a known name; the message lists the known names."""
     if choice not in known:
         raise ValueError(f"unknown {what} {choice!r}{did_you_mean(str(choice), known)}; known: {', '.join(known)}")
+
+
+def check_removed_arguments(method: str, names: Iterable[str]) -> None:
+    """Raise ValueError if an argument of a method of the models was removed."""
+    for name in names:
+        call = f"{method}({name})"
+        if call in REMOVED_ARGUMENTS:
+            raise ValueError(f"{call} was removed: {REMOVED_ARGUMENTS[call]}")
 
 
 def check_arguments(what: str, names: Iterable[str], known: Collection[str]) -> None:

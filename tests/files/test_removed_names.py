@@ -16,6 +16,8 @@ from hf_vit.files.output import write_json
 from hf_vit.files.removed_names import REMOVED_NAMES
 from hf_vit.settings.recipes import read_recipe
 
+from ..tiny_models import images, tiny, tiny_bit
+
 Door = Callable[[], Any]
 
 
@@ -30,6 +32,10 @@ def argument_doors(function: str, argument: str) -> Iterator[Door]:
     if function == "from_pretrained":
         for model_class in (hf_vit.HfViTModel, hf_vit.HfBiTForImageClassification):
             yield partial(model_class.from_pretrained, "model", **{argument: "x"})
+        return
+    if function == "forward":
+        for model in (tiny(), tiny_bit()):
+            yield partial(model, images(model), **{argument: "x"})
         return
     module = hf_vit if function in hf_vit.__all__ else conversion
     yield partial(getattr(module, function), "model", **{argument: "x"})
