@@ -165,7 +165,7 @@ def translate_processor(stored: Mapping[str, Any]) -> Settings:
     except Exception as error:  # of any kind, for a value of a wrong type
         raise ConversionError(f"the image processor {name} cannot be read: {error}") from error
     known = reader.valid_kwargs.__annotations__
-    stated_all = {field: getattr(complete, field, None) for field in known}
+    stated_all: dict[str, Any] = {field: getattr(complete, field, None) for field in known}
     for field in ("size", "crop_size"):
         if stated_all.get(field) is not None:
             stated_all[field] = dict(stated_all[field])

@@ -70,7 +70,7 @@ def _image_sizes(split: Split) -> list[int]:
     sizes = []
     for batch in split.samples.select_columns(split.image_column).with_format("arrow").iter(1000):
         images = batch[split.image_column].combine_chunks()
-        embedded = pc.binary_length(images.field("bytes")).to_pylist()
+        embedded = pc.binary_length(images.field("bytes")).to_pylist()  # pyright: ignore[reportAttributeAccessIssue]
         for length, path in zip(embedded, images.field("path").to_pylist(), strict=True):
             size = length or 0
             if length is None:

@@ -344,7 +344,7 @@ def keys_of(listing: "Listing") -> pa.ChunkedArray:
         for batch in table.to_batches():
             columns = [locations.take(batch["source"]), batch["name"]]
             columns += [batch[name].cast(pa.string()).cast(pa.binary()) for name in ("position", "size")]
-            keys.append(pc.binary_join_element_wise(*columns, b"\0"))
+            keys.append(pc.binary_join_element_wise(*columns, b"\0"))  # pyright: ignore[reportAttributeAccessIssue]
     return pa.chunked_array(keys, pa.binary())
 
 
@@ -355,7 +355,7 @@ def _sort(names: Iterable[str]) -> Iterator[bytes]:
     while chunk := [os.fsencode(name) for name in islice(found, _ROWS)]:
         chunks.append(pa.array(chunk, pa.binary()))
     column = pa.chunked_array(chunks, pa.binary())
-    column = column.take(pc.sort_indices(column))
+    column = column.take(pc.sort_indices(column))  # pyright: ignore[reportAttributeAccessIssue]
     return (name.as_py() for name in column)
 
 

@@ -86,8 +86,9 @@ def calibrate(
         predictor = Predictor((plain, processor), "embed")
         names = split_names(images, str(dataset), name)
         numbers, features = stored_features(resolved.embeddings, names, predictor)
+        head: Any = plain.classifier
         with torch.inference_mode():
-            found = {"logits": plain.classifier(torch.from_numpy(features).to(plain.device)).float().cpu().numpy()}
+            found = {"logits": head(torch.from_numpy(features).to(plain.device)).float().cpu().numpy()}
         found["label"] = images.class_numbers("a calibration")[numbers]
     else:
         batches = EvaluationBatches(resolved, images, processor, plain.config, accelerator)

@@ -92,7 +92,7 @@ def _lowest_scores(
         return None
     if coverage is not None:
         known = thresholds["coverage"]
-        lowest = known.get(str(float(coverage)))
+        lowest: Any = known.get(str(float(coverage)))
         if lowest is None:
             calibrated = f"it must be {', '.join(known)}" if known else "calibrate the model first (hf-vit calibrate)"
             raise ValueError(f"coverage is {coverage}; {calibrated}")

@@ -63,7 +63,7 @@ def choose_workers(workers: int | None, images: Iterable[Any]) -> int:
 
 def number_batches(images: Iterable[Any], batch_size: int) -> Iterable[list[tuple[int, Any]]]:
     """Return batches of (number, image); an iterator of images is read once, in this process."""
-    return BatchSampler(cast("Any", enumerate(images)), batch_size, drop_last=False)
+    return cast("Any", BatchSampler(cast("Any", enumerate(images)), batch_size, drop_last=False))
 
 
 def compute_batches(

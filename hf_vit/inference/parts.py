@@ -133,7 +133,7 @@ def extend_job(job: "Job", sources: Sequence[Files]) -> "Job":
         path = job.folder / f"listing-{len(job.stored['listings'])}.arrow"
         write_listing(path, sources)
         new = Listing(str(path))
-        is_new = pc.invert(pc.is_in(keys_of(new), keys_of(job.listing)))
+        is_new = pc.invert(pc.is_in(keys_of(new), keys_of(job.listing)))  # pyright: ignore[reportAttributeAccessIssue]
         images = write_rows(path, sources, new.tables[0].filter(is_new).to_batches())
         if not images:
             path.unlink()

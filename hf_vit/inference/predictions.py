@@ -39,7 +39,7 @@ class EvaluationBatches:
 
     def __init__(self, settings: DataSettings, split: Split, processor: Any, config: Any, accelerator: Accelerator):
         is_native = getattr(processor, "preset", None) == "native"
-        options = {"padding": "max_num_patches"} if is_native else {}  # all batches have one shape
+        options: dict[str, Any] = {"padding": "max_num_patches"} if is_native else {}  # all batches have one shape
         self.reader = ImageReader(processor, **options)
         self.split, self.device = split, accelerator.device
         processes, size = (accelerator.num_processes, accelerator.process_index), settings.eval_batch_size

@@ -285,7 +285,7 @@ class Predictor:
 
 
 @lru_cache(maxsize=1)
-def _load_once(name: str | os.PathLike, backend: str | None, head: str, fingerprint: str) -> tuple[Any, Any]:
+def _load_once(name: str | os.PathLike, backend: str | None, head: Any, fingerprint: str) -> tuple[Any, Any]:
     """Load a model for all unpickled copies of a predictor in this process; another fingerprint is loaded again."""
     return load(name, head=head, backend=backend)
 

@@ -46,7 +46,8 @@ class _Outputs(nn.Module):
             only_pooled = {"only_pooled": True} if isinstance(self.model.config, HfViTConfig) else {}
             outputs = self.model.base_model(pixel_values, **only_pooled)
             if "logits" in self.names:
-                outputs["logits"] = self.model.classifier(outputs["pooler_output"])
+                head: Any = self.model.classifier
+                outputs["logits"] = head(outputs["pooler_output"])
         else:
             outputs = self.model(pixel_values)
         found: tuple[torch.Tensor, ...] = tuple(outputs[name] for name in self.names)

@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
 from pathlib import Path
@@ -81,7 +81,7 @@ class Classifier:
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
 
     @cached_property
-    def run(self) -> Callable[[str, np.ndarray], np.ndarray]:
+    def run(self) -> Any:
         """Return the loaded program: name of an output, pixel values (batch, 3, height, width) -> (batch, ...).
 
         Several threads may call it. With one stream, each call uses all cores, else one core.
@@ -301,15 +301,16 @@ def to_levels(pixels):
     return (pixels.clip(0, 1) * np.float32(65535)).round() / np.float32(257)
 
 
-def resize_and_crop(levels, settings):
+def resize_and_crop(levels, settings) -> Any:
     """Resize and crop levels (height, width, 3) as the image processor with the `settings` of preprocessing.json."""
     resample, output = settings["resample"], settings["resize_output"]
     height, width = levels.shape[:2]
     size = settings["size"]
+    new_size: Any
     if "shortest_edge" in size:
         new_size = shortest_edge_size(height, width, size["shortest_edge"], truncate=output == "rounded")
     else:
-        new_size = size["height"], size["width"]
+        new_size = (size["height"], size["width"])
     rows, columns = (range(new) for new in new_size)
     if settings["do_center_crop"]:
         rounding = crop_rounding(settings["preset"], output)

@@ -68,7 +68,8 @@ class GuardedTracker(GeneralTracker):
     @property
     def tracker(self) -> Any:
         """The tracker's own run; None if it failed."""
-        return None if self.inner is None else self.inner.tracker
+        inner: Any = self.inner
+        return None if inner is None else inner.tracker
 
     def start(self) -> None:
         """Start the tracker."""
