@@ -335,7 +335,8 @@ def resize_rows(levels, axis, settings) -> Any:
     if settings["resample"] == AREA:
         pixels, weights = area_weights(*axis)
     else:
-        pixels, weights = filter_weights(*axis, settings["resample"])
+        old, new, part = axis
+        pixels, weights = filter_weights(old, new, part, settings["resample"])
     taps = zip(pixels.T, weights.T.astype(np.float32), strict=True)
     return sum(levels[rows] * weight[:, None, None] for rows, weight in taps)
 
