@@ -118,7 +118,7 @@ class Store(Files):
                     yield Row(f"{folder}/{name}".encode())
 
     def name(self, row: Row) -> str:
-        return f"{self.location.split('://')[0]}://{row.name.decode()}"
+        return f"{self.location.split('://')[0]}://{row.name.decode().lstrip('/')}"
 
     def path(self, row: Row) -> None:
         return None
@@ -146,12 +146,12 @@ class Tar(Files):
     def path(self, row: Row) -> None:
         return None
 
-    def open(self) -> Any:
-        """Open the file; of one that is elsewhere, each image is a request."""
-        return None if "://" in self.location else open(os.path.join(self.root, self.location), "rb", buffering=0)
-
     def read(self, row: Row, opened: Any) -> dict[str, Any]:
-        member = read_member(opened or self.location, row.position, row.size)
+        if "://" in self.location:  # each image is a request
+            member = read_member(self.location, row.position, row.size)
+        else:
+            with open(os.path.join(self.root, self.location), "rb", buffering=0) as file:
+                member = read_member(file, row.position, row.size)
         return {"bytes": check_member(member, self.location, row.position, row.size), "path": self.name(row)}
 
 
@@ -191,17 +191,23 @@ class Parquet(Tar):
 
 
 class Rows(Files):
-    """Rows of a split of a data set, NAME:SPLIT."""
+    """Rows of a split of a data set."""
+
+    def __init__(self, location: str, column: str | None = None, root: str | None = None, split: str | None = None):
+        super().__init__(location, column, root)
+        self.split = split
+
+    def is_there(self) -> bool:
+        return True  # it is opened when it is read
 
     def open(self) -> Any:
-        name, _, split = self.location.rpartition(":")
-        return open_rows(name, split, self.column)[0]
+        return open_rows(self.location, self.split, self.column)[0]
 
     def rows(self) -> Iterator[Row]:
         return (Row(b"", row) for row in range(len(self.open())))
 
     def name(self, row: Row) -> str:
-        return f"{self.location}:{row.position}"
+        return f"{self.location}:{self.split}:{row.position}"
 
     def path(self, row: Row) -> None:
         return None
@@ -272,7 +278,7 @@ def find_sources(
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
     if dataset:
         _, split = open_rows(dataset, split, column)
-        sources.append(Rows(f"{dataset}:{split}", column))
+        sources.append(Rows(dataset, column, split=split))
     if not sources:
         raise ValueError("there are no images; give files, folders or URLs, or a data set with --dataset")
     return sources

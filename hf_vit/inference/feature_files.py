@@ -109,7 +109,8 @@ class Features:
         except (FileNotFoundError, PermissionError):
             raise
         except (ValueError, KeyError, OSError, TypeError, BadZipFile) as error:
-            raise ValueError(f"{path} is damaged, or not an output of `hf-vit embed` that can be searched") from error
+            expected = "a .parquet, .npz or folder of parts of `hf-vit embed`"
+            raise ValueError(f"{path} is damaged, or not {expected}") from error
         self._ends = np.cumsum([count for _, count in found])
 
     def _open(self, file: Path) -> tuple[dict[str, Any], int]:

@@ -347,7 +347,7 @@ def test_features_of_an_exported_folder(exported, photographs, tmp_path, run_com
         features.append(Features(stored))
         found = rows_of(run_command(["search", stored, photographs / "c.png", "--json", "--top-k", 2]))
         assert found[0]["image"] == str(photographs / "c.png")
-    assert features[0].names == features[1].names
+    assert features[0].names() == features[1].names()
     np.testing.assert_allclose(*(next(iter(one.chunks())) for one in features), rtol=0, atol=1e-5)
     assert features[0].about["sha256"] != features[1].about["sha256"]
 

@@ -87,8 +87,9 @@ def data_set(files, root):
 
 
 @pytest.fixture
-def memory(files):
+def memory(files, monkeypatch):
     """A store in memory, as a bucket."""
+    monkeypatch.setenv("HF_VIT_ALLOW", "private")
     filesystem, _ = filesystem_of("memory://bucket")
     for file in files:
         filesystem.pipe(f"/bucket/{file.parent.name}/{file.name}", file.read_bytes())
@@ -120,8 +121,7 @@ STORED = {"files": ["memory://bucket/images", "memory://bucket/a"], "tar": ["mem
 
 
 @pytest.mark.parametrize("inputs", STORED.values(), ids=STORED)
-def test_a_store_that_the_user_names(inputs, memory, files, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_VIT_ALLOW", "private")
+def test_a_store_that_the_user_names(inputs, memory, files, tmp_path):
     path = tmp_path / "listing.arrow"
     assert write_listing(path, find_sources(inputs)) == 7
     listing = Listing(str(path))
@@ -175,6 +175,7 @@ def test_what_is_not_there(inputs, options, error, about, tmp_path, monkeypatch)
 
 MEASURE = """
 import resource, sys
+from pathlib import Path
 from hf_vit.data.listing import Listing, find_sources, write_listing
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = Path(sys.argv[2])
