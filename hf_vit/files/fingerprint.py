@@ -11,7 +11,12 @@ import torch
 _NOT_COMPUTED = ("dtype", "torch_dtype", "id2label", "label2id", "architectures", "transformers_version")
 
 # Fields that are newer than stored fingerprints, with the value that changes nothing.
-_NEWER = {"no_embed_class": False}
+_NEWER = {
+    "no_embed_class": False,
+    "reshape_hidden_states": True,
+    "apply_layernorm": True,
+    "head_init": "zeros",
+}
 
 
 def fingerprint_weights(model: Any) -> str:

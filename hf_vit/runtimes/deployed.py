@@ -59,7 +59,8 @@ def load_deployed(folder: str | os.PathLike, arguments: dict[str, Any]) -> tuple
         ValueError: an argument is given, or the program takes images of any size.
     """
     for name, value in arguments.items():
-        if value not in (None, False, "eager", "keep"):
+        is_taken = name == "head" and value == "none"  # `base_model` is the features
+        if value not in (None, False, "eager", "keep") and not is_taken:
             raise ValueError(f"{folder} is an exported program, which has no {name}; load the model itself")
     deployed = Classifier(folder)
     if deployed.program["resizes"]:

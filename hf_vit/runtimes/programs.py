@@ -43,7 +43,8 @@ class _Outputs(nn.Module):
         if self.scale is not None and self.offset is not None:
             pixel_values = pixel_values * self.scale + self.offset
         if "pooler_output" in self.names:  # also of a classifier, whose forward does not return it
-            only_pooled = {"only_pooled": True} if isinstance(self.model.config, HfViTConfig) else {}
+            is_pooled = {*self.names} <= {"pooler_output", "logits"} and isinstance(self.model.config, HfViTConfig)
+            only_pooled = {"only_pooled": True} if is_pooled else {}
             outputs = self.model.base_model(pixel_values, **only_pooled)
             if "logits" in self.names:
                 head: Any = self.model.classifier

@@ -292,7 +292,7 @@ def test_features_as_text(model, photographs, tmp_path, run_command, monkeypatch
     first, second = csv.reader((tmp_path / "f.csv").read_text().splitlines()[1:])
     assert [first[0], second[0]] == ["'=a.png", str(photographs / "c.png")]
     np.testing.assert_allclose([float(text) for text in second[1:]], alone(model, second[0]), rtol=1e-4, atol=1e-5)
-    assert ".npz" in run_command(["search", tmp_path / "f.csv", photographs / "c.png"], status=2)
+    assert "f.csv" in run_command(["search", tmp_path / "f.csv", photographs / "c.png"], status=2)
 
 
 RULES = [[], ["--top-k", 3], ["--threshold", 0.05], ["--threshold", "auto"], ["--coverage", 0.9], ["--reject"]]

@@ -71,9 +71,6 @@ def test_export_to_timm(tmp_path, name):
     arguments = export(model, tmp_path / "back.safetensors", "timm")
     back, source = load_file(tmp_path / "back.safetensors"), load_file(PEERS / name)
     assert set(back) == set(source)
-    if name == "timm_no_embed_class.safetensors":  # written with a row of zeros for the class token
-        assert not back["pos_embed"][:, 0].any()
-        back["pos_embed"] = back["pos_embed"][:, 1:]
     for key, array in source.items():
         assert torch.equal(back[key], array.float()), key
     assert (arguments["embed_dim"], arguments["num_heads"], arguments["num_classes"]) == (14, 2, 11)

@@ -232,7 +232,7 @@ def describe(folder: Path, layout: str | None = None) -> str:
 def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hf_vit.data.shards._cache", lambda: tmp_path_factory.mktemp("indexes"))
-        patch.setattr("hf_vit.data.folders.cached_assets_path", lambda *names: tmp_path_factory.mktemp("folders"))
+        patch.setattr("hf_vit.data.folders.index_folder", lambda *names: tmp_path_factory.mktemp("folders"))
         yield
 
 

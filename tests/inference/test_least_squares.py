@@ -45,9 +45,9 @@ def test_weights_equal_numpys_solver_and_scikit_learns_ridge(images, l2):
     np.testing.assert_allclose(solver.weights(l2).numpy(), ridge.coef_.T, rtol=1e-6, atol=1e-9)
     unseen = np.random.default_rng(1).normal(3, 5, (5, 29))
     expected = ridge.predict(scaled(unseen, features))
-    np.testing.assert_allclose(solver.scores(torch.from_numpy(unseen), l2).numpy(), expected, atol=1e-7)
+    np.testing.assert_allclose(solver.scores(torch.from_numpy(unseen), l2).numpy(), expected, rtol=1e-6, atol=1e-6)
     weight, bias = solver.linear(l2)
-    np.testing.assert_allclose(unseen @ weight.numpy().T + bias.numpy(), expected, atol=1e-7)
+    np.testing.assert_allclose(unseen @ weight.numpy().T + bias.numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
 @FEWER_AND_MORE_IMAGES_THAN_FEATURES

@@ -26,6 +26,7 @@ SETTINGS = {
 REQUIRED = {"finetune": ["--steps", "1"], "pretrain": ["--steps", "1", "--variant", "Ti/16"]}
 # Settings that are texts and no paths; every other one has is_path. A new setting belongs to one of them.
 NO_PATHS = {"dataset_config", "image_column", "label_column", "preset", "output_dir", "variant", "report_to"}
+NO_PATHS |= {"tracker_project", "tracker_name"}
 NO_PATHS |= {"train", "split", "train_split", "eval_split", "best_metric"}
 
 
@@ -54,6 +55,9 @@ def line(command: str, **given: Path) -> list[str]:
         if "objectnet_classes" in given:
             words += ["--protocol", "objectnet"]
         needed = {"dataset": "nothing", **({} if command == "pretrain" else {"model": "nothing"})}
+        if "add" in given:  # which takes no dataset and no length
+            del needed["dataset"]
+            words = [command, *overwrite]
         return words + [f"--{name.replace('_', '-')}={value}" for name, value in {**needed, **given}.items()]
     words, last = [command], []
     needed = {"help", "output"} if {"dataset", "calibrate"} & given.keys() else {"help", "output", "data"}
@@ -98,7 +102,7 @@ def test_an_output_is_no_input(command, output, name, place, capsys):
 def test_every_command_with_an_output_is_here():
     found = {command for command, *_ in ROWS}
     others = {"catalog", "fingerprint", "plan", "recipes", "launch-configs", "benchmark", "push", "verify", "env"}
-    assert PARSERS.keys() - found == {*others, "completion"}
+    assert PARSERS.keys() - found == {*others, "compile", "completion"}
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values())

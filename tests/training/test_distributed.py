@@ -66,7 +66,7 @@ def test_wrong_number_of_processes_is_refused(tmp_path):
 
 LACKS_MEMORY = """
 import os
-from ..commands import pretrain
+from hf_vit.cli.training import run_training
 from hf_vit.training.objectives import Classification
 from hf_vit.training.trainer import Trainer
 
@@ -79,7 +79,7 @@ def lack_memory(self, model, batch, rng, **sizes):
     return compute(self, model, batch, rng, **sizes)
 
 Classification.__call__ = lack_memory
-pretrain({!r})
+run_training("pretrain", {!r})
 print("tried", tried)
 """
 
