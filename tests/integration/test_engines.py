@@ -11,7 +11,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -50,7 +50,8 @@ def place(tmp_path):
 
 def start(code: str, folder: Path) -> subprocess.Popen:
     variables = os.environ | VARIABLES | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, "-W", "ignore", "-c", code]
+    (folder / "engine.py").write_text(code)
+    command = [sys.executable, "-W", "ignore", "engine.py"]
     return subprocess.Popen(command, cwd=folder, env=variables, start_new_session=True)
 
 
@@ -66,6 +67,7 @@ def test_an_engine_gives_the_features_of_embed(section, place):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     found = np.array(pq.read_table(place / output)["features"].to_pylist(), np.float32)
     expected = hf_vit.embed(place / "ti16", place / "photographs")
     order = [np.lexsort(features.round(3).T) for features in (found, expected)]  # engines keep no order
@@ -87,11 +89,15 @@ def test_litserve_answers_requests(place):
         end = time.monotonic() + 600
         while answer is None and time.monotonic() < end and process.poll() is None:
             try:
-                answer = json.loads(urlopen(request, timeout=60).read())
-            except (URLError, ConnectionError, TimeoutError):
+                with urlopen(request, timeout=60) as response:
+                    answer = json.loads(response.read())
+            except (URLError, ConnectionError, TimeoutError) as error:
+                if isinstance(error, HTTPError):
+                    error.close()
                 time.sleep(1)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     [expected] = hf_vit.predict(place / "ti16", file, top_k=3)
     assert answer is not None
     assert answer["labels"] == [one.label for one in expected]
