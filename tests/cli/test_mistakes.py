@@ -195,7 +195,11 @@ def test_commands(command, place, capsys):
 def test_a_missing_extra(package, command, place, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
-    for name in [name for name in sys.modules if name.startswith(("hf_vit.training", "hf_vit.data"))]:
+    for name in sorted(sys.modules, reverse=True):  # a module before its package
+        if not name.startswith(("hf_vit.training", "hf_vit.data")):
+            continue
+        parent, _, child = name.rpartition(".")
+        monkeypatch.setattr(sys.modules[parent], child, sys.modules[name])  # an import sets it anew
         monkeypatch.delitem(sys.modules, name)  # they import it at their beginning
     monkeypatch.setitem(sys.modules, package, None)
     message = said(command, capsys)
