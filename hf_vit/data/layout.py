@@ -12,7 +12,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from ..files.messages import join_names
 
@@ -78,14 +77,24 @@ class Folder:
         """Return the last part of the path."""
         return self.path.rstrip("/").rpartition("/")[2]
 
+    @property
+    def own_files(self) -> list[str]:
+        """Return the paths of the images directly in it."""
+        return [self.path + image for image in self.images]
+
+    @property
+    def has_only_classes(self) -> bool:
+        """Return whether its folders have images and no folders of their own."""
+        return bool(self.folders) and all(inner.images and not inner.folders for inner in self.folders)
+
     def below(self) -> list["Folder"]:
         """Return this folder and all folders in it that have images directly, sorted by path."""
-        found = [self] if self.images else []
-        return found + [inner for folder in self.folders for inner in folder.below()]
+        found = [inner for folder in self.folders for inner in folder.below()]
+        return [self, *found] if self.images else found
 
     def files(self) -> list[str]:
         """Return the paths of all images in it, at any depth."""
-        return [folder.path + image for folder in self.below() for image in folder.images]
+        return [file for folder in self.below() for file in folder.own_files]
 
 
 @dataclass
@@ -108,6 +117,10 @@ class Arrangement:
         self.splits.setdefault(split, {}).update(classes)
         self.sources.setdefault(split, []).append(source.path)
 
+    def leave_stray(self, folder: Folder) -> None:
+        """Note that the images directly in a folder are not used."""
+        self.unused[STRAY] += folder.own_files
+
 
 def arrange(root: Folder, title: str, layout: str | None = None) -> Arrangement:
     """Find the splits and the classes of a folder of images.
@@ -122,30 +135,31 @@ def arrange(root: Folder, title: str, layout: str | None = None) -> Arrangement:
     """
     found = Arrangement()
     if layout == "class":
-        classes: dict[str | None, list[Folder]] = {folder.name: folder.below() for folder in root.folders}
-        found.unused[STRAY] += [root.path + image for image in root.images if classes]
-        found.add("train", classes or {None: [root]}, root)
-        return found
-    while layout is None and _is_wrapper(root):
-        found.unused[STRAY] += [root.path + image for image in root.images]
-        (root,) = root.folders
-    named = [folder for folder in root.folders if layout or split_named(folder.name)]
-    others = [folder for folder in root.folders if folder not in named]
-    if not named:
-        if not _add_splits_of_classes(found, root, title):
-            found.add("train", _classes(found, root, title), root)
-    elif others and not _are_splits(named, others):
-        _refuse_mixture(named, others, title)
-    elif len(root.folders) == 1 and named[0].folders and all(split_named(inner.name) for inner in named[0].folders):
-        raise ValueError(
-            f"{title} can be read in two ways: {_paths(named[0].folders)} may be splits or classes: choose the folder "
-            f"of the splits with --dataset {title}/{named[0].path.rstrip('/')}, or name the layout ({_OPTION})"
-        )
+        _add_one_split(found, root)
     else:
-        _add_splits(found, root, named, others, title)
+        while layout is None and _is_wrapper(root):
+            found.leave_stray(root)
+            (root,) = root.folders
+        is_split = (lambda _: True) if layout else split_named
+        named = [folder for folder in root.folders if is_split(folder.name)]
+        others = [folder for folder in root.folders if folder not in named]
+        if named:
+            _check_names(root, named, others, title)
+            _add_splits(found, root, named, others, title)
+        elif not _add_splits_of_classes(found, root, title):
+            found.add("train", _classes(found, root, title), root)
     for classes in found.splits.values():
         _name_equal_classes(found, classes)
     return found
+
+
+def _add_one_split(found: Arrangement, root: Folder) -> None:
+    """Add the layout CLASS/.../IMAGE, in which no name is a split."""
+    if not root.folders:
+        found.add("train", {None: [root]}, root)
+        return
+    found.leave_stray(root)
+    found.add("train", {folder.name: folder.below() for folder in root.folders}, root)
 
 
 def _is_wrapper(root: Folder) -> bool:
@@ -156,51 +170,72 @@ def _is_wrapper(root: Folder) -> bool:
     return len(inner.folders) > 1 or (len(inner.folders) == 1 and not inner.images and not root.images)
 
 
+def _check_names(root: Folder, named: list[Folder], others: list[Folder], title: str) -> None:
+    """Raise ValueError if folders that are called like splits may be classes.
+
+    Args:
+        root: the folder that has them.
+        named: those whose names are splits.
+        others: those beside them.
+    """
+    if others and not _are_splits(named, others):
+        several = "splits" if len(named) > 1 else "a split"
+        raise ValueError(
+            f"{title} can be read in two ways: {_paths(named)} may be {several} or, like {_paths(others)}, classes "
+            f"({_OPTION})"
+        )
+    inner = named[0].folders
+    if len(root.folders) == 1 and inner and all(split_named(folder.name) for folder in inner):
+        raise ValueError(
+            f"{title} can be read in two ways: {_paths(inner)} may be splits or classes: choose the folder of the "
+            f"splits with --dataset {title}/{named[0].path.rstrip('/')}, or name the layout ({_OPTION})"
+        )
+
+
 def _are_splits(named: list[Folder], others: list[Folder]) -> bool:
     """Return whether folders that are called like splits are splits, though there are others beside them."""
-    with_classes = [folder for folder in named if folder.folders]
-    if len(named) > 1 and with_classes:
-        return True
-    names = {inner.name for folder in named for inner in folder.folders}
-    return bool(with_classes) and all(names & {inner.name for inner in folder.folders} for folder in others)
-
-
-def _refuse_mixture(named: list[Folder], others: list[Folder], title: str) -> NoReturn:
-    """Raise ValueError for folders that may be splits or classes."""
-    several = "splits" if len(named) > 1 else "a split"
-    raise ValueError(
-        f"{title} can be read in two ways: {_paths(named)} may be {several} or, like {_paths(others)}, classes "
-        f"({_OPTION})"
-    )
+    classes = {inner.name for folder in named for inner in folder.folders}
+    if not classes:
+        return False
+    return len(named) > 1 or all(classes & {inner.name for inner in folder.folders} for folder in others)
 
 
 def _add_splits(found: Arrangement, root: Folder, named: list[Folder], others: list[Folder], title: str) -> None:
-    """Add the layout SPLIT/CLASS/IMAGE."""
-    with_classes = any(folder.folders for folder in named)
-    without = [folder for folder in named if with_classes and not folder.folders]
-    for folder in without:
-        if split_named(folder.name) == "train":
-            have = _paths([other for other in named if other.folders])
-            raise ValueError(
-                f"{folder.path} of {title} has images but no class folders, while {have} has class folders"
-            )
-        found.unused[NO_CLASSES] += folder.files()
-    used = [folder for folder in named if folder not in without]
-    keys = _keys(used, title)
-    for folder in used:
+    """Add the layout SPLIT/CLASS/IMAGE, or SPLIT/IMAGE."""
+    with_classes = [folder for folder in named if folder.folders]
+    if with_classes:
+        without = [folder for folder in named if not folder.folders]
+        _leave_without_classes(found, without, with_classes, title)
+    splits = with_classes or named
+    keys = _keys(splits, title)
+    for folder in splits:
         found.add(keys[folder.path], _classes(found, folder, title), folder)
     if root.images and not with_classes and "train" not in found.splits:
         found.add("train", {None: [Folder(root.path, root.images)]}, root)
     else:
-        found.unused[STRAY] += [root.path + image for image in root.images]
+        found.leave_stray(root)
     for folder in others:  # they can be named, as --eval-split valid_2024
         key = split_key(folder.name)
-        is_plain = bool(folder.folders) and all(inner.images and not inner.folders for inner in folder.folders)
-        if is_plain and key not in found.splits:
-            found.unused[STRAY] += [folder.path + image for image in folder.images]
-            found.add(key, {inner.name: [inner] for inner in folder.folders}, folder)
-        else:
+        if key in found.splits or not folder.has_only_classes:
             found.unused[NO_SPLIT] += folder.files()
+            continue
+        found.leave_stray(folder)
+        found.add(key, {inner.name: [inner] for inner in folder.folders}, folder)
+
+
+def _leave_without_classes(found: Arrangement, without: list[Folder], with_classes: list[Folder], title: str) -> None:
+    """Note the splits that have no class folders, unlike others, as not used.
+
+    Raises:
+        ValueError: one of them is the training split.
+    """
+    for folder in without:
+        if split_named(folder.name) == "train":
+            raise ValueError(
+                f"{folder.path} of {title} has images but no class folders, while {_paths(with_classes)} has class "
+                "folders"
+            )
+        found.unused[NO_CLASSES] += folder.files()
 
 
 def split_key(name: str) -> str:
@@ -239,7 +274,7 @@ def _add_splits_of_classes(found: Arrangement, root: Folder, title: str) -> bool
         keys = _keys(folder.folders, title)
         for split in folder.folders:
             found.add(keys[split.path], {folder.name: [split]}, split)
-    found.unused[STRAY] += [root.path + image for image in root.images]
+    found.leave_stray(root)
     return True
 
 
@@ -247,9 +282,9 @@ def _classes(found: Arrangement, folder: Folder, title: str) -> dict[str | None,
     """Return the classes of a split: its folders, with the images directly in them."""
     holding = [inner for inner in folder.folders if inner.images]
     outer = [inner for inner in folder.folders if not inner.images]  # which have folders of images
-    if len(outer) == 1 and not holding and not folder.images and not split_named(outer[0].name):
+    if not folder.images and not holding and len(outer) == 1 and not split_named(outer[0].name):
         return _classes(found, outer[0], title)
-    if len(folder.folders) < 2 and (folder.images or not folder.folders):
+    if not folder.folders or (folder.images and len(folder.folders) == 1):
         return {None: _without_classes(folder, title)}
     if holding and outer:
         option = "" if split_named(folder.name) else ", or take all images below a class with --layout class"
@@ -257,12 +292,13 @@ def _classes(found: Arrangement, folder: Folder, title: str) -> dict[str | None,
             f"{_paths(outer)} of {title} have images one folder too deep, such as {outer[0].files()[0]}, and "
             f"{_paths(holding)} have not: move them{option}"
         )
-    found.unused[STRAY] += [folder.path + image for image in folder.images]
-    classes: dict[str | None, list[Folder]] = {inner.name: [inner] for inner in holding}
-    inner_folders = [inner for group in outer for inner in group.folders]
-    if len(outer) > 1 and len(inner_folders) == len(outer) and len({inner.name for inner in inner_folders}) == 1:
-        classes = {group.name: group.folders for group in outer}  # CLASS/images/IMAGE, as in Tiny ImageNet
-    elif outer:
+    found.leave_stray(folder)
+    classes: dict[str | None, list[Folder]]
+    if holding:
+        classes = {inner.name: [inner] for inner in holding}
+    elif _wrap_images(outer):
+        classes = {group.name: group.folders for group in outer}
+    else:
         classes = _inner_classes(outer, title)
     for (inner,) in classes.values():
         if not inner.images:
@@ -270,8 +306,15 @@ def _classes(found: Arrangement, folder: Folder, title: str) -> dict[str | None,
                 f"{inner.files()[0]} of {title} is deeper than SPLIT/CLASS/IMAGE: choose a folder inside with "
                 "--dataset, or take all images below a class with --layout class"
             )
-        found.unused[TOO_DEEP] += [file for deeper in inner.folders for file in deeper.files()]
+        for deeper in inner.folders:
+            found.unused[TOO_DEEP] += deeper.files()
     return classes
+
+
+def _wrap_images(groups: list[Folder]) -> bool:
+    """Return whether folders are classes whose images lie in a folder of one name, as Tiny ImageNet's CLASS/images."""
+    names = {inner.name for group in groups for inner in group.folders}
+    return len(groups) > 1 and len(names) == 1
 
 
 def _without_classes(folder: Folder, title: str) -> list[Folder]:
@@ -310,15 +353,47 @@ def _inner_classes(groups: list[Folder], title: str) -> dict[str | None, list[Fo
 
 
 def _name_equal_classes(found: Arrangement, classes: dict[str | None, list[Folder]]) -> None:
+    """Note the classes whose names differ by case only."""
     spellings = defaultdict(list)
     for name in classes:
         spellings[str(name).lower()].append(str(name))
-    known = found.unused[EQUAL_NAMES]
-    known += [name for same in spellings.values() if len(same) > 1 for name in same if name not in known]
+    noted = found.unused[EQUAL_NAMES]
+    for names in spellings.values():
+        if len(names) > 1:
+            noted += [name for name in names if name not in noted]
 
 
 def _paths(folders: Sequence[Folder]) -> str:
     return join_names([folder.path.rstrip("/") for folder in folders], 3)
+
+
+@dataclass
+class _File:
+    """A Parquet or tar file.
+
+    Args:
+        stem: its name without its suffix and the numbers at its end.
+        parent: name of its folder.
+        folder_split, name_split: the splits that a folder of its path and its name mean; None: they mean none.
+    """
+
+    path: str
+    stem: str
+    parent: str
+    folder_split: str | None
+    name_split: str | None
+
+    @classmethod
+    def at(cls, path: str, title: str) -> "_File":
+        """Return the file of a path of the dataset `title`."""
+        folder, _, name = path.rpartition("/")
+        stem = _NUMBERING.sub("", os.path.splitext(name)[0])
+        return cls(path, stem, os.path.basename(folder), _split_of_folders(path, title), split_named(stem))
+
+    @property
+    def word_splits(self) -> list[str | None]:
+        """Return what each word of its name means."""
+        return [split_named(word) for word in re.split(r"[-_. ]+", self.stem)]
 
 
 def arrange_files(paths: Sequence[str], title: str, layout: str | None = None) -> dict[str, list[int]]:
@@ -328,55 +403,65 @@ def arrange_files(paths: Sequence[str], title: str, layout: str | None = None) -
     it. If no name is a split, all files are training data. If some are, the others are splits of their own names.
 
     Args:
-        paths: relative to the folder of the data set.
+        paths: relative to the folder of the dataset.
 
     Returns:
-        The numbers of the files by split.
+        The indices of the files by split.
 
     Raises:
         ValueError: a name can be read in two ways.
     """
     if layout == "class":
         return {"train": list(range(len(paths)))}
-    stems = [_NUMBERING.sub("", os.path.splitext(path.rpartition("/")[2])[0]) for path in paths]
-    by_folder = [_split_of_folders(path.split("/")[:-1], path, title) for path in paths]
-    by_name = [split_named(stem) for stem in stems]
-    loose = [number for number, split in enumerate(by_folder) if split is None]
-    words = {number: re.split(r"[-_. ]+", stems[number].lower()) for number in loose}
-    if not all(by_name[number] for number in loose):
-        edges = [{number: split_named(words[number][edge]) for number in loose} for edge in (0, -1)]
-        whole = [edge for edge in edges if all(edge.values())]
-        unclear = [number for number in loose if not by_name[number] and any(map(split_named, words[number]))]
-        if unclear and (not whole or any(edge != whole[0] for edge in whole)):
+    files = [_File.at(path, title) for path in paths]
+    _name_by_words([file for file in files if not file.folder_split], title)
+    splits: dict[str, list[int]] = defaultdict(list)
+    unnamed: list[int] = []
+    for index, file in enumerate(files):
+        found = {file.folder_split, file.name_split} - {None}
+        if len(found) > 1:
             raise ValueError(
-                f"{paths[unclear[0]]} of {title} can be read in two ways: as the split that a word of its name means, "
-                "or as training data: rename it, or take all files for training data with --layout class"
+                f"{file.path} of {title} can be read in two ways, as {file.folder_split} or as {file.name_split}: "
+                "rename it"
             )
-        for number in unclear:
-            by_name[number] = whole[0][number]
-    splits: dict[str, list[int]] = {}
-    rest: list[int] = []
-    for number, (folder, name) in enumerate(zip(by_folder, by_name, strict=True)):
-        if folder and name and folder != name:
-            raise ValueError(f"{paths[number]} of {title} can be read in two ways, as {folder} or as {name}: rename it")
-        if split := folder or name:
-            splits.setdefault(split, []).append(number)
+        if found:
+            splits[found.pop()].append(index)
         else:
-            rest.append(number)
+            unnamed.append(index)
     if not splits:
-        return {"train": rest}
-    for number in rest:
-        parent = os.path.basename(os.path.dirname(paths[number]))
-        splits.setdefault(split_key(stems[number] or parent), []).append(number)
-    return splits
+        return {"train": unnamed}
+    for index in unnamed:
+        splits[split_key(files[index].stem or files[index].parent)].append(index)
+    return dict(splits)
 
 
-def _split_of_folders(folders: list[str], path: str, title: str) -> str | None:
+def _name_by_words(files: list[_File], title: str) -> None:
+    """Set the split of files by the first or last word of their names, if the names of all have one there.
+
+    Raises:
+        ValueError: a word of a name means a split, and the names of the others have none at that place.
+    """
+    unclear = [file for file in files if file.name_split is None and any(file.word_splits)]
+    if not unclear:
+        return
+    first = [file.word_splits[0] for file in files]
+    last = [file.word_splits[-1] for file in files]
+    readings = [splits for splits in (first, last) if all(splits)]
+    if not readings or readings[0] != readings[-1]:
+        raise ValueError(
+            f"{unclear[0].path} of {title} can be read in two ways: as the split that a word of its name means, or as "
+            "training data: rename it, or take all files for training data with --layout class"
+        )
+    for file, split in zip(files, readings[0], strict=True):
+        file.name_split = file.name_split or split
+
+
+def _split_of_folders(path: str, title: str) -> str | None:
     """Return the split that the name of one of the folders of a path means."""
-    found = {split for folder in folders if (split := split_named(folder))}
+    found = {split_named(folder) for folder in path.split("/")[:-1]} - {None}
     if len(found) > 1:
         raise ValueError(f"{path} of {title} can be read in two ways, as {' or as '.join(sorted(found))}: rename it")
-    return next(iter(found), None)
+    return found.pop() if found else None
 
 
 def arrange_images(paths: Sequence[str], layout: str | None = None) -> list[str]:
@@ -387,11 +472,12 @@ def arrange_images(paths: Sequence[str], layout: str | None = None) -> list[str]
     """
     if layout == "class":
         return ["train"] * len(paths)
-    named = [next(filter(None, map(split_named, path.split("/")[:-1])), None) for path in paths]
-    has_train = "train" in named
-    splits = []
-    for path, split in zip(paths, named, strict=True):
-        if split is None and has_train and "/" in path:
-            split = split_key(path.partition("/")[0])
-        splits.append(split or "train")
-    return splits
+    splits: list[str | None] = []
+    for path in paths:
+        meanings = [split_named(folder) for folder in path.split("/")[:-1]]
+        splits.append(next(filter(None, meanings), None))
+    if "train" in splits:
+        for index, path in enumerate(paths):
+            if splits[index] is None and "/" in path:
+                splits[index] = split_key(path.partition("/")[0])
+    return [split or "train" for split in splits]
