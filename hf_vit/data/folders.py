@@ -1,4 +1,4 @@
-"""Folders as data sets: images in folders of classes, images with tables of labels, and Parquet or tar files.
+"""Folders as datasets: images in folders of classes, images with tables of labels, and Parquet or tar files.
 
 `layout` decides what is which split. Of a folder, an index is stored in the Hugging Face assets cache: `index.json`
 (the last change of each directory, to see whether the index is still valid) and, for every split of images without a
@@ -147,39 +147,65 @@ def _write_index(draft: Path, folder: Path, title: str, layout: str | None, labe
     listings = _list_all(folder, unused)
     changed = {listing.directory: listing.changed for listing in listings}
     root = _tree_of(listings)
-    images = [] if root is None else root.files()
-    others = [listing.directory + name for listing in listings for name in listing.others]
-    tables = [name for name in others if PurePath(name).name in TABLES and (images or not name.endswith(".parquet"))]
-    shards = [name for name in others if name.lower().endswith(SHARD_SUFFIXES) and name not in tables]
-    _name_other_files(unused, [name for name in others if name not in shards and name not in tables])
-    if root is None and not shards:
-        raise no_images(title, unused)
+    images = root.files() if root else []
+    tables, shards = _find_tables_and_shards(listings, bool(images), unused)
     if shards:
-        if root is not None and len(root.below()) > 1:
-            pattern = PurePath(title, shards[0]).with_name(f"*{PurePath(shards[0]).suffix}")
-            raise ValueError(
-                f"{title} can be read in two ways: as images in folders, or as {join_names(shards, 2)} (choose files "
-                f"with --dataset '{pattern.as_posix()}', or move them)"
-            )
+        suffix, splits = _arrange_shards(shards, root, title, layout, unused)
         unused |= {_BESIDE_SHARDS: images, _TABLES: tables}
-        suffix = next(suffix for suffix in SHARD_SUFFIXES if any(name.lower().endswith(suffix) for name in shards))
-        used = [name for name in shards if name.lower().endswith(suffix)]
-        numbers = arrange_files(used, title, layout)
-        splits = {split: [used[number] for number in files] for split, files in numbers.items()}
-        unused[_OTHER_SHARDS] = [name for name in shards if name not in used]
         return FolderIndex(suffix, "", splits, _without_empty(unused), changed)
-    assert root is not None
-    of_tables = FolderIndex("tables", "", {}, _without_empty(unused), changed, tables, images)
+    if root is None:
+        raise no_images(title, unused)
+    index_of_tables = FolderIndex("tables", "", {}, _without_empty(unused), changed, tables, images)
     if tables and has_labels(folder, tables, label_column):
-        return of_tables
+        return index_of_tables
     arrangement = arrange(root, title, layout)
-    if tables and all(len(classes) < 2 for classes in arrangement.splits.values()):
-        return of_tables
-    unused[_TABLES] = tables
-    unused |= arrangement.unused
-    unused[_EMPTY] = _empty_folders(listings, root)
+    if tables and not arrangement.has_classes:
+        return index_of_tables
+    unused |= {_TABLES: tables, _EMPTY: _empty_folders(listings, root), **arrangement.unused}
     digest = _write_images(draft, folder, arrangement)
     return FolderIndex("images", digest, arrangement.sources, _without_empty(unused), changed)
+
+
+def _find_tables_and_shards(
+    listings: list[_Listing], has_images: bool, unused: dict[str, list[str]]
+) -> tuple[list[str], list[str]]:
+    """Return the paths of tables and of shards; files that are expected beside neither are noted as not used."""
+    tables = []
+    shards = []
+    for listing in listings:
+        for name in listing.others:
+            path = listing.directory + name
+            suffix = PurePath(name).suffix.lower()
+            if name in TABLES and (has_images or suffix != ".parquet"):
+                tables.append(path)
+            elif suffix in SHARD_SUFFIXES:
+                shards.append(path)
+            elif not is_companion(name):
+                reason = _PACKED if suffix in _ARCHIVES else _UNKNOWN
+                unused.setdefault(reason, []).append(path)
+    return tables, shards
+
+
+def _arrange_shards(
+    shards: list[str], root: Folder | None, title: str, layout: str | None, unused: dict[str, list[str]]
+) -> tuple[str, dict[str, list[str]]]:
+    """Return the suffix of a folder's shards and those of each split: Parquet files if there are any, otherwise tars.
+
+    Raises:
+        ValueError: there are folders of images beside them.
+    """
+    if root is not None and len(root.below()) > 1:
+        pattern = PurePath(title, shards[0]).with_name(f"*{PurePath(shards[0]).suffix}")
+        raise ValueError(
+            f"{title} can be read in two ways: as images in folders, or as {join_names(shards, 2)} (choose files "
+            f"with --dataset '{pattern.as_posix()}', or move them)"
+        )
+    suffixes = {name: PurePath(name).suffix.lower() for name in shards}
+    suffix = ".parquet" if ".parquet" in suffixes.values() else ".tar"
+    used = [name for name in shards if suffixes[name] == suffix]
+    unused[_OTHER_SHARDS] = [name for name in shards if name not in used]
+    indices = arrange_files(used, title, layout)
+    return suffix, {split: [used[index] for index in chosen] for split, chosen in indices.items()}
 
 
 def _without_empty(unused: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -196,14 +222,6 @@ def no_images(title: str, unused: dict[str, list[str]]) -> ValueError:
         f"{title} has no images{f', only {found}' if found else ''} (expected a folder with images in CLASS/FILE or a "
         f"labels.csv, or .parquet or .tar files; a data set of save_to_disk: use to_parquet){remedy}"
     )
-
-
-def _name_other_files(unused: dict[str, list[str]], names: list[str]) -> None:
-    """Name the files that are neither images nor expected beside them."""
-    for name in names:
-        reason = _PACKED if name.lower().endswith(_ARCHIVES) else _UNKNOWN
-        if not is_companion(PurePath(name).name):
-            unused.setdefault(reason, []).append(name)
 
 
 def _list_all(folder: Path, unused: dict[str, list[str]]) -> list[_Listing]:

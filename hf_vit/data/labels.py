@@ -76,29 +76,38 @@ def state_classes(split: "Split", num_labels: int | None, names_file: str | None
     Raises:
         ValueError: the data have other classes or more, or the two arguments contradict each other.
     """
-    count, names = num_labels, None
+    names = None
+    count = num_labels
     if names_file is not None:
-        names = [name.strip() for name in read_text(Path(names_file).expanduser()).split("\n") if name.strip()]
+        names = _read_names(names_file, num_labels)
         count = len(names)
-        if len(set(names)) < count or num_labels not in (None, count):
-            raise ValueError(
-                f"{names_file} has {count} names, {len(set(names))} of them different (expected different names, as "
-                "many as --num-labels, if it is given)"
-            )
     if count is None or split.label_column is None:
         return split
     if names is not None and split.label_names not in (None, names):
-        if missing := [name for name in split.label_names if name not in names]:
+        missing = [name for name in split.label_names if name not in names]
+        if missing:
             raise ValueError(f"{names_file} lacks {_listing(missing)}, classes of the data")
-        numbers = [names.index(name) for name in split.label_names]
-        return _renumber(replace(split, label_names=names), numbers, count)
+        indices = [names.index(name) for name in split.label_names]
+        return _renumber(replace(split, label_names=names), indices, count)
     if split.num_labels > count:
         raise ValueError(f"the data has {split.num_labels} classes, but num_labels or label_names has {count}")
     return replace(split, label_names=names or split.label_names, num_labels=count)
 
 
+def _read_names(names_file: str, num_labels: int | None) -> list[str]:
+    """Read a text file of class names, one per line."""
+    lines = read_text(Path(names_file).expanduser()).split("\n")
+    names = [line.strip() for line in lines if line.strip()]
+    if len(set(names)) < len(names) or num_labels not in (None, len(names)):
+        raise ValueError(
+            f"{names_file} has {len(names)} names, {len(set(names))} of them different (expected different names, as "
+            "many as --num-labels, if it is given)"
+        )
+    return names
+
+
 def require_labels(split: "Split", name: str, two_classes: bool = False) -> None:
-    """Raise ValueError if images of a split have no label, or an unknown class number.
+    """Raise ValueError if images of a split have no label, or an unknown class index.
 
     An image that may have several labels may have an empty list. The labels of shards are not read in advance.
 
@@ -108,20 +117,21 @@ def require_labels(split: "Split", name: str, two_classes: bool = False) -> None
     """
     if split.label_column is None:
         return
-    if split.is_sharded:
-        if two_classes:
-            _refuse_too_many_classes(split, name)
-        return
-    known, counts = range(split.num_labels), split.label_counts()
-    if missing := sum(count for numbers, count in counts.items() if any(number not in known for number in numbers)):
-        raise ValueError(
-            f"{missing} of {len(split)} images of {name} have no label, or an unknown one (expected class numbers from "
-            f"0 to {split.num_labels - 1}): choose another split, or leave these images out"
-        )
-    if two_classes and len({frozenset(numbers) for numbers in counts}) == 1:
-        names = split.label_names or [f"class {number}" for number in known]
-        label = _listing([names[number] for number in sorted(set(next(iter(counts))))]) or "none"
-        raise ValueError(f"all {len(split)} images of {name} have the same label: {label} (expected two classes)")
+    if not split.is_sharded:
+        counts = split.label_counts()
+        known = set(range(split.num_labels))
+        missing = sum(count for labels, count in counts.items() if not known.issuperset(labels))
+        if missing:
+            raise ValueError(
+                f"{missing} of {len(split)} images of {name} have no label, or an unknown one (expected class numbers "
+                f"from 0 to {split.num_labels - 1}): choose another split, or leave these images out"
+            )
+        different = {frozenset(labels) for labels in counts}
+        if two_classes and len(different) == 1:
+            names = split.label_names or [f"class {index}" for index in range(split.num_labels)]
+            (labels,) = different
+            shown = _listing([names[index] for index in sorted(labels)]) or "none"
+            raise ValueError(f"all {len(split)} images of {name} have the same label: {shown} (expected two classes)")
     if two_classes:
         _refuse_too_many_classes(split, name)
 
@@ -163,26 +173,38 @@ def _match(
     """
     ours = split.label_names or []
     stated = _resolve(given, ours, theirs)
-    has_names = bool(ours) and (bool(stated) or not _are_no_names(theirs))
+    has_names = bool(stated) or (bool(ours) and not _are_no_names(theirs))
     if has_names and not stated and ours == list(theirs):
         return None
     counts = Counter(theirs)
-    numbers = {name: number for number, name in enumerate(theirs) if counts[name] == 1} | stated
-    missing = [name for name in ours if name not in numbers]
+    unique = {name: index for index, name in enumerate(theirs) if counts[name] == 1}
+    by_name = unique | stated
+    missing = [name for name in ours if name not in by_name]
     if ours and not stated:
         found = _by_imagenet(ours, theirs)
         if found is None and missing:
             found = _by_numerals(ours, theirs, who)
         if found is not None:
             return found
-    if has_names and missing:
+    if not has_names:
+        _check_nameless(split, theirs, who)
+        return None
+    if missing:
         raise ValueError(
             f"the classes of {who[0]} ({len(ours)}: {_listing(ours)}) are not those of {who[1]} "
             f"({len(theirs)}: {_listing(theirs)}), which has no single class called {_listing(missing)}"
             f"{did_you_mean(missing[0], theirs)}; {remedy}"
         )
-    if has_names:
-        return [numbers[name] for name in ours]
+    return [by_name[name] for name in ours]
+
+
+def _check_nameless(split: "Split", theirs: Sequence[str], who: tuple[str, str]) -> None:
+    """Warn that class indices are used as they are, since one side has no class names.
+
+    Raises:
+        ValueError: the split has more classes than the other side, or its names are other numbers.
+    """
+    ours = split.label_names or []
     are_other_numbers = len(ours) > 1 and all(map(str.isdecimal, ours))
     if split.num_labels > len(theirs) or are_other_numbers:
         raise ValueError(
@@ -191,7 +213,6 @@ def _match(
         )
     nameless = who[1] if ours else who[0]
     _warn(f"{nameless} has no class names: class numbers 0 to {split.num_labels - 1} are used as they are")
-    return None
 
 
 def _by_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None:
@@ -199,7 +220,9 @@ def _by_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None
     numbers = imagenet_numbers(ours)
     if numbers is None:
         return None
-    columns = list(range(len(theirs))) if _are_no_names(theirs) and len(theirs) == 1000 else imagenet_numbers(theirs)
+    columns = imagenet_numbers(theirs)
+    if len(theirs) == 1000 and _are_no_names(theirs):
+        columns = list(range(1000))
     if columns is None or not set(numbers) <= set(columns):
         return None
     return [columns.index(number) for number in numbers]
@@ -207,10 +230,13 @@ def _by_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None
 
 def _by_numerals(ours: Sequence[str], theirs: Sequence[str], who: tuple[str, str]) -> list[int] | None:
     """Match names that are class numbers, such as folders 0, 1, 10, 11, 2, which are sorted as text."""
-    if not all(name.isdecimal() and int(name) < len(theirs) for name in ours) or len(set(map(int, ours))) < len(ours):
+    if not all(name.isdecimal() for name in ours):
+        return None
+    indices = [int(name) for name in ours]
+    if max(indices) >= len(theirs) or len(set(indices)) < len(indices):
         return None
     _warn(f"the class names of {who[0]} are numbers: {_listing(ours)} are used as class numbers of {who[1]}")
-    return [int(name) for name in ours]
+    return indices
 
 
 def _resolve(given: dict[str, str | int], ours: Sequence[str], theirs: Sequence[str]) -> dict[str, int]:

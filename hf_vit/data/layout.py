@@ -112,6 +112,11 @@ class Arrangement:
     sources: dict[str, list[str]] = field(default_factory=dict)
     unused: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
+    @property
+    def has_classes(self) -> bool:
+        """Return whether a split has two classes or more."""
+        return any(len(classes) > 1 for classes in self.splits.values())
+
     def add(self, split: str, classes: dict[str | None, list[Folder]], source: Folder) -> None:
         """Add a split, or classes to it."""
         self.splits.setdefault(split, {}).update(classes)

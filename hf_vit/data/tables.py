@@ -31,6 +31,7 @@ TABLES = {
     "metadata.parquet": "file_name",
 }
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)")
+_KINDS_OF_LABELS = (pa.types.is_integer, pa.types.is_string, pa.types.is_list, pa.types.is_boolean)
 _NO_ROW = "not used, images without a row in a table"
 _NO_IMAGE = "not used, rows of tables without an image"
 _OTHER_TABLES = "not used, tables beside labels.csv"
@@ -73,38 +74,47 @@ def load_tables(folder: Path, tables: list[str], images: list[str], title: str, 
         ValueError: a table has other columns, or names an image twice, or one outside of its folder; or a labels.csv
             lacks an image, or names one that does not exist.
     """
-    labels = [name for name in tables if PurePosixPath(name).name == "labels.csv"]
+    label_tables = [name for name in tables if PurePosixPath(name).name == "labels.csv"]
     unused: dict[str, list[str]] = {}
-    if labels:
-        rows, features = _read_labels(folder, labels, images, title)
-        unused[_OTHER_TABLES] = [name for name in tables if name not in labels]
+    if label_tables:
+        rows, features = _read_labels(folder, label_tables, images, title)
+        unused[_OTHER_TABLES] = [name for name in tables if name not in label_tables]
     else:
         rows, features, unused[_NO_IMAGE] = _read_metadata(folder, tables, set(images), title)
         unused[_NO_ROW] = sorted(set(images) - rows.keys())
     paths = sorted(rows)
-    found = arrange_images(paths, layout)
     splits: dict[str, list[str]] = {}
     sources: dict[str, list[str]] = {}
-    for path, split in zip(paths, found, strict=True):
+    for path, split in zip(paths, arrange_images(paths, layout), strict=True):
+        source = f"{path.rpartition('/')[0]}/".lstrip("/")
         stated = str(rows[path].pop("split", None) or "").strip()
-        split = split_key(stated) if stated else split
-        source = "column split" if stated else f"{path.rpartition('/')[0]}/".lstrip("/")
+        if stated:
+            split = split_key(stated)
+            source = "column split"
         splits.setdefault(split, []).append(path)
         sources.setdefault(split, [])
         if source not in sources[split]:
             sources[split].append(source)
-    opened = {}
-    for split, names in splits.items():
-        columns: dict[str, list] = {"image": [{"bytes": None, "path": f"{folder}/{path}"} for path in names]}
-        columns |= {column: [rows[path].get(column) for path in names] for column in features if column != "image"}
-        opened[split] = datasets.Dataset.from_dict(columns, features=features)
-        states = []
-        for path in names:
-            status = os.stat(folder / path)
-            content = rows[path].get("labels", rows[path])
-            states.append((f"{folder}/{path}", content, status.st_size, status.st_mtime_ns))
-        opened[split]._fingerprint = hashlib.sha256(repr(states).encode()).hexdigest()[:32]
+    opened = {split: _open_split(folder, names, rows, features) for split, names in splits.items()}
     return opened, sources, {reason: names for reason, names in unused.items() if names}
+
+
+def _open_split(
+    folder: Path, paths: list[str], rows: dict[str, dict[str, Any]], features: datasets.Features
+) -> datasets.Dataset:
+    """Return the images of a split with their rows; the fingerprint is made of the rows and the files' states."""
+    columns: dict[str, list] = {"image": [{"bytes": None, "path": f"{folder}/{path}"} for path in paths]}
+    for column in features:
+        if column != "image":
+            columns[column] = [rows[path].get(column) for path in paths]
+    split = datasets.Dataset.from_dict(columns, features=features)
+    states = []
+    for path in paths:
+        status = os.stat(folder / path)
+        content = rows[path].get("labels", rows[path])
+        states.append((f"{folder}/{path}", content, status.st_size, status.st_mtime_ns))
+    split._fingerprint = hashlib.sha256(repr(states).encode()).hexdigest()[:32]
+    return split
 
 
 def _image_path(table: str, image: str) -> str | None:
@@ -121,42 +131,54 @@ def _read_labels(
 ) -> tuple[dict[str, dict[str, Any]], datasets.Features]:
     """Return the row of each image of labels.csv, with its list of classes, and the columns."""
     rows: dict[str, dict[str, Any]] = {}
-    names: list[str] = []
+    class_names: dict[str, None] = {}  # in the order of the columns
     for table in tables:
         header, lines = read_csv(folder / table)
-        classes = [name for name in header if name not in ("image", "split", "labels")]
-        is_ambiguous = ("labels" in header) == bool(classes) or "label" in classes
-        if "image" not in header or len(set(header)) < len(header) or is_ambiguous:
-            raise ValueError(
-                f"{title}/{table} has the columns {join_names(header) or 'none'} (expected image and labels, or image "
-                "and a column for each class; split is optional)"
-            )
+        classes = _class_columns(header, f"{title}/{table}")
+        class_names |= dict.fromkeys(classes)
         for number, line in enumerate(lines, start=2):
             path = _image_path(table, line["image"] or "")
-            marks = [str(line[name]).strip() for name in classes]
-            is_whole = None not in line and None not in line.values() and {*marks} <= {"0", "1"}
-            if not is_whole or path is None or path in rows:
+            if path is None or path in rows or not _is_complete(line, classes):
                 raise ValueError(
                     f"line {number} of {title}/{table} is {join_names(list(map(str, line.values())))} (expected "
                     f"{len(header)} fields: an image of the folder that is on no other line, and 0 or 1 for each class)"
                 )
             if classes:
-                labels = [name for name, mark in zip(classes, marks, strict=True) if mark == "1"]
+                labels = [name for name in classes if line[name].strip() == "1"]
             else:
                 labels = _divide(line["labels"])
             rows[path] = {"labels": labels, "split": line.get("split")}
-        names += [name for name in classes if name not in names]
     directories = {os.path.dirname(path) for path in rows}
     expected = {image for image in images if os.path.dirname(image) in directories}
-    if wrong := sorted(expected.symmetric_difference(rows)):
+    wrong = sorted(expected.symmetric_difference(rows))
+    if wrong:
         raise ValueError(
             f"{title}/{tables[0]} lacks images of its folder, or names others that do not exist: {join_names(wrong)} "
             "(expected a line for each image, with empty labels if it has none)"
         )
-    names = names or sorted(set(chain(*(row["labels"] for row in rows.values()))))
+    names = list(class_names) or sorted({name for row in rows.values() for name in row["labels"]})
     if not names:
         raise ValueError(f"{title}/{tables[0]} has no labels")
     return rows, _features({"labels": datasets.List(datasets.ClassLabel(names=names))})
+
+
+def _class_columns(header: list[str], table: str) -> list[str]:
+    """Return the columns of a labels.csv that are classes; none if it has the column `labels`."""
+    classes = [name for name in header if name not in ("image", "split", "labels")]
+    has_labels_once = ("labels" in header) != bool(classes) and "label" not in classes
+    if "image" not in header or len(set(header)) < len(header) or not has_labels_once:
+        raise ValueError(
+            f"{table} has the columns {join_names(header) or 'none'} (expected image and labels, or image and a column "
+            "for each class; split is optional)"
+        )
+    return classes
+
+
+def _is_complete(line: dict[str, Any], classes: list[str]) -> bool:
+    """Return whether a line has a value for each column and no more, which is 0 or 1 for a class."""
+    if None in line or None in line.values():
+        return False
+    return all(line[name].strip() in ("0", "1") for name in classes)
 
 
 def _divide(text: str) -> list[str]:
@@ -180,7 +202,8 @@ def _read_metadata(
     for table in sorted(tables):
         lines, are_csv = _read_rows(folder / table)
         are_texts = are_texts and are_csv
-        for number, line in enumerate(lines, start=2 if are_csv else 1):
+        first_row = 2 if are_csv else 1
+        for number, line in enumerate(lines, first_row):
             image = line.pop("file_name", None)
             if not isinstance(image, str) or None in line:
                 raise ValueError(
@@ -193,22 +216,20 @@ def _read_metadata(
                     f"row {number} of {title}/{table} names {image} (expected an image of the table's folder that no "
                     "other row names)"
                 )
-            if path not in images:
+            if path in images:
+                rows[path] = line
+                columns |= dict.fromkeys(line)
+            else:
                 missing.append(path)
-                continue
-            rows[path] = line
-            columns |= dict.fromkeys(line)
-    columns.pop("split", None)
-    columns.pop("image", None)
     typed = {}
     for column in columns:
-        values = {path: row.get(column) for path, row in rows.items()}
-        values, feature = _convert(column, values, are_texts)
-        if feature is None:
+        if column in ("split", "image"):
             continue
-        typed[column] = feature
-        for path, value in values.items():
-            rows[path][column] = value
+        values, feature = _convert(column, [row.get(column) for row in rows.values()], are_texts)
+        if feature is not None:
+            typed[column] = feature
+            for row, value in zip(rows.values(), values, strict=True):
+                row[column] = value
     return rows, _features(typed), sorted(missing)
 
 
@@ -224,21 +245,25 @@ def _read_rows(table: Path) -> tuple[list[dict[str, Any]], bool]:
         raise ValueError(f"{table} is no JSON Lines file of one object per image: {error}") from None
 
 
-def _convert(column: str, values: dict[str, Any], are_texts: bool) -> tuple[dict[str, Any], Any]:
+def _convert(column: str, values: list[Any], are_texts: bool) -> tuple[list[Any], Any]:
     """Return the values of a column with their type, as `datasets` finds it; None: it can have no labels."""
-    if column == "labels" and all(isinstance(value, str | None) for value in values.values()):
-        lists = {path: _divide(value or "") for path, value in values.items()}
-        names = sorted(set(chain(*lists.values())))
+    if column == "labels" and all(isinstance(value, str | None) for value in values):
+        lists = [_divide(value or "") for value in values]
+        names = sorted(set(chain(*lists)))
         return lists, datasets.List(datasets.ClassLabel(names=names)) if names else None
     if are_texts:
-        given = [value for value in values.values() if value not in (None, "")]
-        parse: Any = int if all(map(_WHOLE_NUMBER.fullmatch, given)) else str
-        values = {path: None if value in (None, "") else parse(value) for path, value in values.items()}
+        values = _parse_texts(values)
     try:
-        array = pa.array(list(values.values()))
+        array = pa.array(values)
     except (pa.ArrowException, OverflowError):
         return values, None
-    is_known = pa.types.is_integer(array.type) or pa.types.is_string(array.type) or pa.types.is_list(array.type)
-    if not is_known and not pa.types.is_boolean(array.type):
+    if not any(is_kind(array.type) for is_kind in _KINDS_OF_LABELS):
         return values, None
     return values, datasets.features.features.generate_from_arrow_type(array.type)
+
+
+def _parse_texts(values: list[Any]) -> list[Any]:
+    """Return the whole numbers of a CSV file's column, if all its fields are; an empty field is None."""
+    given = [value for value in values if value]
+    parse: Any = int if all(map(_WHOLE_NUMBER.fullmatch, given)) else str
+    return [parse(value) if value else None for value in values]
