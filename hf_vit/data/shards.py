@@ -229,21 +229,15 @@ def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
 
     with ThreadPoolExecutor(_THREADS) as pool:
         parts = list(tqdm(pool.map(scan, files, stamps), "Indexing", len(files), unit=" shards", delay=1))
-    first = next((part for part in parts if len(part["rows"])), None)
-    if first is None:
-        raise ValueError(f"there are no images in {join_names(list(files))}")
-    for file, part in zip(files, parts, strict=True):
-        if len(part["rows"]) and part["kind"] != first["kind"]:
-            raise ValueError(f"{file} has labels of type {part['kind']} (expected {first['kind']}, as in other shards)")
-    names = sorted({name for part in parts for name in part["names"]})
-    for part in parts if names else ():  # the shard's numbers -> common numbers
-        part["label"] = np.append(np.searchsorted(names, part["names"]), -1)[part["label"]]
-    units = pa.table({name: np.concatenate([part[name] for part in parts]) for name in _SCHEMA.names}).cast(_SCHEMA)
+    first = _first_with_images(files, parts)
+    names = _number_names_alike(parts)
+    positions = {name: np.concatenate([part[name] for part in parts]) for name in _SCHEMA.names}
     features: dict[str, Any] = {first["image_column"]: datasets.Image(decode=False)}
-    if (label := first["label_column"]) is not None:
+    label = first["label_column"]
+    if first["feature"] is not None:
+        features |= datasets.Features.from_dict({label: first["feature"]})
+    elif label is not None:
         features[label] = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
-        if first["feature"] is not None:
-            features |= datasets.Features.from_dict({label: first["feature"]})
     about = {
         "version": _VERSION,
         "files": list(map(basename, files)),
@@ -256,7 +250,33 @@ def _build(files: Sequence[str], stamps: list, columns: Columns) -> pa.Table:
         "are_counted": first["feature"] is None,
     }
     shutil.rmtree(folder)
-    return units.replace_schema_metadata({"hf_vit": json.dumps(about)})
+    return pa.table(positions).cast(_SCHEMA).replace_schema_metadata({"hf_vit": json.dumps(about)})
+
+
+def _first_with_images(files: Sequence[str], parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the first shard with images holds.
+
+    Raises:
+        ValueError: no shard has images, or another one has another type of labels.
+    """
+    filled = [(file, part) for file, part in zip(files, parts, strict=True) if len(part["rows"])]
+    if not filled:
+        raise ValueError(f"there are no images in {join_names(list(files))}")
+    _, first = filled[0]
+    for file, part in filled:
+        if part["kind"] != first["kind"]:
+            raise ValueError(f"{file} has labels of type {part['kind']} (expected {first['kind']}, as in other shards)")
+    return first
+
+
+def _number_names_alike(parts: list[dict[str, Any]]) -> list[str]:
+    """Return the sorted class names of all shards; the labels of each shard become indices of this list."""
+    names = sorted({name for part in parts for name in part["names"]})
+    if names:
+        for part in parts:
+            common = np.searchsorted(names, part["names"])
+            part["label"] = np.append(common, -1)[part["label"]]  # -1, no label, is the last one
+    return names
 
 
 def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
@@ -365,16 +385,21 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
             reader = pq.ParquetFile(source)
             features = datasets.Features.from_arrow_schema(reader.schema_arrow)
             image = find_image_column(file, reader.schema_arrow, columns.image)
-            has_labels = columns.needs_labels or columns.label is not None
-            label = find_label_column(features, columns.label) if has_labels else None
+            label = None
+            if columns.needs_labels or columns.label is not None:
+                label = find_label_column(features, columns.label)
             feature = None if label is None else features[label]
             groups = [reader.metadata.row_group(number) for number in range(reader.num_row_groups)]
             is_plain = isinstance(feature, datasets.Value)
             is_text = is_plain and "string" in feature.dtype
-            is_read = is_text or (is_plain and columns.counts_labels)
-            values = {*(reader.read([label])[label].to_pylist() if is_read else ())} - {None}
+            values = set()
+            if is_text or (is_plain and columns.counts_labels):
+                values = set(reader.read([label])[label].to_pylist()) - {None}
     except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
         raise ValueError(f"{file} is damaged, or not a parquet file: {error}") from error
+    stored_feature = None
+    if label is not None and not is_plain:
+        stored_feature = datasets.Features({label: feature}).to_dict()[label]
     return {
         "position": list(range(len(groups))),
         "size": [group.total_byte_size for group in groups],
@@ -383,7 +408,7 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
         "names": sorted(values) if is_text else [],
         "num_labels": 0 if is_text else max(values, default=-1) + 1,
         "kind": str(feature),
-        "feature": None if label is None or is_plain else dict(datasets.Features({label: feature}).to_dict())[label],
+        "feature": stored_feature,
         "image_column": image,
         "label_column": label,
     }
