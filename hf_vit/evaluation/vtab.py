@@ -23,10 +23,9 @@ from ..files.removed_names import drop_removed_settings
 from ..loading import resolve_model
 from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import PRESETS
-from ..settings.fields import EvaluateSettings, FinetuneSettings
+from ..settings.fields import EvaluateSettings, FinetuneSettings, fields_with
 from ..settings.recipes import build, merge
 from ..training.build import load_for_finetuning
-from ..training.checkpoint import FREE_ON_RESUME
 from ..training.trainer import Trainer, TrainingStopped
 from .vtab_data import Task, TaskData, join, open_task, read_table
 
@@ -140,8 +139,9 @@ class Runner:
 
     def fingerprint(self, task: Task, data: TaskData) -> dict[str, Any]:
         """Return everything that a result depends on."""
-        free = {*FREE_ON_RESUME, "model"}
-        values = {name: value for name, value in asdict(self.settings_of(task)).items() if name not in free}
+        settings = self.settings_of(task)
+        free = {*fields_with("free_on_resume", settings), "model"}
+        values = {name: value for name, value in asdict(settings).items() if name not in free}
         train, test = (fingerprint_data(split) for split in self._splits_of(data))
         decoding = PRESETS[values["preset"]].jpeg_dct if values["preset"] else "of the model"
         return {**self.origin, "train": train, "test": test, "finetune": values, "jpeg_dct": decoding}

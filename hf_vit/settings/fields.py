@@ -15,6 +15,9 @@ def setting(
     is_path: bool = False,
     everyday: bool = False,
     protocols: tuple[str, ...] = (),
+    in_steps: bool = False,
+    in_recipe: bool = True,
+    free_on_resume: bool = False,
     **bounds: float,
 ) -> Any:
     """Declare a field of a settings class.
@@ -26,6 +29,9 @@ def setting(
         is_path: the value may be a file or folder, which is read.
         everyday: most runs need it, so that `--help` describes it; `--help all` describes all settings.
         protocols: the only protocols of evaluation that use it; with another one it must have its default.
+        in_steps: only training in steps uses it, not a head in closed form.
+        in_recipe: `--print-config` prints it.
+        free_on_resume: it does not affect the weights, so a resumed run may change it.
         bounds: `above`, `at_least`, `below` and `at_most`, the limits of a number or of every number of a list.
     """
     default = {"default_factory" if callable(default) else "default": default}
@@ -35,14 +41,22 @@ def setting(
         "is_path": is_path,
         "everyday": everyday,
         "protocols": protocols,
+        "in_steps": in_steps,
+        "in_recipe": in_recipe,
+        "free_on_resume": free_on_resume,
         "bounds": bounds,
     }
     return field(**default, metadata=metadata)
 
 
+def fields_with(mark: str, settings: Any) -> list[str]:
+    """Return the names of those fields of settings, or of their class, that are declared with a mark: `is_path`, ..."""
+    return [one.name for one in dataclasses.fields(settings) if one.metadata.get(mark)]
+
+
 def paths_of(settings: Any) -> list[str]:
     """Return the files and folders, or other names in their place, that the settings say to read."""
-    values = [getattr(settings, one.name) for one in dataclasses.fields(settings) if one.metadata.get("is_path")]
+    values = [getattr(settings, name) for name in fields_with("is_path", settings)]
     return [value for value in values if value not in (None, "digits")]  # scikit-learn's
 
 
@@ -61,26 +75,16 @@ _HOLDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "
 
 _data = partial(setting, group="data")
 _run = partial(setting, group="run")
-_length = partial(setting, group="length and batches")
-_optimizer = partial(setting, group="optimizer")
-_schedule = partial(setting, group="learning rate schedule")
+_length = partial(setting, group="length and batches", in_steps=True)
+_optimizer = partial(setting, group="optimizer", in_steps=True)
+_schedule = partial(setting, group="learning rate schedule", in_steps=True)
 _model = partial(setting, group="model")
-_augment = partial(setting, group="augmentation")
+_augment = partial(setting, group="augmentation", in_steps=True)
 _loss = partial(setting, group="loss")
 _report = partial(setting, group="evaluation, checkpoints and reports")
 _masked = partial(setting, group="masked patch prediction")
 _protocol = partial(setting, group="protocol")
 _hub = partial(setting, group="Hub and Jobs")
-
-# What a run without steps does not use: groups of settings, and single ones of other groups.
-_GROUPS_OF_STEPS = ("length and batches", "optimizer", "learning rate schedule", "augmentation")
-_FIELDS_OF_STEPS = (
-    *("compile", "compile_mode", "prefetch_factor", "dropout", "attention_dropout", "drop_path"),
-    *("gradient_checkpointing", "patch_sizes", "eval_patch_sizes", "patch_size_weights", "linear_probe", "lora_rank"),
-    *("lora_alpha", "lora_target_modules", "class_weights", "label_smoothing", "teacher", "teacher_temperature"),
-    *("head", "head_bias", "log_every", "eval_every", "save_every", "best_metric", "early_stopping"),
-    *("keep_checkpoints", "resume", "report_to", "profile", "stall_timeout"),
-)
 
 Backend = Literal["auto", "eager", "torch", "openvino", "onnxruntime", "int8"]
 
@@ -149,6 +153,7 @@ class DataSettings:
         AUTO,
         "data workers (decoding, augmentation) per process; auto: one fewer than the process has CPUs, from 1 to 16",
         at_least=0,
+        free_on_resume=True,
     )
     image_size: int | list[int] | None = _data(
         None, "image size in pixels, N or HxW; by default the model's", everyday=True
@@ -158,25 +163,36 @@ class DataSettings:
         "preprocessing preset; by default the model's. Training applies it to evaluation images, and native also to "
         "training images",
     )
-    eval_batch_size: int = _run(64, "images per forward and process in evaluation", above=0)
+    eval_batch_size: int = _run(64, "images per forward and process in evaluation", above=0, free_on_resume=True)
     mixed_precision: Literal["no", "bf16", "fp16"] | None = _run(
         None, "precision of the forward and backward pass; by default that of `accelerate launch`"
     )
     compile: bool | Literal["auto"] = _run(
-        AUTO, "compile the model with torch.compile; auto: only for training of 1,000 or more steps on a CUDA device"
+        AUTO,
+        "compile the model with torch.compile; auto: only for training of 1,000 or more steps on a CUDA device",
+        in_steps=True,
     )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _run("default", "mode of torch.compile")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _run(
+        "default", "mode of torch.compile", in_steps=True
+    )
     deterministic: bool = _run(
         False, "make runs on a GPU bit-reproducible; an operation without a deterministic implementation is an error"
     )
     tf32: bool = _run(False, "use TensorFloat-32 for float32 matrix products on NVIDIA GPUs")
     cudnn_benchmark: bool = _run(False, "let cuDNN choose the fastest convolution algorithm by timing, for ResNets")
     seed: int = _run(0, "random seed of weights, sample order and augmentation", at_least=0)
-    num_processes: int | None = _run(None, "required number of processes; any other number is an error")
-    output_dir: str | None = _run(
-        None, "folder of the results; training writes to runs/1, runs/2, ... by default", everyday=True
+    num_processes: int | None = _run(
+        None, "required number of processes; any other number is an error", free_on_resume=True
     )
-    print_config: bool = _run(False, "print the resolved settings as a recipe, then exit")
+    output_dir: str | None = _run(
+        None,
+        "folder of the results; training writes to runs/1, runs/2, ... by default",
+        everyday=True,
+        free_on_resume=True,
+    )
+    print_config: bool = _run(
+        False, "print the resolved settings as a recipe, then exit", free_on_resume=True, in_recipe=False
+    )
 
     def validate(self) -> None:
         """Raise ValueError for a setting that is out of range or contradicts another one."""
@@ -217,7 +233,9 @@ class TrainingSettings(DataSettings):
         above=0,
         below=1,
     )
-    prefetch_factor: int = _data(4, "batches that each data worker loads ahead in training", above=0)
+    prefetch_factor: int = _data(
+        4, "batches that each data worker loads ahead in training", above=0, in_steps=True, free_on_resume=True
+    )
     steps: int | None = _length(
         None, "length of the run in optimizer steps; set this or epochs", everyday=True, above=0
     )
@@ -227,8 +245,12 @@ class TrainingSettings(DataSettings):
     batch_size: int = _length(
         512, "images per optimizer step, over all processes and accumulation steps", everyday=True, above=0
     )
-    per_device_batch_size: int | None = _length(None, "images per forward; by default batch_size / processes", above=0)
-    find_batch_size: bool = _length(False, "reduce per_device_batch_size until forward and backward fit into memory")
+    per_device_batch_size: int | None = _length(
+        None, "images per forward; by default batch_size / processes", above=0, free_on_resume=True
+    )
+    find_batch_size: bool = _length(
+        False, "reduce per_device_batch_size until forward and backward fit into memory", free_on_resume=True
+    )
     class_sampling: Literal["natural", "balanced"] = _length(
         "natural", "balanced: draw each class equally often; every image of a class is drawn before one repeats"
     )
@@ -296,17 +318,35 @@ class TrainingSettings(DataSettings):
     )
     final_learning_rate: float = _schedule(0.0, "last rate of linear, cosine, polynomial, wsd", at_least=0, at_most=1)
 
-    dropout: float | None = _model(None, "dropout rate; by default the configuration's", at_least=0, below=1)
+    dropout: float | None = _model(
+        None, "dropout rate; by default the configuration's", at_least=0, below=1, in_steps=True
+    )
     attention_dropout: float | None = _model(
-        None, "dropout rate of attention probabilities; by default the configuration's", at_least=0, below=1
+        None,
+        "dropout rate of attention probabilities; by default the configuration's",
+        at_least=0,
+        below=1,
+        in_steps=True,
     )
     drop_path: float | None = _model(
-        None, "stochastic depth rate of the last layer; by default the configuration's", at_least=0, below=1
+        None,
+        "stochastic depth rate of the last layer; by default the configuration's",
+        at_least=0,
+        below=1,
+        in_steps=True,
     )
-    gradient_checkpointing: bool = _model(False, "recompute activations in the backward pass to save memory")
-    patch_sizes: list[int] = _model(list, "train at several patch sizes, one drawn per step (FlexiViT)", above=0)
-    eval_patch_sizes: list[int] = _model(list, "patch sizes to evaluate at; by default patch_sizes", above=0)
-    patch_size_weights: list[float] = _model(list, "relative frequency of each of patch_sizes; by default equal")
+    gradient_checkpointing: bool = _model(
+        False, "recompute activations in the backward pass to save memory", in_steps=True
+    )
+    patch_sizes: list[int] = _model(
+        list, "train at several patch sizes, one drawn per step (FlexiViT)", above=0, in_steps=True
+    )
+    eval_patch_sizes: list[int] = _model(
+        list, "patch sizes to evaluate at; by default patch_sizes", above=0, in_steps=True
+    )
+    patch_size_weights: list[float] = _model(
+        list, "relative frequency of each of patch_sizes; by default equal", in_steps=True
+    )
 
     crop: Literal["inception", "random", "resmall", "none"] = _augment(
         "inception",
@@ -330,6 +370,7 @@ class TrainingSettings(DataSettings):
         AUTO,
         "where to resize and flip crops and to apply RandAugment; cpu: in the data workers; device: on the device, in "
         "batches; auto: device if it is a GPU (not MPS) and preset is not native, else cpu",
+        free_on_resume=True,
     )
     token_drop: float = _augment(
         0.0, "fraction of patches to drop (NaViT); needs preset native", at_least=0, at_most=0.95
@@ -344,44 +385,87 @@ class TrainingSettings(DataSettings):
         "multi-label task, else softmax",
     )
     class_weights: Literal["none", "balanced"] = _loss(
-        "none", "balanced: weight each class by the inverse of its frequency in the training split, 1 on average"
+        "none",
+        "balanced: weight each class by the inverse of its frequency in the training split, 1 on average",
+        in_steps=True,
     )
-    label_smoothing: float = _loss(0.0, "fraction of the target that is spread over all classes", at_least=0, at_most=1)
+    label_smoothing: float = _loss(
+        0.0, "fraction of the target that is spread over all classes", at_least=0, at_most=1, in_steps=True
+    )
     teacher: str | None = _loss(
         None,
         "knowledge distillation: model whose probabilities replace the labels; anything that `hf_vit.load` takes",
         is_path=True,
+        in_steps=True,
     )
-    teacher_temperature: float = _loss(1.0, "distillation: divides the logits of teacher and student", above=0)
-    head_bias: float | None = _loss(None, "initial value of the head's biases; by default 0")
+    teacher_temperature: float = _loss(
+        1.0, "distillation: divides the logits of teacher and student", above=0, in_steps=True
+    )
+    head_bias: float | None = _loss(None, "initial value of the head's biases; by default 0", in_steps=True)
 
-    log_every: int = _report(10, "steps between two log entries", above=0)
-    eval_every: int | None = _report(None, "steps between two evaluations; by default a tenth of the run", above=0)
-    save_every: int | None = _report(None, "steps between two checkpoints; by default eval_every", above=0)
+    log_every: int = _report(10, "steps between two log entries", above=0, in_steps=True, free_on_resume=True)
+    eval_every: int | None = _report(
+        None,
+        "steps between two evaluations; by default a tenth of the run",
+        above=0,
+        in_steps=True,
+        free_on_resume=True,
+    )
+    save_every: int | None = _report(
+        None, "steps between two checkpoints; by default eval_every", above=0, in_steps=True, free_on_resume=True
+    )
     best_metric: str = _report(
         AUTO,
         "metric that chooses the best model, such as loss or accuracy/cat; auto: accuracy; mean_average_precision for "
         "a multi-label task; loss without labels",
+        in_steps=True,
     )
-    early_stopping: int | None = _report(None, "stop after this many evaluations without improvement", above=0)
-    keep_checkpoints: int = _report(2, "number of newest checkpoints to keep", above=0)
-    resume: bool = _report(False, "continue from the newest checkpoint in output_dir", everyday=True)
-    overwrite: bool = _report(False, "delete the run in output_dir first", everyday=True)
+    early_stopping: int | None = _report(
+        None, "stop after this many evaluations without improvement", above=0, in_steps=True, free_on_resume=True
+    )
+    keep_checkpoints: int = _report(
+        2, "number of newest checkpoints to keep", above=0, in_steps=True, free_on_resume=True
+    )
+    resume: bool = _report(
+        False,
+        "continue from the newest checkpoint in output_dir",
+        everyday=True,
+        in_steps=True,
+        free_on_resume=True,
+        in_recipe=False,
+    )
+    overwrite: bool = _report(
+        False, "delete the run in output_dir first", everyday=True, free_on_resume=True, in_recipe=False
+    )
     report_to: str = _report(
         AUTO,
         "trackers of Accelerate, such as tensorboard,wandb (or aim, clearml, comet_ml, dvclive, mlflow, swanlab, "
         "trackio); all: each that is installed; none; auto: tensorboard if installed",
+        in_steps=True,
+        free_on_resume=True,
     )
     tracker_project: str | None = _report(
-        None, "project in the trackers; by default the environment's, such as WANDB_PROJECT, or training"
+        None,
+        "project in the trackers; by default the environment's, such as WANDB_PROJECT, or training",
+        free_on_resume=True,
     )
-    tracker_name: str | None = _report(None, "name of the run in the trackers; by default the tracker's choice")
-    profile: int | None = _report(None, "optimizer steps to trace into output_dir/profile, after a warm-up", above=0)
+    tracker_name: str | None = _report(
+        None, "name of the run in the trackers; by default the tracker's choice", free_on_resume=True
+    )
+    profile: int | None = _report(
+        None,
+        "optimizer steps to trace into output_dir/profile, after a warm-up",
+        above=0,
+        in_steps=True,
+        free_on_resume=True,
+    )
     stall_timeout: float = _report(
         480,
         "end the run if a process or its data workers take no part in a step for this many seconds; in the first step, "
         "in evaluation and while saving, torch's own timeout holds; 0: never",
         at_least=0,
+        in_steps=True,
+        free_on_resume=True,
     )
 
     def validate(self) -> None:
@@ -412,41 +496,67 @@ class TrainingSettings(DataSettings):
 
     def _check_schedule(self) -> None:
         """Raise ValueError if the fields of the schedule contradict each other."""
-        schedule, steps, last = self.schedule, self.decay_steps, self.final_learning_rate
-        decays = schedule in ("linear", "cosine", "polynomial")
+        decays = self.schedule in ("linear", "cosine", "polynomial")
         if self.warmup_steps > 1 and self.warmup_steps % 1:
             raise ValueError(f"warmup_steps is {self.warmup_steps}; it must be a whole number, or a fraction below 1")
-        if not (steps if schedule == "staircase" else len(steps) <= decays):
+        if self.schedule == "staircase":
+            fits = bool(self.decay_steps)
+        else:
+            fits = len(self.decay_steps) <= decays
+        if not fits:
             raise ValueError(
-                f"schedule is {schedule} and decay_steps {steps}: staircase needs at least one step; linear, cosine "
-                "and polynomial take at most one; others none"
+                f"schedule is {self.schedule} and decay_steps {self.decay_steps}: staircase needs at least one step; "
+                "linear, cosine and polynomial take at most one; others none"
             )
-        if self.decay_factors and len(self.decay_factors) != len(steps):
-            raise ValueError(f"decay_factors {self.decay_factors} must have as many entries as decay_steps {steps}")
-        if last and not decays and schedule != "wsd":
-            raise ValueError(f"final_learning_rate is {last}, but schedule {schedule} does not use it: unset it")
+        if self.decay_factors and len(self.decay_factors) != len(self.decay_steps):
+            raise ValueError(
+                f"decay_factors {self.decay_factors} must have as many entries as decay_steps {self.decay_steps}"
+            )
+        if self.final_learning_rate and not decays and self.schedule != "wsd":
+            raise ValueError(
+                f"final_learning_rate is {self.final_learning_rate}, but schedule {self.schedule} does not use it: "
+                "unset it"
+            )
 
     def _check_images(self) -> None:
         """Raise ValueError if crops, decoding or patch sizes contradict each other."""
-        area, crop, resizes_first = self.crop_area, self.crop, self.crop in ("random", "resmall")
-        if len(area) != 2 or area[0] > area[1]:
-            raise ValueError(f"crop_area is {area}; it must be two fractions, such as 0.05,1")
-        if resizes_first and self.resize is None:
-            raise ValueError(f"crop {crop} needs resize, the size before the crop")
-        if resizes_first and self.reduced_decoding:
-            raise ValueError(f"reduced_decoding does not work with crop {crop}")
-        if crop == "resmall" and isinstance(self.resize, list):
+        if len(self.crop_area) != 2 or self.crop_area[0] > self.crop_area[1]:
+            raise ValueError(f"crop_area is {self.crop_area}; it must be two fractions, such as 0.05,1")
+        if self.resizes_first and self.resize is None:
+            raise ValueError(f"crop {self.crop} needs resize, the size before the crop")
+        if self.resizes_first and self.reduced_decoding:
+            raise ValueError(f"reduced_decoding does not work with crop {self.crop}")
+        if self.crop == "resmall" and isinstance(self.resize, list):
             raise ValueError(f"resize is {self.resize}; crop resmall takes one number, the shorter side")
-        weights, sizes = self.patch_size_weights, self.patch_sizes
-        if weights and (len(weights) != len(sizes) or min(weights) < 0 or not sum(weights)):
-            raise ValueError(f"patch_size_weights is {weights}; it needs a number >= 0 for each of patch_sizes {sizes}")
-        if self.token_drop and self.preset != "native":
+        self._check_patch_sizes()
+        if self.preset == "native":
+            self._check_native()
+        elif self.token_drop:
             raise ValueError(f"token_drop ({self.token_drop}) needs preset native")
+
+    @property
+    def resizes_first(self) -> bool:
+        """Return whether images are resized before the crop."""
+        return self.crop in ("random", "resmall")
+
+    def _check_patch_sizes(self) -> None:
+        """Raise ValueError unless there is a weight for each patch size, or none at all."""
+        weights = self.patch_size_weights
+        if weights and (len(weights) != len(self.patch_sizes) or min(weights) < 0 or not sum(weights)):
+            raise ValueError(
+                f"patch_size_weights is {weights}; it needs a number >= 0 for each of patch_sizes {self.patch_sizes}"
+            )
+
+    def _check_native(self) -> None:
+        """Raise ValueError for a setting that needs images of one size."""
         wrong = self.changed("mixup_alpha cutmix_alpha patch_sizes eval_patch_sizes reduced_decoding teacher")
-        is_on_device = self.augment_on == "device"
-        of_one_size = {"crop": resizes_first, "compile": self.compile is True, "augment_on": is_on_device}
-        wrong += [name for name in of_one_size if of_one_size[name]]
-        if wrong and self.preset == "native":
+        if self.resizes_first:
+            wrong.append("crop")
+        if self.compile is True:
+            wrong.append("compile")
+        if self.augment_on == "device":
+            wrong.append("augment_on")
+        if wrong:
             raise ValueError(f"{', '.join(wrong)} must be unset with preset native, whose images have different sizes")
 
 
@@ -481,9 +591,10 @@ class FinetuneSettings(TrainingSettings):
         AUTO,
         "head to start from; new: zeros; keep: the model's own, whose classes must be those of the data; auto: keep if "
         "closed_form solved for it, for these classes, else new",
+        in_steps=True,
     )
     keep_pre_logits: bool = _model(False, "keep the pre-logits layer and replace only the head's last linear layer")
-    linear_probe: bool = _model(False, "train only the head")
+    linear_probe: bool = _model(False, "train only the head", in_steps=True)
     closed_form: bool = _model(
         False, "solve for the head in closed form on frozen features (regularized least squares), without steps"
     )
@@ -500,28 +611,33 @@ class FinetuneSettings(TrainingSettings):
         is_path=True,
     )
     remove: list[str] = _data(list, "classes to remove from a model of closed_form, by name; needs no --dataset")
-    lora_rank: int | None = _model(None, "LoRA (PEFT): train only the head and adapters of this rank", above=0)
+    lora_rank: int | None = _model(
+        None, "LoRA (PEFT): train only the head and adapters of this rank", above=0, in_steps=True
+    )
     num_channels: int | None = _model(
         None,
         "image channels, by default the model's; for another number, the first kernel is repeated or summed",
         above=0,
     )
-    lora_alpha: float = _model(16, "LoRA: alpha; the adapters are scaled by alpha / rank", above=0)
+    lora_alpha: float = _model(16, "LoRA: alpha; the adapters are scaled by alpha / rank", above=0, in_steps=True)
     lora_target_modules: list[str] = _model(
-        lambda: ["q_proj", "v_proj"], "LoRA: modules that get adapters; all-linear: all"
+        lambda: ["q_proj", "v_proj"], "LoRA: modules that get adapters; all-linear: all", in_steps=True
     )
 
-    audit: bool = _report(False, "audit the images after the run, see `hf-vit audit`; adds to report.html")
+    audit: bool = _report(
+        False, "audit the images after the run, see `hf-vit audit`; adds to report.html", free_on_resume=True
+    )
     save_for: Literal["hf_vit", "transformers"] = _report(
-        "hf_vit", "format of the final model (also --for): hf_vit, or transformers' classes; hf_vit.load reads both"
+        "hf_vit",
+        "format of the final model (also --for): hf_vit, or transformers' classes; hf_vit.load reads both",
+        free_on_resume=True,
     )
 
     def unused_fields(self) -> list[str]:
         """Return the fields that closed_form does not use: those of steps, augmentation and losses."""
         if not self.closed_form:
             return []
-        names = [one.name for one in dataclasses.fields(self) if one.metadata["group"] in _GROUPS_OF_STEPS]
-        return [*names, *_FIELDS_OF_STEPS]
+        return fields_with("in_steps", self)
 
     def _check_length(self) -> None:
         if not self.closed_form:
@@ -575,7 +691,9 @@ class AuditSettings(DataSettings):
     )
     output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets", everyday=True)
     backend: Backend = _model("eager", "library that computes the forward, as in `hf-vit predict --backend`")
-    overwrite: bool = _report(False, "replace issues.csv in output_dir, and ignore the cached features")
+    overwrite: bool = _report(
+        False, "replace issues.csv in output_dir, and ignore the cached features", in_recipe=False
+    )
 
     def validate(self) -> None:
         super().validate()
@@ -655,7 +773,7 @@ class EvaluateSettings(DataSettings):
         "eager",
         "library that computes the forward, as in `hf-vit predict --backend`; int8 is written by hf-vit quantize",
     )
-    overwrite: bool = _report(False, "ignore the cached features and results in output_dir")
+    overwrite: bool = _report(False, "ignore the cached features and results in output_dir", in_recipe=False)
 
     label_map: str | None = _data(
         None,
@@ -712,24 +830,29 @@ class EvaluateSettings(DataSettings):
     keep_models: bool = _protocol(False, "keep the fine-tuned models", protocols=("vtab",))
 
     def validate(self) -> None:
-        is_vtab = self.protocol == "vtab"
-        if is_vtab and self.dataset is None:
+        if self.protocol == "vtab" and self.dataset is None:
             self.dataset = "hub"  # each task has a name there
         super().validate()
-        if is_vtab and not self.output_dir and not self.print_config:
-            raise ValueError("no folder for the results: set --output-dir")
-        if is_vtab and self.patch_size is not None:
-            raise ValueError("patch_size is set, but vtab uses the model's own")
-        is_plain = not is_vtab and self.compile is not True and self.mixed_precision in (None, "no")
-        if self.backend != "eager" and not is_plain:
-            raise ValueError(f"backend is {self.backend}, which vtab, compile and mixed_precision do not support")
+        if self.protocol == "vtab":
+            self._check_vtab()
+        if self.backend != "eager" and (self.compile is True or self.mixed_precision not in (None, "no")):
+            raise ValueError(f"backend is {self.backend}, which compile and mixed_precision do not support")
         for one in dataclasses.fields(self):
             protocols = one.metadata["protocols"]
             if protocols and self.protocol not in protocols and self.changed(one.name):
                 needed = " or ".join(protocols)
                 raise ValueError(f"{one.name} needs protocol {needed}; protocol is {self.protocol}")
-        if self.streaming and self.protocol in ("few_shot", "linear_probe", "knn", "objectnet"):
+        if self.streaming and self.protocol in (*_OF_FEATURES, "objectnet"):
             raise ValueError(f"protocol {self.protocol} does not work with streaming: set streaming to false")
         for name in ("shots", "l2_reg", "probe_l2", "neighbors"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty; it must have one entry or more")
+
+    def _check_vtab(self) -> None:
+        """Raise ValueError for a setting that fine-tuning on the tasks does not use."""
+        if not self.output_dir and not self.print_config:
+            raise ValueError("no folder for the results: set --output-dir")
+        if self.patch_size is not None:
+            raise ValueError("patch_size is set, but vtab uses the model's own")
+        if self.backend != "eager":
+            raise ValueError(f"backend is {self.backend}, which vtab does not support")

@@ -31,7 +31,7 @@ from ..files.messages import did_you_mean, shorten
 from ..files.output import check_results_folder, refuse_inputs
 from ..files.reading import read_text, read_yaml
 from ..files.removed_names import check_removed, drop_removed_settings
-from .fields import AUTO, TrainingSettings, paths_of
+from .fields import AUTO, TrainingSettings, fields_with, paths_of
 
 _Settings = TypeVar("_Settings")
 _SIZE = re.compile(r"\d+x\d+")  # 384x512, as in `hf-vit predict --image-size`
@@ -76,31 +76,76 @@ def convert(name: str, value: Any, kind: Any) -> Any:
 
 def _convert_to(value: Any, kind: Any) -> Any:
     """Convert `value` to one type; raise TypeError or ValueError if it does not fit."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any or (kind is bool and isinstance(value, bool)):
-        return value
-    if kind is type(None) and value in (None, "none"):
-        return None
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin is typing.Literal:
-        text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value  # YAML 1.1 reads `no` as False
-        if text in arguments:
-            return text
-    elif origin is list:
-        items = value
-        if isinstance(value, str):
-            separator = "x" if _SIZE.fullmatch(value) else ","
-            items = [item.strip() for item in value.split(separator)]
-        items = items if isinstance(items, list | tuple) else [items]
-        return [_convert_to(item, arguments[0]) for item in items]
-    elif origin is dict and isinstance(value, dict):
-        return {_convert_to(key, arguments[0]): _convert_to(item, arguments[1]) for key, item in value.items()}
-    elif kind is str and isinstance(value, str | int | float | os.PathLike) and not isinstance(value, bool):
-        return str(value)
-    elif kind in (int, float) and not isinstance(value, bool):
-        number = float(value)
-        if math.isfinite(number) and kind(value) == number:
-            return kind(value)
-    raise TypeError
+        return _to_choice(value, arguments)
+    if origin is list:
+        return [_convert_to(item, arguments[0]) for item in _to_items(value)]
+    if origin is dict:
+        return _to_table(value, *arguments)
+    return _CONVERTERS[kind](value)
+
+
+def _to_choice(value: Any, choices: tuple[str, ...]) -> str:
+    if isinstance(value, bool):
+        value = "yes" if value else "no"  # YAML 1.1 reads `no` as False
+    if value not in choices:
+        raise ValueError
+    return value
+
+
+def _to_items(value: Any) -> list | tuple:
+    """Return the items of a list, of a text such as 0.05,1 or 384x512, or of one value."""
+    if isinstance(value, str):
+        separator = "x" if _SIZE.fullmatch(value) else ","
+        return [item.strip() for item in value.split(separator)]
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _to_table(value: Any, key_kind: Any, item_kind: Any) -> dict:
+    if not isinstance(value, dict):
+        raise TypeError
+    return {_convert_to(key, key_kind): _convert_to(item, item_kind) for key, item in value.items()}
+
+
+def _to_none(value: Any) -> None:
+    if value not in (None, "none"):
+        raise ValueError
+
+
+def _to_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
+        raise TypeError
+    return str(value)
+
+
+def _to_float(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(float(value)):
+        raise ValueError
+    return float(value)
+
+
+def _to_int(value: Any) -> int:
+    if _to_float(value) % 1:
+        raise ValueError
+    return int(value)
+
+
+_CONVERTERS: dict[Any, Callable[[Any], Any]] = {
+    Any: lambda value: value,
+    type(None): _to_none,
+    bool: _to_bool,
+    str: _to_text,
+    float: _to_float,
+    int: _to_int,
+}
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
@@ -133,8 +178,7 @@ def show(settings: Any) -> dict[str, Any]:
 
 def dump(settings: Any) -> str:
     """Return the resolved settings as the text of a recipe."""
-    hidden = {"print_config", "resume", "overwrite"}
-    values = {name: value for name, value in dataclasses.asdict(settings).items() if name not in hidden}
+    values = {name: getattr(settings, name) for name in fields_with("in_recipe", settings)}
     return yaml.safe_dump(values, sort_keys=False)
 
 

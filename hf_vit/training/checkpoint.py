@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from ..files.output import (
 )
 from ..files.reading import read_json_object
 from ..files.removed_names import drop_removed_settings, with_new_keys
-from ..settings.fields import TrainingSettings
+from ..settings.fields import TrainingSettings, fields_with
 from .launch import cpu_group, make_states
 from .optimization import build_schedule
 
@@ -313,12 +313,6 @@ def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
             tensor.copy_(read[name])
 
 
-# Settings that do not affect the weights, so a resumed run may change them.
-FREE_ON_RESUME = frozenset(
-    "print_config resume overwrite output_dir num_workers num_processes log_every eval_every save_every "
-    "keep_checkpoints report_to tracker_project tracker_name eval_batch_size per_device_batch_size find_batch_size "
-    "profile stall_timeout early_stopping prefetch_factor augment_on audit save_for".split()
-)
 # The name of each fingerprint of `fingerprint_run` in messages
 _ROLES = {"data": "the training images (without held-out ones)", "model": "the model", "teacher": "the teacher"}
 
@@ -395,8 +389,7 @@ def _relevant_parts(state: dict[str, Any], settings: TrainingSettings, draws: bo
     """
     # Settings that are newer than the checkpoint must have their defaults; of what a path names, the content counts
     values = asdict(type(settings)()) | drop_removed_settings(state["settings"])
-    paths = {field.name for field in fields(settings) if field.metadata.get("is_path")}
-    free = FREE_ON_RESUME | paths | {"steps", "epochs"}
+    free = {*fields_with("free_on_resume", settings), *fields_with("is_path", settings), "steps", "epochs"}
     parts = {name: value for name, value in values.items() if name not in free}
     parts["the mixed precision"] = state["precision"]
     for role, fingerprint in state["fingerprint"].items():
