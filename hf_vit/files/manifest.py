@@ -109,8 +109,6 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         ValueError: a file does not match the manifest, weights or a configuration are not listed, or the manifest is
             damaged.
     """
-    from huggingface_hub import constants  # not at the top: the import is slow
-
     try:
         listed = read_manifest(read_text(manifest))
     except ValueError as error:
@@ -122,31 +120,36 @@ def check_files(manifest: Path, thorough: bool = False) -> list[str]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise ValueError(f"{manifest} lists {name!r}, which is outside its folder")
         file = manifest.parent / name
-        if not file.is_file():
-            continue
-        checked.append(name)
-        status = file.stat()
-        size = expected["size"]
-        sha256 = expected["sha256"]
-        state = f"{status.st_size} {status.st_mtime_ns} {status.st_ino} {sha256}".encode()
-        path_hash = hashlib.sha256(os.fsencode(file.absolute())).hexdigest()
-        record = Path(constants.HF_ASSETS_CACHE, "hf_vit", "verified", path_hash)
-        is_hashed = not thorough and record.is_file() and record.read_bytes() == state
-        if status.st_size != size or not (is_hashed or sha256_of(file) == sha256):
-            raise ValueError(
-                f"{file} has {status.st_size} bytes or a sha256 that do not match {MANIFEST}; download it again with "
-                f"force_download=True, or delete {MANIFEST} if you changed the file yourself"
-            )
-        if status.st_size > _SMALL and not is_hashed:
-            with suppress(OSError):  # without a cache, the weights are hashed at every load
-                record.parent.mkdir(parents=True, exist_ok=True)
-                record.write_bytes(state)
-    if unlisted := find_unlisted([file.name for file in manifest.parent.iterdir()], listed):
+        if file.is_file():
+            _check_file(file, expected["size"], expected["sha256"], thorough)
+            checked.append(name)
+    unlisted = find_unlisted([file.name for file in manifest.parent.iterdir()], listed)
+    if unlisted:
         raise ValueError(
             f"{manifest.parent / unlisted[0]} is not listed in {MANIFEST}, which is damaged or older than the file; "
             f"download them again with force_download=True, or delete {MANIFEST} if you added the file yourself"
         )
     return checked
+
+
+def _check_file(file: Path, size: int, sha256: str, thorough: bool) -> None:
+    """Raise ValueError unless a file has this size and hash; a hash that was recorded for its state is not repeated."""
+    from huggingface_hub import constants  # not at the top: the import is slow
+
+    status = file.stat()
+    state = f"{status.st_size} {status.st_mtime_ns} {status.st_ino} {sha256}".encode()
+    path_hash = hashlib.sha256(os.fsencode(file.absolute())).hexdigest()
+    record = Path(constants.HF_ASSETS_CACHE, "hf_vit", "verified", path_hash)
+    is_recorded = not thorough and record.is_file() and record.read_bytes() == state
+    if status.st_size != size or not (is_recorded or sha256_of(file) == sha256):
+        raise ValueError(
+            f"{file} has {status.st_size} bytes or a sha256 that do not match {MANIFEST}; download it again with "
+            f"force_download=True, or delete {MANIFEST} if you changed the file yourself"
+        )
+    if status.st_size > _SMALL and not is_recorded:
+        with suppress(OSError):  # without a cache, the weights are hashed at every load
+            record.parent.mkdir(parents=True, exist_ok=True)
+            record.write_bytes(state)
 
 
 def find_unlisted(names: Iterable[str], listed: Collection[str]) -> list[str]:

@@ -110,37 +110,36 @@ def plan(
     run.output_dir = None  # nothing is written, not even the list of unreadable images
     split, eval_split = open_splits(run)
     data = describe_images(split, eval_split)
-    result, images = Plan(data), len(split)
+    result = Plan(data)
 
     def choose(name: str, value: Any, reason: str) -> None:
         if name not in given:
-            result.settings[name], result.reasons[name] = value, reason
+            result.settings[name] = value
+            result.reasons[name] = reason
             setattr(run, name, value)
 
-    batch_size = next((size for limit, size in _BATCHES if images < limit), _LARGEST_BATCH)
-    choose("batch_size", batch_size, f"for a training set of {images:,} images")
-    rate = min(_RATE * run.batch_size / _RATE_BATCH, _LARGEST_RATE)
-    choose("learning_rate", rate, f"{_RATE:g} per {_RATE_BATCH} images of the batch, at most {_LARGEST_RATE:g}")
-    if "steps" not in given:
-        steps = min(max(round(_EPOCHS * images / run.batch_size), _STEPS[0]), _STEPS[1])
-        reason = f"about {_EPOCHS} epochs, but at least {_STEPS[0]} and at most {_STEPS[1]:,} steps"
-        choose("epochs", round(steps * run.batch_size / images, 2), reason)
+    _choose_batches_and_length(choose, len(split), run)
     if data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1) and not split.multi_label:
         reason = f"{_span(data['smallest_class'], data['largest_class'])} images per class"
         choose("class_sampling", "balanced", reason)
 
     result.steps = count_steps(run, split)
     held_out = 0 if eval_split is None else len(eval_split)
-    forwards = result.steps * run.batch_size + _EVALUATIONS * held_out / 3
+    num_images = result.steps * run.batch_size + _EVALUATIONS * held_out / 3  # a forward pass is a third of a step
     accelerator = start_accelerator(replace(run, report_to="none", num_workers=0))
     shorter_side = data["shorter_side"][1]
+    models = list(MODELS)
+    if "model" in given:
+        models = [given["model"]]
     sizes: list[Any] = [size for size in _SIZES if size <= max(shorter_side, _USUAL_SIZE)]
-    sizes = sizes if given.get("image_size") is None else [given["image_size"]]
+    if given.get("image_size") is not None:
+        sizes = [given["image_size"]]
 
     def measure(model: str, size: Any) -> float:
-        return forwards * _seconds_per_image(replace(run, model=model, image_size=size), given, split, accelerator)
+        candidate = replace(run, model=model, image_size=size)
+        return num_images * _seconds_per_image(candidate, given, split, accelerator)
 
-    found: Any = [_fit_into_time(measure, [given["model"]] if "model" in given else list(MODELS), sizes, minutes * 60)]
+    found: Any = [_fit_into_time(measure, models, sizes, minutes * 60)]
     network, size, result.seconds = broadcast_object_list(found)[0]  # processes measure different times
     is_long = result.seconds > minutes * 60
     fits = f"the largest that can finish in {minutes:g} minutes on {describe_device(accelerator.device)}"
@@ -153,6 +152,23 @@ def plan(
     if data["long"] > 0.5:
         result.notes.append(f"most images are longer than {_LONG:g}:1; --preset native keeps their aspect ratios")
     return result
+
+
+def _choose_batches_and_length(choose: Callable[[str, Any, str], None], images: int, run: FinetuneSettings) -> None:
+    """Choose batch size, learning rate and epochs by the number of training images.
+
+    Args:
+        choose: sets a field of `run` that the user did not set: its name, value and reason.
+    """
+    batch_size = next((size for limit, size in _BATCHES if images < limit), _LARGEST_BATCH)
+    choose("batch_size", batch_size, f"for a training set of {images:,} images")
+    rate = min(_RATE * run.batch_size / _RATE_BATCH, _LARGEST_RATE)
+    choose("learning_rate", rate, f"{_RATE:g} per {_RATE_BATCH} images of the batch, at most {_LARGEST_RATE:g}")
+    if run.steps is None:
+        shortest, longest = _STEPS
+        steps = min(max(round(_EPOCHS * images / run.batch_size), shortest), longest)
+        reason = f"about {_EPOCHS} epochs, but at least {shortest} and at most {longest:,} steps"
+        choose("epochs", round(steps * run.batch_size / images, 2), reason)
 
 
 def plan_recipe(values: dict[str, Any]) -> dict[str, Any]:
