@@ -1,1 +1,1 @@
-"""Audit of a data set: label errors, duplicates, leaks, outliers, and images of poor quality."""
+"""Audit of a dataset: label errors, duplicates, leaks, outliers, and images of poor quality."""

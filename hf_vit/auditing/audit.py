@@ -1,4 +1,4 @@
-"""`hf_vit.audit`: the issues of a data set, as a table to edit and as pages of images to review.
+"""`hf_vit.audit`: the issues of a dataset, as a table to edit and as pages of images to review.
 
 Probable label errors come from a linear probe on frozen features that confidently predicts another class. Its
 probabilities are out of sample, as in confident learning (Northcutt et al., arXiv 1911.00068): cross-validation
@@ -89,7 +89,7 @@ class Measures(NamedTuple):
 
 
 class AuditedSplit(NamedTuple):
-    """A split of the data set, or of the other data set, whose images have no labels, and no issues themselves."""
+    """A split of the dataset, or of the other dataset, whose images have no labels, and no issues themselves."""
 
     name: str
     split: Split
@@ -100,7 +100,7 @@ class AuditedImage(NamedTuple):
     """A readable image."""
 
     name: str  # as in issues.csv
-    group: int  # number of its split, in the order of training, validation, test, and the other data set
+    group: int  # number of its split, in the order of training, validation, test, and the other dataset
     split: Split
     row: int  # in the split
     number: int  # of its class; -1 without a label
@@ -121,12 +121,12 @@ def audit(
     output_dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> list[Issue]:
-    """Find probable label errors, duplicates, leaks, outliers and poor images of a data set, as `hf-vit audit` does.
+    """Find probable label errors, duplicates, leaks, outliers and poor images of a dataset, as `hf-vit audit` does.
 
     Args:
         model: name on the Hub, or a folder; its features are compared, and it is not trained.
         dataset: a folder with a folder of images for each class, a name on the Hub, or parquet files.
-        train: another data set, on which the model is trained; its images in `dataset` are leaks.
+        train: another dataset, on which the model is trained; its images in `dataset` are leaks.
         output_dir: folder of issues.csv, audit.html and contact sheets; None: nothing is written.
         settings: other fields of `AuditSettings`, such as `splits=["train"]`; `hf-vit audit --help` explains each.
 
@@ -149,7 +149,7 @@ def audit(
 
 
 def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | None = None) -> list[Issue]:
-    """Audit the data set of the settings; write the results to `output_dir`, and return the issues.
+    """Audit the dataset of the settings; write the results to `output_dir`, and return the issues.
 
     Args:
         report: the report.html of a run, to which the pages are added.
@@ -184,7 +184,7 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
 
 
 def open_audited(settings: AuditSettings) -> list[AuditedSplit]:
-    """Open the splits of the data set, with the same class numbers, and the training images of the other data set.
+    """Open the splits of the dataset, with the same class indices, and the training images of the other dataset.
 
     Raises:
         ValueError: images have no label or several, or all have the same.
@@ -310,7 +310,7 @@ def find_label_errors(features: torch.Tensor, labels: torch.Tensor, num_classes:
 
     Args:
         features: (images, features)
-        labels: (images,) class numbers
+        labels: (images,) class indices
 
     Returns:
         Rows of the probable errors, and the probabilities (images, classes) out of sample.
@@ -398,7 +398,7 @@ def write_pages(output: Path, issues: Sequence[Issue], images: Mapping[str, Audi
 
     Args:
         images: the images that can be read, by name.
-        dataset: name of the data set.
+        dataset: name of the dataset.
     """
     sections = []
     for kind, (title, about) in _KINDS.items():

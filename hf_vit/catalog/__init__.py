@@ -48,7 +48,7 @@ AUGMENTATION = {
     "strong2": ("strong2", 2, 20, 0.8),
 }
 PRETRAINED_ON = {"i1k": "imagenet-1k", "i21k": "imagenet-21k"}
-# Data set in the file name -> its key in released.yaml
+# Dataset in the file name -> its key in released.yaml
 ADAPTED_TO = {
     "imagenet2012": "imagenet-1k",
     "cifar100": "cifar100",
@@ -81,12 +81,12 @@ _EVALUATIONS: dict[str, dict[str, Any]] = {
         "image_size": 240,
     },
     # Students and teachers of "Knowledge distillation: A good teacher is patient and consistent" (configs/proj/distill
-    # of big_vision): resize_small(160)|central_crop(128) for all data sets except ImageNet.
+    # of big_vision): resize_small(160)|central_crop(128) for all datasets except ImageNet.
     r"/R\d+x\d(_T)?_(flowers|food|pet|sun)(?P<image_size>\d+)": {
         "processor": {"preset": "big_vision", "crop_pct": 128 / 160}
     },
     r"/R\d+x\d(_T)?_(?P<image_size>\d+)": {"processor": {"preset": "big_vision"}},
-    # BiT-HyperRule (bit_hyperrule.py of big_transfer): 128 for data sets of VTAB with images smaller than 96 x 96.
+    # BiT-HyperRule (bit_hyperrule.py of big_transfer): 128 for datasets of VTAB with images smaller than 96 x 96.
     r"-run\d-(cifar100|svhn|eurosat|dsprites-orientation|dsprites-xpos)": {"image_size": 128},
     r"-run\d-[^/]+|-ILSVRC2012": {"image_size": 480},
     # AugReg: only address or name identify its files.
@@ -259,7 +259,7 @@ def _augreg_facts(name: SimpleNamespace) -> dict[str, Any]:
 
 
 def data_set_name(key: str) -> str:
-    """Return the display name of a data set, given its key in released.yaml."""
+    """Return the display name of a dataset, given its key in released.yaml."""
     return released_facts()["datasets"][key]["name"]
 
 
@@ -287,7 +287,7 @@ def evaluation_of(location: str) -> dict[str, Any]:
 
 
 def imagenet_numbers(names: Sequence[str]) -> list[int] | None:
-    """Return each name's class number among ImageNet's 1000 classes; None if the classes are not ImageNet's.
+    """Return each name's class index among ImageNet's 1000 classes; None if the classes are not ImageNet's.
 
     Two forms are recognized: wnids (n01440764) of any number of classes in any order, and 1000 names in words in
     ImageNet's order. The comparison of words ignores case, synonyms after a comma and notes in brackets. Up to 50 names
@@ -338,7 +338,7 @@ def search(
 
     Args:
         variant: architecture, such as "B/16" or "R50+L/32".
-        adapted_to: data set of fine-tuning, under its name in file names: "imagenet2012", "cifar100", "kitti",
+        adapted_to: dataset of fine-tuning, under its name in file names: "imagenet2012", "cifar100", "kitti",
             "oxford_iiit_pet" or "resisc45". None means all; with an index and no `resolution`, it means models without
             fine-tuning.
         resolution: image size of fine-tuning, in pixels.
@@ -347,11 +347,11 @@ def search(
         limit: maximum number of results.
 
     Raises:
-        ValueError: the architecture or data set is unknown, or the index lacks a column.
+        ValueError: the architecture or dataset is unknown, or the index lacks a column.
     """
     check_choice("architecture", variant, variants())
     if adapted_to is not None:
-        check_choice("data set", adapted_to, ADAPTED_TO)
+        check_choice("dataset", adapted_to, ADAPTED_TO)
     if index is None:
         found = [
             Found(entry.location, entry.facts["title"])

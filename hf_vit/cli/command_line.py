@@ -17,7 +17,7 @@ from .arguments import add_arguments, check_outputs, place_data
 SCRIPTS = {  # also started by the scripts of the folder training/; their options are settings
     "finetune": "Fine-tune a model on your images.",
     "pretrain": "Train a model from random weights, with labels or by masked patch prediction.",
-    "audit": "Find label errors, duplicates, leaks, outliers and poor images in a data set.",
+    "audit": "Find label errors, duplicates, leaks, outliers and poor images in a dataset.",
     "evaluate": "Evaluate a model: accuracy, ReaL, ObjectNet, few-shot, linear probe, k-NN or VTAB.",
 }
 _TASKS = {  # the other commands as MODULE.FUNCTION; a module is imported for its own commands

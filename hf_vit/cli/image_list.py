@@ -1,4 +1,4 @@
-"""Images on a command line: files, folders, globs, URLs, parquet files and data sets."""
+"""Images on a command line: files, folders, globs, URLs, parquet files and datasets."""
 
 import os
 import re
@@ -23,7 +23,7 @@ Images = Annotated[
     "images: files, folders (with subfolders, sorted), quoted globs, https:// URLs, or parquet files with an image "
     "column",
 ]
-Dataset = Annotated[str | None, "data set: a name on the Hub, or a folder", "NAME"]
+Dataset = Annotated[str | None, "dataset: a name on the Hub, or a folder", "NAME"]
 Split = Annotated[str | None, "split of --dataset, such as test or train[:10%] (default: the only one)"]
 ImageColumn = Annotated[str | None, "image column of --dataset or parquet files (default: the only one)", "NAME"]
 BatchSize = Annotated[Count, "maximum number of images per forward"]
@@ -38,12 +38,12 @@ Backend = Annotated[
 
 class _Entry(NamedTuple):
     name: str
-    rows: Any = None  # the data set, for an image in a data set
-    number: int = 0  # row in the data set
+    rows: Any = None  # the dataset, for an image in a dataset
+    number: int = 0  # row in the dataset
 
 
 class ImageList(Sequence[Any]):
-    """Inputs of an image processor; rows of a data set are read on access."""
+    """Inputs of an image processor; rows of a dataset are read on access."""
 
     def __init__(self, entries: list[_Entry]):
         self._entries = entries
@@ -66,12 +66,12 @@ class ImageList(Sequence[Any]):
 def find_images(
     arguments: Sequence[str], dataset: str | None = None, split: str | None = None, column: str | None = None
 ) -> ImageList:
-    """Return all images of the arguments, in their order, with the data set last.
+    """Return all images of the arguments, in their order, with the dataset last.
 
     Raises:
         FileNotFoundError: files do not exist; the message lists them.
         ValueError: a folder has no images, or there is no such split or column.
-        ImportError: a data set or parquet file needs an extra.
+        ImportError: a dataset or parquet file needs an extra.
     """
     entries: list[_Entry] = []
     missing: list[str] = []
@@ -89,7 +89,7 @@ def find_images(
     if dataset:
         entries += _rows_of(dataset, split, column)
     if not entries:
-        raise ValueError("there are no images; give files, folders or URLs, or a data set with --dataset")
+        raise ValueError("there are no images; give files, folders or URLs, or a dataset with --dataset")
     if not dataset and (split or (column and all(entry.rows is None for entry in entries))):
         raise ValueError("--split needs --dataset, and --image-column needs --dataset or a .parquet file")
     return ImageList(entries)
@@ -116,7 +116,7 @@ def read_named(name: str) -> Any:
     found = None if name.startswith(_URLS) or Path(name).exists() else _ROW.fullmatch(name)
     if found is None:
         return name
-    with suppress(ValueError, OSError, ImportError, IndexError):  # the data set may have changed
+    with suppress(ValueError, OSError, ImportError, IndexError):  # the dataset may have changed
         from ..data.listing import open_rows
 
         return ImageList([_Entry(name, open_rows(found[1], found[2], None)[0], int(found[3]))])[0]

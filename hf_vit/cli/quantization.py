@@ -57,10 +57,10 @@ def quantize(
 
 def calibrate(
     folder: Model,
-    data: Annotated[str, "data set, as in `hf-vit evaluate`", "DATA", {"nargs": "?"}],
+    data: Annotated[str, "dataset, as in `hf-vit evaluate`", "DATA", {"nargs": "?"}],
     output: Output,
     *,
-    dataset: Annotated[str | None, "data set, instead of DATA"] = None,
+    dataset: Annotated[str | None, "dataset, instead of DATA"] = None,
     split: Annotated[
         str | None,
         "split with images that the model was not trained on (default: test, else the images that training held out)",

@@ -142,7 +142,7 @@ def _evaluate(settings: Any, text: str) -> dict[str, Any]:
 
 
 def _audit(settings: Any, text: str) -> list[Any]:
-    """Audit a data set; print the number of issues of each kind."""
+    """Audit a dataset; print the number of issues of each kind."""
     from accelerate import PartialState
 
     from ..auditing.audit import run_audit
@@ -165,7 +165,7 @@ def _audit(settings: Any, text: str) -> list[Any]:
 def plan(
     words: Annotated[
         list[str],
-        "the model to fine-tune (default: the largest AugReg model that finishes within --minutes), and the data set: "
+        "the model to fine-tune (default: the largest AugReg model that finishes within --minutes), and the dataset: "
         "a folder of images, or any other data of finetune",
         {"nargs": "+", "metavar": "[MODEL] DATA"},
     ],
@@ -226,10 +226,10 @@ def _show(action: str, path: Path | None, command: str) -> None:
 
 
 def shard(
-    source: Annotated[str, "data set: a folder of images, a Hub name, or any other --dataset of finetune"],
+    source: Annotated[str, "dataset: a folder of images, a Hub name, or any other --dataset of finetune"],
     output: Annotated[Path, "folder to write"],
     *,
-    config: Annotated[str | None, "configuration of a Hub data set that has several"] = None,
+    config: Annotated[str | None, "configuration of a Hub dataset that has several"] = None,
     splits: Annotated[list[str], "splits to write (default: all)", "SPLIT"] = (),  # pyright: ignore[reportArgumentType]
     size: Annotated[
         int | None,
@@ -243,7 +243,7 @@ def shard(
     ] = None,
     workers: Annotated[int, "number of processes (default: one per CPU)", {"type": parse_count}] = os.cpu_count() or 1,
 ) -> None:
-    """Write a data set as shuffled WebDataset tar files with an index; run it again to resume after an interruption."""
+    """Write a dataset as shuffled WebDataset tar files with an index; run it again to resume after an interruption."""
     from ..data.shard_writing import ShardPlan, write_shards
 
     plan = ShardPlan(source, config, layout, size, quality, images)

@@ -32,11 +32,11 @@ from .jax.tables import fingerprint_of, original_arrays
 from .recognition import recognize
 from .source import (
     CONFIGURATIONS,
+    ConvertOptions,
     Fields,
     Inferred,
-    Request,
-    as_configured,
-    as_text,
+    apply_overrides,
+    format_value,
     has_head,
     one_or_pair,
 )
@@ -82,7 +82,7 @@ class Conversion:
         file = f"{self.record['file']}: {', '.join([*dialect, *self.record['dtypes']])}"
         kind = f"{type(self.model).__name__}, {self.model.num_parameters():,} parameters"
         rows = [
-            (name, as_text(value), f"assumed: {reason}" if is_assumed else reason)
+            (name, format_value(value), f"assumed: {reason}" if is_assumed else reason)
             for name, (value, reason, is_assumed) in self.fields.items()
             if name not in _OF_ANY_MODEL
         ]
@@ -195,44 +195,44 @@ def convert(
     if not isinstance(source, str | Path):
         raise ConversionError(f"source is a {type(source).__name__} (expected a path, a URL, or a name on the Hub)")
     grid = None if position_grid is None else as_pair(position_grid)
-    request = Request(grid, None, overrides, patch_size, not read_weights, weights, head, variant)
+    options = ConvertOptions(grid, None, overrides, patch_size, not read_weights, weights, head, variant)
     fetched = fetch_any(address_of(str(source)), where)
-    return _convert(fetched, request, labels=labels, image_size=image_size, preset=preset)
+    return _convert(fetched, options, labels=labels, image_size=image_size, preset=preset)
 
 
 def _convert(
     fetched: Fetched,
-    request: Request,
+    options: ConvertOptions,
     *,
     labels: str | Path | list[str] | None,
     image_size: Size | None,
     preset: str | None,
 ) -> Conversion:
-    """Convert a file or folder on this machine; the arguments are those of `convert`, some of them in `request`."""
+    """Convert a file or folder on this machine; the arguments are those of `convert`, some of them in `options`."""
 
     def reread(weights: Path | None = None) -> Conversion:
-        is_resampled = image_size is not None and request.patch_size is None  # which needs the weights in memory
-        complete = replace(request, weights=None if is_resampled else weights, without_weights=False)
+        is_resampled = image_size is not None and options.patch_size is None  # which needs the weights in memory
+        complete = replace(options, weights=None if is_resampled else weights, without_weights=False)
         with _without_warnings():  # the first reading gave them
             return _convert(fetched, complete, labels=labels, image_size=image_size, preset=preset)
 
     name = public_name(fetched)
-    with open_checkpoint(fetched, request.weight_set, request.variant) as checkpoint, name_checkpoint(name):
+    with open_checkpoint(fetched, options.weight_set, options.variant) as checkpoint, name_checkpoint(name):
         if fetched.copy is not None:
             checkpoint = read_as_original(checkpoint, fetched.location)
-        its_source, naming = recognize(checkpoint, request)
-        model, fields, read = its_source.read(checkpoint, naming, request)
+        its_source, naming = recognize(checkpoint, options)
+        model, fields, read = its_source.read(checkpoint, naming, options)
         preprocessing = Inferred({"preset": preset}, "stated")
         if not preset:
             preprocessing = its_source.preprocessing(checkpoint, naming.dialect)
         if labels is None and has_head(model):
             labels = its_source.labels(checkpoint, model.config.num_labels or 0)
-    sha256 = {} if request.without_weights else {"sha256": fetched.sha256 or sha256_at(checkpoint.path)}
+    sha256 = {} if options.without_weights else {"sha256": fetched.sha256 or sha256_at(checkpoint.path)}
     record: dict[str, Any] = {"source": name, "file": checkpoint.path.name, **sha256, **read}
     if fetched.copy is not None:
         record["copy"] = {"name": fetched.copy, "without": layers_missing_in(fetched.copy)}
-    if not request.without_weights:
-        record["fingerprint"] = _fingerprint(model, request.weights)
+    if not options.without_weights:
+        record["fingerprint"] = _fingerprint(model, options.weights)
         address = released_with(record["fingerprint"])
         if address is not None and isinstance(its_source, JaxSource) and checkpoint.location != address:
             logger.warning(f"{name} has the weights of {address}, whose preset and class names are used")
@@ -241,7 +241,7 @@ def _convert(
                 preprocessing = its_source.preprocessing(known, naming.dialect)
             if labels is None and has_head(model):
                 labels = its_source.labels(known, model.config.num_labels or 0)
-    sizes = _set_sizes(model, request, image_size)
+    sizes = _set_sizes(model, options, image_size)
     if labels is not None:
         set_labels(model, labels)
     processor = HfViTImageProcessor.for_model(model.config, **preprocessing.value)
@@ -253,8 +253,8 @@ def _convert(
         is_requested = True
     sync_processor_size(model, processor, name, is_requested=is_requested)
     fields |= {"preset": preprocessing._replace(value=processor.preset), "labels": _describe_labels(model)}
-    found = as_configured(fields, model.config, request.overrides.keys() | sizes.keys())
-    reasons = [f"{name} {as_text(value)}: {reason}" for name, (value, reason, assumed) in found.items() if assumed]
+    found = apply_overrides(fields, model.config, options.overrides.keys() | sizes.keys())
+    reasons = [f"{name} {format_value(value)}: {reason}" for name, (value, reason, assumed) in found.items() if assumed]
     if getattr(model.config, "is_flexible", False):
         sizes["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
     record |= {**sizes, "assumed": reasons, "preset": processor.preset, "versions": versions_of(_PACKAGES)}
@@ -276,18 +276,18 @@ def _without_warnings() -> Iterator[None]:
         logger.setLevel(levels[1])
 
 
-def _set_sizes(model: Any, request: Request, image_size: Size | None) -> dict[str, Any]:
+def _set_sizes(model: Any, options: ConvertOptions, image_size: Size | None) -> dict[str, Any]:
     """Give a model the sizes that the caller states; return its changed sizes.
 
     With a patch size, the model becomes flexible. If its patches do not divide the model's image size, and none is
     stated, the model gets the image size of the stored grid.
     """
-    config, patch_size = model.config, request.patch_size
+    config, patch_size = model.config, options.patch_size
     if patch_size is not None:
         if not isinstance(config, HfViTConfig):
             raise ConversionError(f"{type(model).__name__} has no patches; omit patch_size={patch_size}")
         model.make_flexible()
-        config.position_interpolation = request.overrides.get("position_interpolation", config.position_interpolation)
+        config.position_interpolation = options.overrides.get("position_interpolation", config.position_interpolation)
         model.set_patch_size(patch_size)
         pixels = [size * config.stride for size in as_pair(patch_size)]
         if image_size is None and any(np.mod(as_pair(config.image_size), pixels)):
@@ -385,8 +385,8 @@ def read_as_original(copy: Checkpoint, location: str) -> Checkpoint:
         copy: the open copy.
         location: address of the original.
     """
-    source, naming = recognize(copy, Request())
-    model, _, _ = source.read(copy, naming, Request())
+    source, naming = recognize(copy, ConvertOptions())
+    model, _, _ = source.read(copy, naming, ConvertOptions())
     parameters = model.state_dict()
     arrays = dict(original_arrays(model.config, parameters, parameters.__getitem__))
     shapes = {name: tuple(array.shape) for name, array in arrays.items()}

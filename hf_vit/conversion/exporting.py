@@ -23,7 +23,7 @@ from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .jax.checkpoints import JaxSource
 from .jax.tables import POSITIONS
 from .recognition import SOURCES, recognize
-from .source import Naming, Request, Source, record_of
+from .source import ConvertOptions, KeyMapping, Source, record_of
 from .tables import ConversionError, name_checkpoint
 
 logger = logging.get_logger(__name__)
@@ -165,7 +165,7 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
         grid = config.stored_grid if config.is_flexible else config.grid_of(*as_pair(first_size))
     fetched = fetch_any(address_of(original))
     with open_checkpoint(fetched) as checkpoint, name_checkpoint(original):
-        source, naming = recognize(checkpoint, Request(grid))
+        source, naming = recognize(checkpoint, ConvertOptions(grid))
         if not isinstance(source, JaxSource) or not isinstance(model, source.models):
             raise ConversionError(f"it is not an original JAX checkpoint of a {type(model).__name__}")
         record, sha256 = record_of(model), fetched.sha256 or sha256_at(checkpoint.path)
@@ -185,7 +185,7 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
 
 
 def _merge(
-    arrays: Mapping[str, torch.Tensor], checkpoint: Checkpoint, naming: Naming
+    arrays: Mapping[str, torch.Tensor], checkpoint: Checkpoint, naming: KeyMapping
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, array) of the whole file in its order; the model's arrays replace their originals, in their dtype.
 

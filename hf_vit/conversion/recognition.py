@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from .checkpoint import TIMM_WRAPPER, Checkpoint
 from .jax.checkpoints import Jax, JaxBiT
-from .source import CONFIGURATIONS, Naming, Request, Source
+from .source import CONFIGURATIONS, ConvertOptions, KeyMapping, Source
 from .tables import ConversionError
 from .timm import Timm, TimmBit
 from .torchvision import Torchvision
@@ -41,7 +41,7 @@ _TEXTS = (
 )
 
 
-def recognize(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]:
+def recognize(checkpoint: Checkpoint, options: ConvertOptions) -> tuple[Source, KeyMapping]:
     """Find the source of a checkpoint from its content, and the naming of its arrays.
 
     Raises:
@@ -49,7 +49,7 @@ def recognize(checkpoint: Checkpoint, request: Request) -> tuple[Source, Naming]
     """
     what = _find(_MODELS, checkpoint.shapes)
     for source in SOURCES if what is None else ():
-        if (naming := source.naming(checkpoint, request)) is not None:
+        if (naming := source.naming(checkpoint, options)) is not None:
             return source, naming
     if what is None and any(re.search("embeddings[./]patch_embeddings", name) for name in checkpoint.shapes):
         what = "transformers' parameter names (pass the folder that also contains config.json)"

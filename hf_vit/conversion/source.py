@@ -56,11 +56,11 @@ class Shapes(dict[str, tuple[int, ...]]):
         if optional and name not in self:
             return {}
         sizes = {field: self[name][axis] for field, axis in axes.items()}
-        return with_reason(sizes, f"{name} is {by(self[name])}")
+        return with_reason(sizes, f"{name} is {format_size(self[name])}")
 
     def patch_size(self, name: str, rows: int) -> Inferred:
         """Infer the patch size from a kernel, whose axes `rows` and `rows + 1` are those of a patch."""
-        return Inferred(one_or_pair(*self[name][rows : rows + 2]), f"{name} is {by(self[name])}")
+        return Inferred(one_or_pair(*self[name][rows : rows + 2]), f"{name} is {format_size(self[name])}")
 
     def has(self, name: str) -> Inferred:
         """Infer True if an array of this name exists, else False."""
@@ -87,7 +87,7 @@ class Shapes(dict[str, tuple[int, ...]]):
         return Inferred(units, f"the ResNet has {stages} stages, counted by their units")
 
 
-class StoredArray(NamedTuple):
+class ArrayRef(NamedTuple):
     """Where and how an array is stored in a file.
 
     name: name in the file.
@@ -101,7 +101,7 @@ class StoredArray(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Request:
+class ConvertOptions:
     """Arguments of `convert` that a source needs.
 
     position_grid: (rows, columns) of the table of positions; None for a square.
@@ -124,8 +124,8 @@ class Request:
     variant: str | None = None
 
 
-class Naming(NamedTuple):
-    """Naming of a checkpoint's arrays.
+class KeyMapping(NamedTuple):
+    """KeyMapping of a checkpoint's arrays.
 
     dialect: description of the dialect for `conversion.json`.
     arrays: name in the rules -> stored array.
@@ -134,7 +134,7 @@ class Naming(NamedTuple):
     """
 
     dialect: dict[str, Any]
-    arrays: dict[str, StoredArray] = {}  # noqa: RUF012 - a NamedTuple's default, which is never changed
+    arrays: dict[str, ArrayRef] = {}  # noqa: RUF012 - a NamedTuple's default, which is never changed
     other_parts: list[str] = []  # noqa: RUF012
     similarity: dict[str, float] = {}  # noqa: RUF012
 
@@ -152,11 +152,13 @@ class Source(ABC):
     dialects: tuple[str, ...] = ("",)
 
     @abstractmethod
-    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+    def naming(self, checkpoint: Checkpoint, options: ConvertOptions) -> KeyMapping | None:
         """Return the naming of a checkpoint's arrays; None if it is of another source."""
 
     @abstractmethod
-    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
+    def read(
+        self, checkpoint: Checkpoint, naming: KeyMapping, options: ConvertOptions
+    ) -> tuple[Model, Fields, dict[str, Any]]:
         """Read a checkpoint.
 
         Returns:
@@ -176,7 +178,7 @@ class Source(ABC):
         return None
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
-        """List settings of a model that the format cannot store, see `lacking`."""
+        """List settings of a model that the format cannot store, see `unsupported_fields`."""
         raise NotImplementedError
 
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
@@ -201,14 +203,14 @@ class RuleSource(Source):
     outputs_first: bool = False
 
     @abstractmethod
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: KeyMapping, options: ConvertOptions) -> Fields:
         """Infer the fields of the configuration, each with its reason.
 
         Args:
             shapes: name in the rules -> shape.
             checkpoint: the open checkpoint.
             naming: naming of its arrays.
-            request: statements of the caller.
+            options: statements of the caller.
         """
 
     @abstractmethod
@@ -226,41 +228,43 @@ class RuleSource(Source):
             raise ConversionError(f"files of this format have no array for {', '.join(missing)}")
         return rules
 
-    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
+    def read(
+        self, checkpoint: Checkpoint, naming: KeyMapping, options: ConvertOptions
+    ) -> tuple[Model, Fields, dict[str, Any]]:
         skipped = self._untrained_head(checkpoint, naming.arrays)
         arrays = {name: stored for name, stored in naming.arrays.items() if not skipped or name not in self.head}
         shapes = Shapes()
         for name, stored in arrays.items():
             empty = torch.empty(checkpoint.shapes[stored.name], device="meta")
             shapes[name] = tuple(_in_rules(stored, empty).shape)
-        fields = self.infer(shapes, checkpoint, naming, request)
-        config = build_config({**values_of(fields), **request.overrides})
+        fields = self.infer(shapes, checkpoint, naming, options)
+        config = build_config({**values_of(fields), **options.overrides})
         with torch.device("meta"):
             model = MODELS[type(config)][self.head[0] in arrays](config)
         rules = self.rules(model)
         check_arrays(rules, shapes, model.state_dict())
-        if not request.without_weights:
+        if not options.without_weights:
             order = {name: number for number, name in enumerate(checkpoint.shapes)}
             rules = sorted(rules, key=lambda rule: order[arrays[rule.theirs].name])
             converted = _convert_arrays(rules, checkpoint, arrays)
-            if request.weights is None or not checkpoint.streams:
+            if options.weights is None or not checkpoint.streams:
                 model.load_state_dict(dict(converted), assign=True)
             else:  # the model stays empty
                 parameters = model.state_dict()
                 sizes = {rule.ours: tuple(parameters[rule.ours].shape) for rule in rules}
-                write_safetensors(request.weights, sizes, converted)
+                write_safetensors(options.weights, sizes, converted)
         record = {
             "dialect": naming.dialect,
             "dtypes": sorted({checkpoint.dtypes[stored.name] for stored in arrays.values()}),
             "inferred": values_of(fields),
-            "overrides": request.overrides,
+            "overrides": options.overrides,
             "dropped": skipped,
             "other_parts": naming.other_parts,
             **({"similarity": naming.similarity} if naming.similarity else {}),
         }
         return model.eval(), fields, record
 
-    def _untrained_head(self, checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, dict[str, Any]]:
+    def _untrained_head(self, checkpoint: Checkpoint, arrays: Mapping[str, ArrayRef]) -> dict[str, dict[str, Any]]:
         """Describe an untrained head (weight all zero, bias constant), with JAX's shape; {} for any other head."""
         if any(name not in arrays for name in self.head):
             return {}
@@ -291,38 +295,38 @@ class TorchSource(RuleSource):
     not_encoder: str = ""
     encoder: frozenset[str]
 
-    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+    def naming(self, checkpoint: Checkpoint, options: ConvertOptions) -> KeyMapping | None:
         names = checkpoint.shapes
         prefixes = [name.removesuffix(self.marker) for name in names if f".{name}".endswith(f".{self.marker}")]
         if not prefixes:
             return None
-        wanted = None if request.weight_set == checkpoint.container else request.weight_set
+        wanted = None if options.weight_set == checkpoint.container else options.weight_set
         prefix = choose_weights(sorted(prefixes, key=len), wanted, checkpoint.path.name)
         other_sets = tuple(other for other in prefixes if other != prefix and other.startswith(prefix))
         own = [name for name in names if name.startswith(prefix) and not (other_sets and name.startswith(other_sets))]
-        arrays = {name.removeprefix(prefix): StoredArray(name) for name in own}
+        arrays = {name.removeprefix(prefix): ArrayRef(name) for name in own}
         skipped = sorted(name for name in arrays if self.not_encoder and re.search(self.not_encoder, name))
         arrays = {self.canonical(name): stored for name, stored in arrays.items() if name not in skipped}
         others = set(names) - set(own)
         dialect = {"names": self.name, "prefix": prefix, "container": checkpoint.container}
         if self.head[0] not in arrays:
-            candidates = {**{name: StoredArray(name) for name in sorted(others)}, **arrays}
-            if head := self._find_head(checkpoint, candidates, arrays, request.head):
+            candidates = {**{name: ArrayRef(name) for name in sorted(others)}, **arrays}
+            if head := self._find_head(checkpoint, candidates, arrays, options.head):
                 dialect["head"] = head
                 for kind, name in zip(("weight", "bias"), self.head, strict=True):
                     stored = candidates[f"{head}.{kind}"]
                     arrays.pop(f"{head}.{kind}", None)
                     others.discard(stored.name)
                     arrays[name] = stored
-        elif request.head is not None:
+        elif options.head is not None:
             raise ConversionError(f"its head is {self.head[0]}; omit the name of the head")
-        return Naming(dialect, arrays, skipped + sorted({_set_of(name, prefixes) for name in others}))
+        return KeyMapping(dialect, arrays, skipped + sorted({_set_of(name, prefixes) for name in others}))
 
     def _find_head(
         self,
         checkpoint: Checkpoint,
-        candidates: Mapping[str, StoredArray],
-        encoder: Mapping[str, StoredArray],
+        candidates: Mapping[str, ArrayRef],
+        encoder: Mapping[str, ArrayRef],
         wanted: str | None,
     ) -> str | None:
         """Return the name of a layer that can only be the head: (classes, width) and (classes,), and no other fits.
@@ -361,9 +365,9 @@ class TorchSource(RuleSource):
         """Return the name in the rules."""
         return name
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
-        overrides = request.overrides
-        fields = self.sizes(shapes, request.position_grid)
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: KeyMapping, options: ConvertOptions) -> Fields:
+        overrides = options.overrides
+        fields = self.sizes(shapes, options.position_grid)
         fields |= self.stated(checkpoint.settings, fields)
         if "hidden_size" in fields and "num_attention_heads" not in {**fields, **overrides}:
             width = fields["hidden_size"].value
@@ -428,13 +432,13 @@ def has_head(model: HfVisionPreTrainedModel) -> bool:
     return model.base_model is not model
 
 
-def _in_rules(stored: StoredArray, array: torch.Tensor) -> torch.Tensor:
+def _in_rules(stored: ArrayRef, array: torch.Tensor) -> torch.Tensor:
     """Return an array of a file as the rules expect it, such as that of a single block."""
     return stored.adapt(array if stored.index is None else array[stored.index].clone())
 
 
 def _convert_arrays(
-    rules: list[Rule], checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]
+    rules: list[Rule], checkpoint: Checkpoint, arrays: Mapping[str, ArrayRef]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (our name, parameter) for every rule; each array is read once, and freed after its own rules."""
     problems = []
@@ -467,15 +471,15 @@ def values_of(fields: Mapping[str, Inferred]) -> dict[str, Any]:
     return {name: inferred.value for name, inferred in fields.items()}
 
 
-def by(sizes: Iterable[int]) -> str:
+def format_size(sizes: Iterable[int]) -> str:
     """Format sizes as text: `16 x 16 x 3 x 768`."""
     return " x ".join(map(str, sizes))
 
 
-def as_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value as text: sizes as `20 x 36`."""
     if isinstance(value, tuple):
-        return by(value)
+        return format_size(value)
     return "none" if value is None else str(value)
 
 
@@ -514,7 +518,7 @@ def image_size_of(
             f"it has position embeddings for {num_patches} patches (expected {expected}); pass their grid as "
             "position_grid=(rows, columns)"
         )
-    reason = f"{known} {rows} x {columns} patches of {by(pixels)} pixels"
+    reason = f"{known} {rows} x {columns} patches of {format_size(pixels)} pixels"
     reason += ", if the grid is square" if num_patches is not None and grid is None else ""
     return Inferred(one_or_pair(rows * pixels[0], columns * pixels[1]), reason, is_assumed=grid is None)
 
@@ -531,7 +535,7 @@ def _fits(num_patches: int, grid: tuple[int, int] | None) -> bool:
     return num_patches == (grid[0] * grid[1] if grid else math.isqrt(num_patches) ** 2)
 
 
-def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Fields:
+def apply_overrides(fields: Fields, config: Any, stated: Collection[str]) -> Fields:
     """Return the fields with the values of a configuration in which the caller has changed some.
 
     If the caller states another image size, the shape of the grid of positions stays an assumption.
@@ -554,10 +558,12 @@ def as_configured(fields: Fields, config: Any, stated: Collection[str]) -> Field
 
 
 # Settings of the paper's ablations, which no other format stores.
-PLAIN: dict[str, Any] = {"position_embedding_placement": "input", "attention_axes": "all"}
+PAPER_DEFAULTS: dict[str, Any] = {"position_embedding_placement": "input", "attention_axes": "all"}
 
 
-def lacking(config: HfVisionConfig, choices: Mapping[str, Collection[Any]], fixed: Mapping[str, Any]) -> list[str]:
+def unsupported_fields(
+    config: HfVisionConfig, choices: Mapping[str, Collection[Any]], fixed: Mapping[str, Any]
+) -> list[str]:
     """List the settings of a model that a format cannot store.
 
     Args:

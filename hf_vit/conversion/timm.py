@@ -27,23 +27,23 @@ from ..models.resize_weights import BICUBIC, BILINEAR
 from .checkpoint import Checkpoint
 from .source import (
     MODELS,
-    PLAIN,
+    PAPER_DEFAULTS,
     UNKNOWN_IMAGE_SIZE,
+    ArrayRef,
+    ConvertOptions,
     Fields,
     Grid,
     Inferred,
+    KeyMapping,
     Model,
-    Naming,
-    Request,
     Shapes,
-    StoredArray,
     TorchSource,
-    as_text,
+    format_value,
     has_head,
     image_size_of,
-    lacking,
     no_embed_class_of,
     one_or_pair,
+    unsupported_fields,
     with_reason,
 )
 from .tables import (
@@ -190,7 +190,7 @@ _HYBRIDS = {
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
 _CHOICES = {"position_embedding_type": ("learned", "none"), "hidden_act": _ACTIVATIONS.values()}
-_FIXED = PLAIN | {"projection_dim": None, "representation_size": None}
+_FIXED = PAPER_DEFAULTS | {"projection_dim": None, "representation_size": None}
 _CONSTANTS = {"layer_norm_eps": 1e-6, **TIMM_NUMBERS}
 
 
@@ -212,8 +212,8 @@ class Timm(TorchSource):
     evaluation: dict[str, Any] = {"preset": "timm"}  # noqa: RUF012
     models = MODELS[HfViTConfig]
 
-    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
-        naming = super().naming(checkpoint, request)
+    def naming(self, checkpoint: Checkpoint, options: ConvertOptions) -> KeyMapping | None:
+        naming = super().naming(checkpoint, options)
         if naming is None:
             return None
         name = checkpoint.settings.get("architecture")
@@ -226,14 +226,14 @@ class Timm(TorchSource):
             naming.dialect["layer_scale"] = "folded into attention.o_proj and mlp.fc2"
         return naming._replace(arrays=arrays)
 
-    def _grid(self, checkpoint: Checkpoint, arrays: Mapping[str, StoredArray], request: Request) -> Grid:
+    def _grid(self, checkpoint: Checkpoint, arrays: Mapping[str, ArrayRef], options: ConvertOptions) -> Grid:
         """Return (rows, columns) of the table of positions, as the caller or config.json states; else None.
 
         Raises:
             ConversionError: the table does not have this grid; or nothing states a grid, and the table can have two.
         """
-        if request.position_grid is not None:
-            return request.position_grid
+        if options.position_grid is not None:
+            return options.position_grid
         stated = _image_size_in(checkpoint.settings)
         if POSITIONS not in arrays:
             if stated is None or self.marker not in arrays:
@@ -264,7 +264,7 @@ class Timm(TorchSource):
         return rows, columns
 
     def _grid_of(
-        self, image_size: tuple[int, int], checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]
+        self, image_size: tuple[int, int], checkpoint: Checkpoint, arrays: Mapping[str, ArrayRef]
     ) -> tuple[int, int]:
         """Return (rows, columns) of the patches of an image of (height, width) pixels."""
         stride = 1
@@ -313,11 +313,11 @@ class Timm(TorchSource):
         num_patches = num_positions - has_class_position
         return {**fields, "image_size": image_size_of(num_patches, pixels, grid, has_class_position)}
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
-        grid = self._grid(checkpoint, naming.arrays, request)
-        fields = super().infer(shapes, checkpoint, naming, replace(request, position_grid=grid))
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: KeyMapping, options: ConvertOptions) -> Fields:
+        grid = self._grid(checkpoint, naming.arrays, options)
+        fields = super().infer(shapes, checkpoint, naming, replace(options, position_grid=grid))
         self._check_stated(checkpoint.settings, fields)
-        if grid is not None and request.position_grid is None and "image_size" in fields:
+        if grid is not None and options.position_grid is None and "image_size" in fields:
             fields["image_size"] = self._stated_image_size(checkpoint.settings, fields["image_size"].value)
         return fields
 
@@ -329,7 +329,7 @@ class Timm(TorchSource):
         stated = _image_size_in(settings)
         if stated == as_pair(used):
             return Inferred(used, "stated in config.json")
-        reason = f"config.json states {as_text(stated)}, of which the patches use {as_text(as_pair(used))}"
+        reason = f"config.json states {format_value(stated)}, of which the patches use {format_value(as_pair(used))}"
         logger.warning(f"{reason}; images are resized to the latter, where timm drops the rest")
         return Inferred(used, reason, is_assumed=True)
 
@@ -345,7 +345,9 @@ class Timm(TorchSource):
             found = fields[name].value
             is_equal = as_pair(value) == as_pair(found) if name == "patch_size" else value == found
             if not is_equal:
-                raise ConversionError(f"its config.json states {name} {value}, and its arrays have {as_text(found)}")
+                raise ConversionError(
+                    f"its config.json states {name} {value}, and its arrays have {format_value(found)}"
+                )
         known = {*_SHOWN, *_READ, *_BY_ARRAYS, *_WITHOUT_EFFECT}
         unknown = sorted(name for name, value in arguments.items() if name not in known and value is not None)
         if unknown:
@@ -412,13 +414,13 @@ class Timm(TorchSource):
             fixed["stem_width"] = 64
         if config.pooling == "cls":
             fixed["norm_after_pooling"] = False
-        return lacking(config, choices, fixed)
+        return unsupported_fields(config, choices, fixed)
 
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
         """Write the weights to a .safetensors file, or to a folder with a config.json; return the arguments."""
         config: Any = model.config
         constants = {name: value for name, value in _CONSTANTS.items() if hasattr(config, name)}
-        if others := lacking(config, {}, constants):
+        if others := unsupported_fields(config, {}, constants):
             logger.warning(f"timm's outputs will differ slightly, because it has no setting for {', '.join(others)}")
         num_classes = config.num_labels if has_head(model) else 0
         arrays, arguments = to_theirs(model.state_dict(), self.rules(model)), self.arguments(config, num_classes)
@@ -535,7 +537,7 @@ def _positions_are_for_patches(settings: Mapping[str, Any]) -> bool | None:
     return None if architecture is None else architecture.positions == "patches"
 
 
-def _fold_layer_scale(checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+def _fold_layer_scale(checkpoint: Checkpoint, arrays: Mapping[str, ArrayRef]) -> dict[str, ArrayRef]:
     """Return the arrays without LayerScale: its factors scale the last layers of attention and MLP, which is exact.
 
     A block of DeiT III or DINOv2 computes x + gamma * (W h + b) = x + (gamma W) h + gamma b (arXiv 2103.17239).
@@ -624,7 +626,7 @@ class TimmBit(Timm):
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
         config: Any = model.config
-        found = lacking(config, {}, _OF_BIT)
+        found = unsupported_fields(config, {}, _OF_BIT)
         if not self.architecture(config):
             found.append(f"depths={config.depths} with embedding_size={config.embedding_size}")
         return found

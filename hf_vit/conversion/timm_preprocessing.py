@@ -13,7 +13,7 @@ from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
 from ..models.resize_weights import AREA
 from .image_processors import beyond_pillow, mean_and_std
-from .source import Inferred, by
+from .source import Inferred, format_size
 from .tables import IMAGENET, ConversionError
 
 # timm's names of filters (timm/data/transforms.py, str_to_interp_mode) -> Pillow's numbers.
@@ -87,10 +87,11 @@ def evaluation_of(processor: HfViTImageProcessor, config: Any) -> tuple[dict[str
     image_size = as_pair(config.image_size)
     size = output_size(processor)
     if size is None:
-        differences.append(f"images of different sizes (written: {by(image_size)})")
+        differences.append(f"images of different sizes (written: {format_size(image_size)})")
     elif size != image_size:
         raise ConversionError(
-            f"the image processor returns images of {by(size)} pixels, and the model takes {by(image_size)}"
+            f"the image processor returns images of {format_size(size)} pixels, and the model takes "
+            f"{format_size(image_size)}"
         )
     interpolation = "bilinear"
     if settings["resample"] != AREA:

@@ -27,18 +27,18 @@ from .checkpoint import Checkpoint, read_shards
 from .image_processors import OWN_FIELD, beyond_pillow, nearest_processor, translate_processor
 from .source import (
     MODELS,
-    PLAIN,
+    PAPER_DEFAULTS,
     UNKNOWN_IMAGE_SIZE,
+    ConvertOptions,
     Fields,
     Inferred,
+    KeyMapping,
     Model,
-    Naming,
-    Request,
     Source,
     build_config,
     has_head,
-    lacking,
     record_of,
+    unsupported_fields,
     with_reason,
 )
 from .tables import IMAGENET, TIMM_NUMBERS, ConversionError, channels_first, check_values
@@ -235,14 +235,16 @@ class Transformers(Source):
     format = "transformers"
     models = (*MODELS[HfViTConfig], HfViTForMaskedPatchPrediction, *MODELS[HfBiTConfig])
 
-    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+    def naming(self, checkpoint: Checkpoint, options: ConvertOptions) -> KeyMapping | None:
         model_type = checkpoint.settings.get("model_type")
         if model_type not in THEIR_MODELS:
             return None
         flax = {"framework": "flax"} if checkpoint.shapes else {}
-        return Naming({"names": "transformers", "model_type": model_type, **flax})
+        return KeyMapping({"names": "transformers", "model_type": model_type, **flax})
 
-    def read(self, checkpoint: Checkpoint, naming: Naming, request: Request) -> tuple[Model, Fields, dict[str, Any]]:
+    def read(
+        self, checkpoint: Checkpoint, naming: KeyMapping, options: ConvertOptions
+    ) -> tuple[Model, Fields, dict[str, Any]]:
         settings = checkpoint.settings
         fields = translate_settings(settings)
         check_manifest(checkpoint.path.parent, {})
@@ -258,7 +260,7 @@ class Transformers(Source):
             weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
             weights["predictor.bias"] = weights.pop("decoder.0.bias")
         skipped = {name for name in weights if name.endswith("embeddings.mask_token") or name.startswith("decoder.")}
-        config = build_config({**fields, **request.overrides})
+        config = build_config({**fields, **options.overrides})
         has_no_position = getattr(config, "no_embed_class", False) and config.use_cls_token  # but their model has one
         if has_no_position:
             config.no_embed_class = False
@@ -272,7 +274,7 @@ class Transformers(Source):
             state_dict={name: array for name, array in weights.items() if name not in skipped},
             output_loading_info=True,
             dtype=torch.float32,
-            **({"device_map": "meta"} if request.without_weights else {}),
+            **({"device_map": "meta"} if options.without_weights else {}),
         )
         if info["missing_keys"] or info["mismatched_keys"]:
             raise ConversionError("its weights lack the head that its config.json describes")
@@ -288,7 +290,7 @@ class Transformers(Source):
             "dialect": naming.dialect,
             "dtypes": [str(settings.get("dtype") or settings.get("torch_dtype") or "float32")],
             "inferred": fields,
-            "overrides": request.overrides,
+            "overrides": options.overrides,
             "dropped": {},
             "other_parts": sorted({*skipped, *info["unexpected_keys"]}),
         }
@@ -312,20 +314,20 @@ class Transformers(Source):
         config: Any = model.config
         if isinstance(config, HfBiTConfig):
             paddings = ("fixed", "same") if config.layer_type == "preactivation" else ("same",)
-            return lacking(config, {"padding": paddings}, BIT_NUMBERS | {"spatial_mixing": "convolution"})
-        fixed = PLAIN | {"model_type": HfViTConfig.model_type, "projection_dim": None}
+            return unsupported_fields(config, {"padding": paddings}, BIT_NUMBERS | {"spatial_mixing": "convolution"})
+        fixed = PAPER_DEFAULTS | {"model_type": HfViTConfig.model_type, "projection_dim": None}
         fixed |= {"norm_after_pooling": False, "position_embedding_type": "learned"}
         if config.pooling == "map" and not has_head(model):  # a SigLIP tower, of square images
             fixed |= {"use_cls_token": False, "representation_size": None, "qkv_bias": True, "hidden_dropout_prob": 0}
             fixed |= _squares(config, "image_size", "patch_size")
-            return lacking(config, {}, fixed)
+            return unsupported_fields(config, {}, fixed)
         fixed |= {"pooling": "cls", "use_cls_token": True}
         if has_head(model):
             fixed["representation_size"] = None
         if isinstance(model, HfViTForMaskedPatchPrediction):  # which predicts the pixels of square grids
             fixed |= {"patch_target": "pixels", **_squares(config, "patch_size")}
             fixed["grid_size"] = config.grid_size[:1] * 2
-        return lacking(config, {}, fixed)
+        return unsupported_fields(config, {}, fixed)
 
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
         with new_folder(path, overwrite) as folder:

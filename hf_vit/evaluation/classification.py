@@ -1,4 +1,4 @@
-"""Accuracy of a classifier: on a data set's labels, on ImageNet's ReaL labels, and on ObjectNet."""
+"""Accuracy of a classifier: on a dataset's labels, on ImageNet's ReaL labels, and on ObjectNet."""
 
 import re
 import sys
@@ -47,7 +47,7 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
         processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
         facts = {
             "model": str(settings.model),
-            "data set": str(settings.dataset),
+            "dataset": str(settings.dataset),
             "split": name,
             "device": describe_device(accelerator.device) + processes,
             "backend": settings.backend,
@@ -151,7 +151,7 @@ def read_real_labels(source: str) -> list[list[int]]:
     """Read ReaL labels from a file or an address: the correct classes of each image, in order.
 
     Raises:
-        ValueError: the content is not a list of lists of class numbers, or the download fails.
+        ValueError: the content is not a list of lists of class indices, or the download fails.
     """
     labels = read_json(fetch(source).path)
     _check_class_lists(labels, source)
@@ -159,10 +159,10 @@ def read_real_labels(source: str) -> list[list[int]]:
 
 
 def _check_class_lists(lists: Any, source: Any) -> None:
-    """Raise ValueError unless a file has a list of lists of class numbers."""
+    """Raise ValueError unless a file has a list of lists of class indices."""
     for numbers in lists if isinstance(lists, list) else [lists]:
         if not isinstance(numbers, list) or any(type(one) is not int or not 0 <= one < MAX_LABELS for one in numbers):
-            raise ValueError(f"{source} has {shorten(numbers)} (expected a list of class numbers)")
+            raise ValueError(f"{source} has {shorten(numbers)} (expected a list of class indices)")
 
 
 def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
@@ -184,7 +184,7 @@ def _match_real_labels(real: list[list[int]], split: Split) -> list[list[int]]:
 
 
 def read_objectnet_classes(path: str | None) -> dict[str, list[int]]:
-    """Read the mapping from ObjectNet's folders to ImageNet's class numbers.
+    """Read the mapping from ObjectNet's folders to ImageNet's class indices.
 
     Args:
         path: a YAML file; None: the 113 folders of ObjectNet's authors.

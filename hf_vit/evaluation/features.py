@@ -45,10 +45,10 @@ _QUERIES = 256  # compared with all training images at once
 
 @dataclass
 class Features:
-    """Features of the readable images, in the order of the data set."""
+    """Features of the readable images, in the order of the dataset."""
 
     values: torch.Tensor  # (images, features) float32
-    labels: torch.Tensor  # (images,) class numbers
+    labels: torch.Tensor  # (images,) class indices
     index: np.ndarray  # (images,) indices in the split
     skipped: int = 0  # number of unreadable images
 
@@ -383,7 +383,7 @@ def vote(
 
     Args:
         queries, keys: (queries, features) and (keys, features), of length 1
-        labels: (keys,) class numbers
+        labels: (keys,) class indices
 
     Returns:
         (queries, classes)

@@ -3,8 +3,8 @@
 They are read from the Hub, or from a folder per task, which contains either
 
 * the usual lists of VTAB-1k with the official examples: `train800.txt`, `val200.txt` and `test.txt`, whose lines are a
-  path and a class number; or
-* the data set in any form that `sources.load_split` reads, from which 800 and 200 examples are drawn with a fixed seed.
+  path and a class index; or
+* the dataset in any form that `sources.load_split` reads, from which 800 and 200 examples are drawn with a fixed seed.
 """
 
 from bisect import bisect_left
@@ -102,7 +102,7 @@ def _read_lists(task: Task, folder: Path) -> TaskData:
         text = (folder / file).read_text(encoding="utf-8")
         lines = [line.rsplit(maxsplit=1) for line in text.splitlines() if line.strip()]
         if wrong := [line for line in lines if len(line) != 2 or not line[1].isdigit()]:
-            raise ValueError(f"{folder / file} has the line {wrong[0]} (expected a path and a class number)")
+            raise ValueError(f"{folder / file} has the line {wrong[0]} (expected a path and a class index)")
         columns = {"image": [str(folder / path) for path, _ in lines], "label": [int(number) for _, number in lines]}
         samples = datasets.Dataset.from_dict(columns, features=features)
         splits[name] = Split(samples, "image", "label", None, task.classes)

@@ -99,7 +99,7 @@ class Sources:
         self.classifies = "ForImageClassification" in named
         self.is_bit = self.config.get("model_type") == "hf_bit"
         trained_on = self.training.get("dataset")
-        # Data sets that the model was trained on: keys of released.yaml, and that of our training.
+        # Datasets that the model was trained on: keys of released.yaml, and that of our training.
         self.data_sets: list[str] = [*self.facts.get("datasets", ()), *([trained_on] if trained_on else ())]
 
 
@@ -167,7 +167,7 @@ def split_readme(text: str) -> tuple[dict[str, Any], str, str]:
     """Split a README into its front matter and the user's own text before and after our part.
 
     Raises:
-        ValueError: the front matter is not YAML, or its tags or data sets are not lists.
+        ValueError: the front matter is not YAML, or its tags or datasets are not lists.
     """
     match = _FRONT_MATTER.match(text)
     metadata = (parse_yaml(match[1], "the front matter of README.md") if match else None) or {}
@@ -347,7 +347,7 @@ def _union(own: str | Sequence[str] | None, ours: Iterable[str]) -> list[str]:
 
 
 def _eval_results(sources: Sources, name: str) -> Iterator[EvalResult]:
-    """Yield the accuracies of the model for `model-index`: the authors' first one of each data set, and our run's."""
+    """Yield the accuracies of the model for `model-index`: the authors' first one of each dataset, and our run's."""
     result = partial(EvalResult, task_type="image-classification")
     reported = set()
     for row in sources.facts.get("results", ()) if sources.classifies else ():
@@ -383,7 +383,7 @@ def eval_results_file(texts: Mapping[str, str], name: str, task_of: Callable[[st
     """Return the text of `.eval_results/hf_vit.yaml` for the Hub; None without a result on one of its benchmarks.
 
     Args:
-        task_of: function of a data set's name that returns its task, or None if it is not a benchmark.
+        task_of: function of a dataset's name that returns its task, or None if it is not a benchmark.
     """
     entries = [
         EvalResultEntry(

@@ -72,7 +72,7 @@ def run_job(
 
 
 def _check_on_hub(api: HfApi, kind: str, name: str | None) -> None:
-    """Raise ValueError if a data set or a model is not where a job can read it."""
+    """Raise ValueError if a dataset or a model is not where a job can read it."""
     if name is None or name == "digits" or name.startswith(_ADDRESSES):
         return
     try:
@@ -82,7 +82,7 @@ def _check_on_hub(api: HfApi, kind: str, name: str | None) -> None:
 
 
 def push_result(command: str, settings: Any, name: str) -> None:
-    """Push what a run wrote into its `output_dir`: a model, or other results as a data set."""
+    """Push what a run wrote into its `output_dir`: a model, or other results as a dataset."""
     if command in ("finetune", "pretrain"):
         from .pushing import push
 

@@ -283,7 +283,7 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
         if not any(_WEIGHTS.fullmatch(entry.name) for entry in chosen):
             raise ValueError(f"cannot push {folder}: it holds no weights (expected *.safetensors)")
     files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}
-    for name in ("recipe.yaml", "card_data.json", "metrics.json"):  # the address of a data set may have a password
+    for name in ("recipe.yaml", "card_data.json", "metrics.json"):  # the address of a dataset may have a password
         if name in files and (public := redact_secrets(text := read_source(folder / name))) != text:
             files[name] = public.encode()
     skipped = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
@@ -310,7 +310,7 @@ class _Remote(NamedTuple):
         return content.decode() if isinstance(content, bytes) else content and read_source(content)
 
     def task_of(self, data_set: str) -> str | None:
-        """Return the first task of a benchmark (a data set on the Hub with an eval.yaml); None for other data sets."""
+        """Return the first task of a benchmark (a dataset on the Hub with an eval.yaml); None for other datasets."""
         try:
             text = read_source(self.api.hf_hub_download(data_set, "eval.yaml", repo_type="dataset"))
             return str(yaml.safe_load(text)["tasks"][0]["id"])

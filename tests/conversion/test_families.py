@@ -15,7 +15,7 @@ import torch
 from hf_vit.conversion import ConversionError
 from hf_vit.conversion.checkpoint import Checkpoint
 from hf_vit.conversion.recognition import recognize
-from hf_vit.conversion.source import Request
+from hf_vit.conversion.source import ConvertOptions
 
 from ..paths import PEERS
 from .test_bit import as_big_transfer
@@ -100,7 +100,7 @@ def test_every_tree_is_here():
 
 def model_of(shapes: dict[str, tuple[int, ...]]):
     """Convert a file without its values: all checks of a conversion except that of values."""
-    dtypes, request = dict.fromkeys(shapes, "float32"), Request(without_weights=True)
+    dtypes, request = dict.fromkeys(shapes, "float32"), ConvertOptions(without_weights=True)
     path = Path("x.npz")
     checkpoint = Checkpoint(path.name, path, {}, shapes, dtypes, "", lambda name: torch.ones(1).expand(shapes[name]))
     source, naming = recognize(checkpoint, request)

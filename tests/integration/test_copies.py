@@ -13,7 +13,7 @@ from hf_vit.conversion import ConversionError, convert, export, fingerprint
 from hf_vit.conversion.checkpoint import fetch_any, open_checkpoint
 from hf_vit.conversion.converting import read_as_original
 from hf_vit.conversion.recognition import recognize
-from hf_vit.conversion.source import Request
+from hf_vit.conversion.source import ConvertOptions
 
 from ..comparing import assert_same_file, assert_same_weights
 from ..doc_fixtures import FEW_STEPS
@@ -178,7 +178,7 @@ def test_an_error_names_every_source(client, closed_bucket):
 def test_a_resnet_of_timm_is_read_as_the_originals():
     with open_checkpoint(fetch_any(str(PEERS / "timm_bit.safetensors"))) as copy:
         original = read_as_original(copy, "gs://bit_models/BiT-M-R50x1.npz")
-    source, naming = recognize(original, request := Request())
+    source, naming = recognize(original, request := ConvertOptions())
     model, _, record = source.read(original, naming, request)
     assert record["dialect"]["names"] == "big_transfer"
     assert model.config.weight_standardization_eps == 1e-10

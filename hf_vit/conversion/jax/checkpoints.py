@@ -26,22 +26,22 @@ from ..checkpoint import Checkpoint
 from ..image_processors import mean_and_std
 from ..source import (
     MODELS,
-    PLAIN,
+    PAPER_DEFAULTS,
     UNKNOWN_IMAGE_SIZE,
+    ArrayRef,
+    ConvertOptions,
     Fields,
     Inferred,
+    KeyMapping,
     Model,
-    Naming,
-    Request,
     RuleSource,
     Shapes,
-    StoredArray,
-    by,
+    format_size,
     has_head,
     image_size_of,
-    lacking,
     no_embed_class_of,
     record_of,
+    unsupported_fields,
     with_reason,
 )
 from ..tables import ConversionError, Rule
@@ -86,7 +86,7 @@ _RELEASED = {"position_embedding_type": ("learned", "none"), "pooling": ("cls", 
 _BIG_VISION = {"position_embedding_type": ("learned", "sincos2d")}
 _CHOICES = {"vit_jax": _RELEASED, "flax": _RELEASED, "big_vision": _BIG_VISION}
 # Settings of which the dialects can store one value
-_FIXED = PLAIN | {"qkv_bias": True, "norm_after_pooling": False}
+_FIXED = PAPER_DEFAULTS | {"qkv_bias": True, "norm_after_pooling": False}
 # FlexiViT (arXiv 2212.08013): folder of the released files, and of a training run; its stored sizes and image size
 _FLEXIVIT = "big_vision/flexivit/"
 _FLEXIVIT_KERNEL, _FLEXIVIT_GRID, _FLEXIVIT_IMAGE_SIZE = (32, 32), (7, 7), 240
@@ -107,7 +107,7 @@ class JaxSource(RuleSource):
 
         Args:
             model: the model.
-            dialect: description of the dialect, see `Naming`.
+            dialect: description of the dialect, see `KeyMapping`.
         """
         parameters, rules = model.state_dict(), self.rules(model)
         if dialect.get("flat_group_norm"):
@@ -132,7 +132,7 @@ class JaxSource(RuleSource):
         return address if is_same else None
 
     def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
-        if lacking(model.config, {}, self.numbers(model.config)):
+        if unsupported_fields(model.config, {}, self.numbers(model.config)):
             logger.warning(f"Written as {self.original(model)}, which the original code computes with other numbers.")
         for name in ("pooling", "position_embedding_type"):
             if getattr(model.config, name, "") == "none":
@@ -167,12 +167,12 @@ class Jax(JaxSource):
     head = ("head/kernel", "head/bias")
     table = staticmethod(vit_table)  # pyright: ignore[reportAssignmentType]
 
-    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+    def naming(self, checkpoint: Checkpoint, options: ConvertOptions) -> KeyMapping | None:
         prefixes = [prefix for prefix in _PREFIXES if prefix + _KERNEL in checkpoint.shapes]
         towers = [prefix for prefix in prefixes if prefix.endswith(_TOWER)]
         if not prefixes:
             return None
-        prefix = choose_weights(towers or prefixes, request.weight_set, checkpoint.path.name)
+        prefix = choose_weights(towers or prefixes, options.weight_set, checkpoint.path.name)
         own = {name.removeprefix(prefix): shape for name, shape in checkpoint.shapes.items() if name.startswith(prefix)}
         arrays = _arrays_in(own, prefix)
         dialect = _describe(_dialect_of(own), prefix, checkpoint, arrays)
@@ -182,12 +182,12 @@ class Jax(JaxSource):
         root = prefix.removesuffix(_TOWER)
         others = {name.removeprefix(root).split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
         if root == prefix:
-            return Naming(dialect, arrays, sorted(others))
+            return KeyMapping(dialect, arrays, sorted(others))
         if _OTHER_TOWERS & others:
             arrays = {re.sub("^head/", "projection/", name): stored for name, stored in arrays.items()}
-        return Naming(dialect, arrays, sorted(others), _similarity(checkpoint, root))
+        return KeyMapping(dialect, arrays, sorted(others), _similarity(checkpoint, root))
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: KeyMapping, options: ConvertOptions) -> Fields:
         stem: Fields = {}
         if "conv_root/kernel" in shapes:
             depths = shapes.stages(r"block(\d+)/unit(\d+)/", first=1)
@@ -203,7 +203,7 @@ class Jax(JaxSource):
             "representation_size": Inferred(None, "there is no pre_logits/kernel"),
             **shapes.sizes("pre_logits/kernel", optional=True, representation_size=1),
         }
-        grid = request.position_grid
+        grid = options.position_grid
         if "patch_vectors" in naming.dialect:
             fields["position_interpolation"] = Inferred("bilinear", "patches are vectors, as in NaFlex")
             if grid is None and POSITIONS in shapes:
@@ -227,10 +227,10 @@ class Jax(JaxSource):
         released = find_released(checkpoint.location)
         if released is not None and image_size.value == released.facts.get("resolution"):
             image_size = Inferred(image_size.value, "that of the released file of this name")
-        reason = f"there is a table of positions, {by(shapes[POSITIONS])}"
+        reason = f"there is a table of positions, {format_size(shapes[POSITIONS])}"
         fields |= {"position_embedding_type": Inferred("learned", reason), "image_size": image_size}
         if naming.dialect["names"] == "big_vision" and not stem:
-            fields |= _flexible_fields(fields, checkpoint.location, request.patch_size)
+            fields |= _flexible_fields(fields, checkpoint.location, options.patch_size)
         return fields
 
     def preprocessing(self, checkpoint: Checkpoint, dialect: dict[str, Any]) -> Inferred:
@@ -255,9 +255,9 @@ class Jax(JaxSource):
             fixed |= {"stored_patch_size": None, "no_embed_class": False}
         if config.use_cls_token and config.pooling in ("mean", "map"):
             fixed["use_cls_token"] = False  # the originals have a class token with the pooling "cls" or "none" only
-        found = lacking(config, _CHOICES[dialect], fixed)
+        found = unsupported_fields(config, _CHOICES[dialect], fixed)
         numbers = self.numbers(config)
-        others = lacking(config, {}, numbers)
+        others = unsupported_fields(config, {}, numbers)
         if others and self.original(model) is None:
             options = " ".join(f"--set {name}={value}" for name, value in numbers.items())
             found.append(
@@ -300,16 +300,16 @@ def _dialect_of(names: Collection[str]) -> str:
     return "flax" if per_class else "vit_jax"
 
 
-def _arrays_in(shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, StoredArray]:
+def _arrays_in(shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, ArrayRef]:
     """Return name in the rules -> array, of the arrays below a prefix."""
     arrays = {}
     for own, shape in shapes.items():
         name = _name_in_rules(own)
         if name.startswith(_STACKED):
             for index in range(min(shape[0], MAX_LAYERS + 1)):  # the configuration refuses more
-                arrays[name.replace("block/", f"block_{index}/", 1)] = StoredArray(prefix + own, index)
+                arrays[name.replace("block/", f"block_{index}/", 1)] = ArrayRef(prefix + own, index)
         else:
-            arrays[name] = StoredArray(prefix + own)
+            arrays[name] = ArrayRef(prefix + own)
     return arrays
 
 
@@ -361,7 +361,7 @@ def _similarity(checkpoint: Checkpoint, root: str) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
-def _describe(names: str, prefix: str, checkpoint: Checkpoint, arrays: Mapping[str, StoredArray]) -> dict[str, Any]:
+def _describe(names: str, prefix: str, checkpoint: Checkpoint, arrays: Mapping[str, ArrayRef]) -> dict[str, Any]:
     """Describe a dialect for the record: all that an export restores."""
     is_stacked = any(stored.index is not None for stored in arrays.values())
     dialect: dict[str, Any] = {"names": names, "prefix": prefix, "stacked": is_stacked}
@@ -395,9 +395,9 @@ def _flexible_fields(fields: Mapping[str, Inferred], location: str, patch_size: 
             return {}
         if patch_size is None:
             raise ConversionError(
-                f"its stored sizes are FlexiViT's ({by(kernel)} kernel, {by(grid)} positions), without a patch size; "
-                f"pass patch_size=16 (any from 8 to 48) for a FlexiViT at {_FLEXIVIT_IMAGE_SIZE} pixels, "
-                f"patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
+                f"its stored sizes are FlexiViT's ({format_size(kernel)} kernel, {format_size(grid)} positions), "
+                "without a patch size; pass patch_size=16 (any from 8 to 48) for a FlexiViT at "
+                f"{_FLEXIVIT_IMAGE_SIZE} pixels, patch_size={kernel[0]} for a ViT with patches of {kernel[0]}"
             )
         known = {"patch_size": patch_size, "image_size": _FLEXIVIT_IMAGE_SIZE}
     reason = "the name of the file is FlexiViT's" if is_named else "its stored sizes are FlexiViT's"
@@ -411,7 +411,7 @@ def _flexible_fields(fields: Mapping[str, Inferred], location: str, patch_size: 
     }
 
 
-def _as_convolution(checkpoint: Checkpoint, arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
+def _as_convolution(checkpoint: Checkpoint, arrays: dict[str, ArrayRef]) -> dict[str, ArrayRef]:
     """Give NaFlex's arrays the shapes of the rules; the values of a patch are ordered row, column, channel.
 
     Raises:
@@ -445,17 +445,17 @@ class JaxBiT(JaxSource):
         self.dialects = ("big_transfer" if self.is_released else "big_vision",)
         self.root, self.head = self.rows[0].theirs, (self.rows[-2].theirs, self.rows[-1].theirs)
 
-    def naming(self, checkpoint: Checkpoint, request: Request) -> Naming | None:
+    def naming(self, checkpoint: Checkpoint, options: ConvertOptions) -> KeyMapping | None:
         """Return the naming; numbers of convolutions in some files of big_transfer (`..._conv2d_17`) are ignored."""
         for prefix in _PREFIXES:
             own = {name.removeprefix(prefix): name for name in checkpoint.shapes if name.startswith(prefix)}
-            arrays = {re.sub(r"(?<=/standardized_conv2d)_\d+(?=/)", "", name): StoredArray(own[name]) for name in own}
+            arrays = {re.sub(r"(?<=/standardized_conv2d)_\d+(?=/)", "", name): ArrayRef(own[name]) for name in own}
             if self.root in arrays:
                 others = {name.split("/")[0] for name in checkpoint.shapes if not name.startswith(prefix)}
-                return Naming(_describe(self.code, prefix, checkpoint, arrays), arrays, sorted(others))
+                return KeyMapping(_describe(self.code, prefix, checkpoint, arrays), arrays, sorted(others))
         return None
 
-    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: Naming, request: Request) -> Fields:
+    def infer(self, shapes: Shapes, checkpoint: Checkpoint, naming: KeyMapping, options: ConvertOptions) -> Fields:
         image_size = UNKNOWN_IMAGE_SIZE
         if self.is_released:
             known = evaluation_of(checkpoint.location).get("image_size", image_size.value)
@@ -479,7 +479,7 @@ class JaxBiT(JaxSource):
         return _evaluated_as(settings, f"files of {self.dialects[0]}", checkpoint.location)
 
     def unsupported(self, model: Model, dialect: str) -> list[str]:
-        problems = lacking(model.config, {}, self.numbers(model.config) | {"spatial_mixing": "convolution"})
+        problems = unsupported_fields(model.config, {}, self.numbers(model.config) | {"spatial_mixing": "convolution"})
         return [] if problems and self.is_released and self.original(model) else problems
 
     def numbers(self, config: Any) -> dict[str, Any]:
