@@ -176,9 +176,7 @@ def _match(
     has_names = bool(stated) or (bool(ours) and not _are_no_names(theirs))
     if has_names and not stated and ours == list(theirs):
         return None
-    counts = Counter(theirs)
-    unique = {name: index for index, name in enumerate(theirs) if counts[name] == 1}
-    by_name = unique | stated
+    by_name = _unique_indices(theirs) | stated
     missing = [name for name in ours if name not in by_name]
     if ours and not stated:
         found = _by_imagenet(ours, theirs)
@@ -196,6 +194,12 @@ def _match(
             f"{did_you_mean(missing[0], theirs)}; {remedy}"
         )
     return [by_name[name] for name in ours]
+
+
+def _unique_indices(names: Sequence[str]) -> dict[str, int]:
+    """Return the index of each name that occurs once."""
+    counts = Counter(names)
+    return {name: index for index, name in enumerate(names) if counts[name] == 1}
 
 
 def _check_nameless(split: "Split", theirs: Sequence[str], who: tuple[str, str]) -> None:

@@ -305,15 +305,24 @@ def _classes(found: Arrangement, folder: Folder, title: str) -> dict[str | None,
         classes = {group.name: group.folders for group in outer}
     else:
         classes = _inner_classes(outer, title)
-    for (inner,) in classes.values():
-        if not inner.images:
+    _check_depth(found, classes, title)
+    return classes
+
+
+def _check_depth(found: Arrangement, classes: dict[str | None, list[Folder]], title: str) -> None:
+    """Note the images in folders below those of the classes as not used.
+
+    Raises:
+        ValueError: a class has only such images.
+    """
+    for (folder,) in classes.values():
+        if not folder.images:
             raise ValueError(
-                f"{inner.files()[0]} of {title} is deeper than SPLIT/CLASS/IMAGE: choose a folder inside with "
+                f"{folder.files()[0]} of {title} is deeper than SPLIT/CLASS/IMAGE: choose a folder inside with "
                 "--dataset, or take all images below a class with --layout class"
             )
-        for deeper in inner.folders:
+        for deeper in folder.folders:
             found.unused[TOO_DEEP] += deeper.files()
-    return classes
 
 
 def _wrap_images(groups: list[Folder]) -> bool:
