@@ -12,6 +12,7 @@ from ..models.test_compute import model_multiply_adds
 from ..tiny_models import tiny
 
 
+@pytest.mark.slow
 def test_exaflops_are_close_to_the_papers():
     """Table 6 of arXiv 2010.11929: within 5% by torch's count; within 1.5% without the products with padding.
 

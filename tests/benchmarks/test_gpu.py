@@ -55,6 +55,7 @@ def test_every_row_runs_at_toy_size(tmp_path):
     assert (tmp_path / "out" / "tables.md").read_text().strip() == table
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_without_a_gpu_nothing_is_measured(tmp_path):
     """With a CPU build of torch, and with a CUDA build, whose imports must not need a device."""

@@ -35,6 +35,7 @@ def checkpoints(tmp_path_factory):
 PROGRAMS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_shows_its_options(name):
     path = str(BENCHMARKS / f"{name}.py")

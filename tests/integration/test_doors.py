@@ -191,7 +191,9 @@ def of_calibrate(model, images, output):
     return json.loads((output / "calibration.json").read_text())["expected_calibration_error"]["after"]
 
 
-@pytest.mark.parametrize("door", [of_embed, of_evaluate, of_finetune, of_quantize, of_calibrate])
+@pytest.mark.parametrize(
+    "door", [of_embed, of_evaluate, of_finetune, pytest.param(of_quantize, marks=pytest.mark.slow), of_calibrate]
+)
 def test_commands_compute_with_the_pixels_of_tensorflow(door, model_folder, twins, tmp_path):
     found = {name: door(model_folder, twins / name, tmp_path / name) for name in ("jpeg", "tensorflow", "pillow")}
     np.testing.assert_array_equal(found["jpeg"], found["tensorflow"])

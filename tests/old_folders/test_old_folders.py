@@ -58,6 +58,7 @@ def test_a_quantized_folder_computes_as_it_did(old):
     np.testing.assert_allclose(logits_of(old / "quantized"), expected, rtol=0, atol=0.05 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_a_folder_for_browsers_is_replaced(old, web_runtime):
     """Its marker says that its files are ours."""
     pytest.importorskip("onnxscript", reason="the extra export is not installed")

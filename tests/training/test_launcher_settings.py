@@ -127,6 +127,7 @@ def test_what_a_notebook_saves_is_loaded(plain, tmp_path, launcher):
     assert json.loads((tmp_path / "out" / "card_data.json").read_text())["processes"] == 2
 
 
+@pytest.mark.slow
 def test_adapters_under_dynamo_are_merged_and_resumed(tmp_path):
     model = save_tiny(tmp_path / "tiny", image_size=(8, 8), patch_size=4)
     run = TWO_STEPS | {"model": model, "lora_rank": 2, "output_dir": tmp_path / "out"}
