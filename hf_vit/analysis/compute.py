@@ -154,7 +154,9 @@ def published_runs(metric: str = "ImageNet") -> list[Run]:
 
 def _family_of(model: str) -> str:
     """Return the family of a name: "R50+B/16" is a hybrid, "R50x1" a ResNet, "B/16" a ViT."""
-    return "Hybrid" if "+" in model else "ViT" if "/" in model else "ResNet"
+    if "+" in model:
+        return "Hybrid"
+    return "ViT" if "/" in model else "ResNet"
 
 
 def read_runs(path: str | os.PathLike) -> list[Run]:

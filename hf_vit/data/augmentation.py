@@ -162,7 +162,8 @@ class ArrayTransform(TrainTransform):
         height, width = levels.shape[-2:]
         crop = self.draw_crop(height, width, rng)
         output = "float" if levels.is_floating_point() else "truncated"
-        resize_filter = Filter(AREA if self.crop == "resmall" else BILINEAR, self.antialias, output, use_pillow=False)
+        kind = AREA if self.crop == "resmall" else BILINEAR
+        resize_filter = Filter(kind, self.antialias, output, use_pillow=False)
         pixels = resize(crop_to(levels, crop.box.ranges), crop.size, crop.window.ranges, resize_filter)
         if self.draw_flip(rng):
             pixels = pixels.flip(-1)
@@ -173,7 +174,8 @@ def _resize_and_crop(image: Image.Image, size: tuple[int, int], box: Box) -> Ima
     """Resize to `size`, (height, width), as big_vision's `resize_small` does, and return the part in `box`."""
     levels = torch.from_numpy(np.array(image).reshape(image.height, image.width, -1)).permute(2, 0, 1)
     pixels = resize(levels, size, box.ranges, _RESIZE_SMALL)  # (channels, box.height, box.width)
-    return Image.fromarray((pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)).numpy())
+    picture = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
+    return Image.fromarray(picture.numpy())
 
 
 def crop_and_resize(image: Image.Image, box: Box, size: tuple[int, int], antialias: bool = False) -> Image.Image:

@@ -205,7 +205,9 @@ class DeviceAugmentation:
 
 
 def _kind_of(name: str) -> str:
-    return "table" if name in TABLES else "move" if name in MOVES else name
+    if name in TABLES:
+        return "table"
+    return "move" if name in MOVES else name
 
 
 def _interpolate(before: torch.Tensor, after: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -75,7 +75,9 @@ class TensorStoreReader:
         except ValueError as error:
             raise TensorStoreError(f"cannot read the array {name!r} of {self.path}: {_reason(error)}") from error
         array = np.require(array, requirements=["C", "W"])
-        return as_tensor(array.view(BFLOAT16) if self.arrays[name].dtype == BFLOAT16 else array)
+        if self.arrays[name].dtype == BFLOAT16:
+            array = array.view(BFLOAT16)
+        return as_tensor(array)
 
     def _open(self, tensorstore: Any) -> None:
         tree = read_json_object(self.path / _TREE) if (self.path / _TREE).is_file() else {}

@@ -188,7 +188,8 @@ def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, s
     logits = model(**model_inputs(batch), **sizes).logits.float()
     targets = make_targets(batch["label"].clamp(min=0), logits.shape[1])
     ranked = logits.topk(min(TOP_K, logits.shape[1])).indices
-    best = (logits.sigmoid() if loss == "sigmoid" else logits.softmax(dim=1)).gather(1, ranked)
+    probabilities = logits.sigmoid() if loss == "sigmoid" else logits.softmax(dim=1)
+    best = probabilities.gather(1, ranked)
     results = {"ranked": ranked, "probabilities": best, "loss": cross_entropy(logits, targets, loss)}
     return results | ({"scores": logits.sigmoid()} if batch["label"].ndim == 2 else {})
 
@@ -227,7 +228,9 @@ def cross_entropy(
         terms = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     else:
         terms = -targets * F.log_softmax(logits, dim=-1)
-    return (terms if weights is None else terms * weights).sum(dim=-1)
+    if weights is not None:
+        terms = terms * weights
+    return terms.sum(dim=-1)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -63,8 +63,11 @@ def paths_of(settings: Any) -> list[str]:
 def check_bounds(settings: Any) -> None:
     """Raise ValueError for the first field that is set and outside its bounds."""
     for one in dataclasses.fields(settings):
-        value, bounds = getattr(settings, one.name), one.metadata.get("bounds", {})
-        numbers = value if isinstance(value, list) else [] if value in (None, AUTO) else [value]
+        value = getattr(settings, one.name)
+        bounds = one.metadata.get("bounds", {})
+        if value in (None, AUTO):
+            continue
+        numbers = value if isinstance(value, list) else [value]
         if not all(_HOLDS[bound](number, limit) for number in numbers for bound, limit in bounds.items()):
             allowed = " and ".join(f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items())
             raise ValueError(f"{one.name} is {value}; it must be {allowed}")

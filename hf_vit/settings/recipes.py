@@ -159,7 +159,9 @@ def _describe(kind: Any) -> str:
         return " or ".join(typing.get_args(kind))
     if typing.get_origin(kind) is dict:
         return "a table"
-    return "none" if kind is type(None) else str(kind) if typing.get_args(kind) else kind.__name__
+    if kind is type(None):
+        return "none"
+    return str(kind) if typing.get_args(kind) else kind.__name__
 
 
 def merge(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:

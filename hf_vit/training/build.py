@@ -95,7 +95,10 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
         find_writer(cast(Any, model), "transformers")  # raises if its own classes do not support the model
     if settings.lora_rank:
         model = _add_adapters(model, settings)
-    frozen = freeze_parameters(model, settings.freeze + ([r"^(?!classifier)"] if settings.linear_probe else []))
+    patterns = settings.freeze
+    if settings.linear_probe:
+        patterns = [*patterns, r"^(?!classifier)"]
+    frozen = freeze_parameters(model, patterns)
     if settings.lora_rank and {name for name, _ in model.named_parameters() if ".lora_" in name} <= set(frozen):
         raise ValueError(f"--freeze {settings.freeze} freezes all adapters of --lora-rank {settings.lora_rank}")
     return model, processor
