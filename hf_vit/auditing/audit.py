@@ -32,7 +32,6 @@ from ..data.workers import count_workers
 from ..evaluation.features import Extractor, LogisticRegression
 from ..files.output import own_file, refuse_existing, write_text
 from ..files.pages import data_uri, page_color, render_page
-from ..files.reading import read_text
 from ..loading import check_name
 from ..models.image_reading import ImageReadingError, is_npy, read_for_display, read_image, read_size
 from ..settings.fields import AuditSettings, EvaluateSettings
@@ -148,12 +147,8 @@ def audit(
     return run_audit(chosen, start_accelerator(chosen))
 
 
-def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | None = None) -> list[Issue]:
-    """Audit the dataset of the settings; write the results to `output_dir`, and return the issues.
-
-    Args:
-        report: the report.html of a run, to which the pages are added.
-    """
+def run_audit(settings: AuditSettings, accelerator: Accelerator) -> list[Issue]:
+    """Audit the dataset of the settings; write the results to `output_dir`, and return the issues."""
     if settings.output_dir:
         refuse_existing(Path(settings.output_dir) / "issues.csv", settings.overwrite)  # it may have been edited by hand
     splits = open_audited(settings)
@@ -177,9 +172,7 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator, report: Path | 
         output = Path(settings.output_dir)
         output.mkdir(parents=True, exist_ok=True)
         write_issues(issues, output / "issues.csv")
-        sections = write_pages(output, issues, {image.name: image for image in images}, str(settings.dataset))
-        if report is not None and report.is_file():
-            write_text(report, read_text(report).replace("</main>", sections + "</main>", 1))
+        write_pages(output, issues, {image.name: image for image in images}, str(settings.dataset))
     return issues
 
 
@@ -393,8 +386,8 @@ def find_outliers(features: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return distances > high + _FAR * (high - low), distances
 
 
-def write_pages(output: Path, issues: Sequence[Issue], images: Mapping[str, AuditedImage], dataset: str) -> str:
-    """Write a contact sheet for each kind, KIND.png, and audit.html; return the sections of the page as HTML.
+def write_pages(output: Path, issues: Sequence[Issue], images: Mapping[str, AuditedImage], dataset: str) -> None:
+    """Write a contact sheet for each kind, KIND.png, and audit.html.
 
     Args:
         images: the images that can be read, by name.
@@ -412,10 +405,8 @@ def write_pages(output: Path, issues: Sequence[Issue], images: Mapping[str, Audi
                 draw_sheet(shown, images).save(file, "PNG")
             picture = data_uri("png", path.read_bytes())
         sections.append({"title": title, "about": about, "picture": picture, "issues": found, "shown": shown})
-    content = render_page("hf_vit.auditing", "sections.html.jinja", sections=sections, images=len(images))
-    page = render_page("hf_vit.auditing", "page.html.jinja", dataset=dataset, sections=content)
+    page = render_page("hf_vit.auditing", "page.html.jinja", dataset=dataset, sections=sections, images=len(images))
     write_text(output / "audit.html", page)
-    return content
 
 
 def draw_sheet(issues: Sequence[Issue], images: Mapping[str, AuditedImage]) -> Image.Image:

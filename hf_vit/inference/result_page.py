@@ -130,7 +130,13 @@ def title_of(model: Any, dataset: Any) -> str:
 
 
 def write_results(
-    output: Path, held_out: HeldOut, title: str, facts: dict[str, str], recipe: str, curve: Path | None = None
+    output: Path,
+    held_out: HeldOut,
+    title: str,
+    facts: dict[str, str],
+    recipe: str,
+    curve: Path | None = None,
+    audit: str = "",
 ) -> None:
     """Write predictions.csv, and report.html if any image has a label.
 
@@ -138,6 +144,7 @@ def write_results(
         facts: device, throughput and the like.
         recipe: settings of the run, as YAML.
         curve: PNG of the learning curve.
+        audit: page of `hf-vit audit` to link, relative to `output`.
     """
     output.mkdir(parents=True, exist_ok=True)
     single = held_out.is_single_label
@@ -152,6 +159,7 @@ def write_results(
         "thresholds": held_out.thresholds,
         "facts": facts,
         "recipe": recipe,
+        "audit": audit,
         "curve": "" if curve is None else data_uri("png", curve.read_bytes()),
         "skipped": held_out.predictions["skipped"],
         "unlabeled": int((held_out.predictions["label"] < 0).sum()),

@@ -628,7 +628,7 @@ class FinetuneSettings(TrainingSettings):
     )
 
     audit: bool = _report(
-        False, "audit the images after the run, see `hf-vit audit`; adds to report.html", free_on_resume=True
+        False, "audit the images after the run, see `hf-vit audit`; report.html links the result", free_on_resume=True
     )
     save_for: Literal["hf_vit", "transformers"] = _report(
         "hf_vit",

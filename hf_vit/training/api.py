@@ -126,7 +126,7 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
         names = [name for name in (settings.train_split, settings.eval_split) if name not in (None, AUTO)]
         from ..auditing.audit import run_audit  # the leaf, only when a run asks for it
 
-        run_audit(AuditSettings(**shared | own, splits=names), accelerator, output / "report.html")
+        run_audit(AuditSettings(**shared | own, splits=names), accelerator)
     accelerator.wait_for_everyone()
     return metrics
 
@@ -176,7 +176,7 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
     output, found = Path(str(settings.output_dir)), []
     for number, parts in enumerate(split_into_folds(split, int(settings.folds or 0)), start=1):
         fold = f"fold {number} of {settings.folds}"
-        own = replace(whole, eval_split=fold, output_dir=str(output / f"fold_{number}"))
+        own = replace(whole, audit=False, eval_split=fold, output_dir=str(output / f"fold_{number}"))
         if own.tracker_name is not None:
             own.tracker_name += f" {fold}"
         accelerator.print(fold)

@@ -67,7 +67,8 @@ def write_run_reports(
     if held_out is not None:
         title = title_of(details["base_model"] or "a new model", run.settings.dataset)
         about = title, _describe_run(run, state.step, details), dump(run.settings)
-        write_results(output, held_out, *about, curve=curve)
+        audit = "audit/audit.html" if getattr(run.settings, "audit", False) else ""
+        write_results(output, held_out, *about, curve=curve, audit=audit)
 
 
 def card_data(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
