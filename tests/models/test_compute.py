@@ -43,20 +43,23 @@ def model_multiply_adds(config: HfViTConfig, pixels: int) -> int:
     return total + width * config.num_labels + stem
 
 
-QUICK = ("Ti/16", "B/16", "B/32-gap-norep", "R+Ti/16", "R26+S/32", "R50+B/16")
+QUICK = ("Ti/16", "B/32-gap-norep", "R+Ti/16")
 
 
 @pytest.mark.parametrize("name", some(VARIANTS, *QUICK))
 def test_compute_of_variants_equals_the_formula(name):
     config = HfViTConfig.from_variant(name, num_labels=1000)
     assert count_multiply_adds(config) == model_multiply_adds(config, 224)
-    if name in ("B/16", "R50+B/16"):
+    if name in ("Ti/16", "R50+B/16"):
         larger = analysis.count_compute(config, 384)
         assert larger.image_size == (384, 384)
         assert larger.multiply_adds == model_multiply_adds(config, 384)
 
 
-@pytest.mark.parametrize("name", ["B/16", "S/32-gap-norep", "R+Ti/16", "R50+L/32"])
+PARTS = ("B/16", "S/32-gap-norep", "R+Ti/16", "R50+L/32")
+
+
+@pytest.mark.parametrize("name", some(PARTS, "S/32-gap-norep", "R+Ti/16"))
 def test_compute_of_each_part_equals_the_formula(name):
     config = HfViTConfig.from_variant(name, num_labels=1000)
     compute = analysis.count_compute(config)
@@ -76,7 +79,7 @@ def test_compute_of_each_part_equals_the_formula(name):
         assert parts["ResNet stem"].multiply_adds == stem
 
 
-@pytest.mark.parametrize("name", ["R50x1", "R101x3"])
+@pytest.mark.parametrize("name", some(["R50x1", "R101x3"], "R50x1"))
 def test_compute_of_a_resnet_equals_the_formula(name):
     layers, factor = BIT_VARIANTS[name]
     compute = analysis.count_compute(HfBiTConfig.from_variant(name, num_labels=1000))
