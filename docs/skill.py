@@ -12,12 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SKILL = ROOT / "skills" / "hf-vit" / "SKILL.md"
 SECTIONS = {  # page -> headings of its sections
-    "README.md": (
-        "Install",
-        "Classify an image",
-        "Fine-tune on your own images",
-        "When to use timm or transformers instead",
-    ),
+    "README.md": ("Start", "Is it for you?", "In Python", "Install"),
     "docs/index.md": ("By task", "Which command reads which format"),
 }
 HEAD = """---

@@ -103,6 +103,7 @@ def reader(page, hub, client, doc_fixtures, tmp_path):
     """In a folder that has what the page expects, but not what it makes itself."""
     folder = tmp_path / "checkout"
     shutil.copytree(doc_fixtures / "folder", folder)
+    shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("*.md", "*.py", "*.ipynb"))
     text = (ROOT / page).read_text()
     for made in re.findall(r"^hf-vit convert \S+ ([\w-]+)", text, re.MULTILINE):
         shutil.rmtree(folder / made, ignore_errors=True)

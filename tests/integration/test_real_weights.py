@@ -11,6 +11,7 @@ from hf_vit.conversion import convert, export
 from hf_vit.loading import save_folder
 
 from ..comparing import assert_same_file
+from ..paths import ROOT
 from ..tiny_models import load_model
 
 CHECKPOINT = "weights/Ti_16-imagenet2012-res_224.npz"
@@ -37,6 +38,13 @@ def test_classifies_photographs_through_pipeline(folder, shared, tmp_path):
     top5 = np.mean([labels[path.name] in answer for path, answer in zip(paths, answers, strict=True)])
     assert len(paths) == len(labels) == 104
     assert (round(100 * top1, 1), round(100 * top5, 1)) == (84.6, 98.1)
+
+
+def test_the_first_output_of_the_readme(folder, run_command, monkeypatch):
+    """By the same preset and class names as `augreg:Ti/16`, which needs a network."""
+    monkeypatch.chdir(ROOT)
+    expected = (ROOT / "README.md").read_text().partition("```text\n")[2].partition("```")[0]
+    assert run_command(["predict", str(folder), "docs/grace_hopper.jpg", "--top-k", "3"]) == expected
 
 
 def test_exports_to_a_bit_identical_npz(shared, folder, tmp_path):
