@@ -354,28 +354,7 @@ def _write_llms_txt(config: MkDocsConfig) -> None:
     Path(config.site_dir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _command_table() -> str:
-    """Return a table of the commands, with the pages whose blocks use them."""
-    from hf_vit.cli import build_parser
-
-    pages = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
-    blocks = {
-        path: "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.M)) for path, text in pages.items()
-    }
-    rows = ["| command | what it does | used on |", "| --- | --- | --- |"]
-    listing = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    for name, command in listing.choices.items():
-        links = [
-            f"[{pages[path].splitlines()[0].removeprefix('# ')}]({path.name})"
-            for path, text in blocks.items()
-            if f"hf-vit {name} " in text.replace("\n", " ") and path.name not in ("index.md", "problems.md")
-        ]
-        rows.append(f"| [`{name}`](reference/commands.md#hf-vit-{name}) | {command.description} | {', '.join(links)} |")
-    return "\n".join(rows)
-
-
 TABLES = {
-    "commands": _command_table,
     "recipes": _recipes,
     "launch_templates": _launch_templates,
     "packages": _packages,
