@@ -10,6 +10,7 @@ import hashlib
 import json
 import pkgutil
 import re
+import runpy
 import shlex
 import shutil
 from contextlib import suppress
@@ -32,7 +33,7 @@ from ..paths import ROOT
 from ..tiny_models import tiny
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = ["README.md", "CONTRIBUTING.md", "skills/hf-vit/SKILL.md"]
+PAGES = ["README.md", "CONTRIBUTING.md"]
 PAGES += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 NOT_RUN = re.compile("predict .* https:")  # needs a network
@@ -184,6 +185,11 @@ def test_every_block_of_a_page_runs(page, reader):
                 reader.run_command(command)
         elif not needs_missing_package(text):
             reader.run_python(imports + text)
+
+
+def test_the_skill_is_made_of_pages_that_run():
+    docs = runpy.run_path(str(ROOT / "docs" / "skill.py"))
+    assert docs["SKILL"].read_text() == docs["skill"]()
 
 
 def test_options_in_the_text_of_a_page_exist(capsys):
