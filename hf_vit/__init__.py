@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .auditing.audit import audit as audit
     from .evaluation.calibration import calibrate as calibrate
     from .evaluation.protocols import evaluate as evaluate
+    from .evaluation.soups import soup as soup
     from .hub.pushing import push as push
     from .hub.pushing import push_saved as push_saved
     from .hub.remote_code import add_code as add_code
@@ -69,6 +70,7 @@ _PUBLIC = {
     ".training.api": "finetune pretrain",
     ".training.planning": "plan",
     ".evaluation.protocols": "evaluate",
+    ".evaluation.soups": "soup",
     ".auditing.audit": "audit",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}

@@ -23,7 +23,7 @@ SCRIPTS = {  # also started by the scripts of the folder training/; their option
 _TASKS = {  # the other commands as MODULE.FUNCTION; a module is imported for its own commands
     "classify and search images": "prediction.predict retrieval.embed retrieval.search demo.demo",
     "find and convert checkpoints": "conversion.catalog conversion.convert conversion.export conversion.fingerprint",
-    "train": "finetune pretrain training.plan training.recipes training.launch_configs training.shard",
+    "train": "finetune pretrain training.soup training.plan training.recipes training.launch_configs training.shard",
     "evaluate and study": "audit evaluate quantization.calibrate analysis.inspect analysis.compute",
     "deploy and publish": "conversion.compile quantization.quantize benchmark.benchmark hub.push hub.card hub.verify",
     "set up": "environment.env environment.completion",

@@ -1,4 +1,4 @@
-"""`hf-vit finetune`, `pretrain`, `evaluate`, `audit`, `plan`, `recipes`, `launch-configs` and `shard`."""
+"""`hf-vit finetune`, `pretrain`, `evaluate`, `audit`, `soup`, `plan`, `recipes`, `launch-configs` and `shard`."""
 
 import json
 import logging
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..files.messages import FAILED, USER_ERRORS, silence_progress_bars
+from ..files.output import refuse_existing
 from ..models.utils import check_choice, read_text
 from ..settings.parser import check_order
-from .arguments import parse_count, parse_positive
+from .arguments import Overwrite, parse_count, parse_positive
 
 _LAUNCHER_SECONDS = 10  # within which a launcher ends the other processes after the main one has failed
 _Action = Annotated[Literal["show", "path"] | None, "print the file, or its path"]
@@ -249,3 +250,42 @@ def shard(
     plan = ShardPlan(source, config, layout, size, quality, images)
     for split, count in write_shards(plan, output, list(splits), workers).items():
         print(f"{output}/{split}-*.tar: {count} images")
+
+
+def soup(
+    runs: Annotated[list[str], "fine-tuned models: folders or names on the Hub", "RUN"],
+    *,
+    dataset: Annotated[
+        str | None, "dataset with images that no run was trained on, as in `hf-vit evaluate`; needed for greedy"
+    ] = None,
+    split: Annotated[
+        str | None, "split of it (default: test, else the images that the training of the first run held out)"
+    ] = None,
+    method: Annotated[
+        Literal["greedy", "uniform"],
+        "greedy: take the runs by falling accuracy, and keep each one with which the accuracy of the mean does not "
+        "fall; uniform: the mean of all runs",
+    ] = "greedy",
+    output: Annotated[Path, "folder to write", "FOLDER"],
+    overwrite: Overwrite = False,
+) -> None:
+    """Average the weights of fine-tuned models into one model ("Model soups", arXiv 2203.05482)."""
+    refuse_existing(output, overwrite)
+    silence_progress_bars()
+    from ..evaluation.soups import soup
+
+    record = soup(runs, dataset, output, method, split, overwrite)
+    for member in record["members"]:
+        print(f"{_describe_metrics(member)}{member['model']}{'' if member['used'] else ' (not used)'}")
+    print(f"{_describe_metrics(record['soup'])}{output}, the mean of {sum(one['used'] for one in record['members'])}")
+    used = [member["model"] for member in record["members"] if member["used"]]
+    if len(used) == 1:
+        print(f"no mean is better: the soup is the best single model, {used[0]}")
+
+
+def _describe_metrics(metrics: dict[str, Any]) -> str:
+    """Return the accuracy of a model with its interval, or the mean average precision; "" without metrics."""
+    if "accuracy" in metrics:
+        low, high = metrics["accuracy_interval"]
+        return f"{metrics['accuracy']:.2%} ({low:.1%} to {high:.1%})  "
+    return f"{metrics['mean_average_precision']:.2%}  " if "mean_average_precision" in metrics else ""

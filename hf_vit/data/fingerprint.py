@@ -89,15 +89,25 @@ def _hash_content(split: Split, stride: int) -> str:
         images = batch[split.image_column]
         labels = [None] * len(images) if split.label_column is None else batch[split.label_column]
         for image, label in zip(images, labels, strict=True):
-            content = b""
-            if row % stride == 0:
-                with suppress(OSError, TypeError, ValueError):  # unreadable, or no image
-                    is_file = image["bytes"] is None and Path(image["path"]).is_file()  # no device or pipe
-                    content = Path(image["path"]).read_bytes() if is_file else image["bytes"] or b""
+            content = _content(image) if row % stride == 0 else b""
             digest.update(f"{len(content)} {json.dumps(label, sort_keys=True, default=str)} ".encode())
             digest.update(content)
             row += 1
     return digest.hexdigest()
+
+
+def _content(image: dict[str, Any]) -> bytes:
+    """Return the bytes of an undecoded image; none of an unreadable one."""
+    with suppress(OSError, TypeError, ValueError):
+        is_file = image["bytes"] is None and Path(image["path"]).is_file()  # no device or pipe
+        return Path(image["path"]).read_bytes() if is_file else image["bytes"] or b""
+    return b""
+
+
+def image_digests(split: Split) -> list[bytes]:
+    """Return the SHA-256 of the bytes of each image."""
+    images = split.samples.select_columns(split.image_column)
+    return [hashlib.sha256(_content(row[split.image_column])).digest() for row in images]
 
 
 def _digest(content: Any) -> str:

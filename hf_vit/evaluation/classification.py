@@ -12,14 +12,13 @@ from accelerate import Accelerator
 from ..data.fingerprint import fingerprint_data
 from ..data.labels import match_to_model, names_of
 from ..data.sources import Source
-from ..data.splits import Split, find_eval_split, open_named, source_of, split_off_holdout
+from ..data.splits import Split, find_eval_split, open_named, source_of
 from ..data.summary import log_splits, write_unused
 from ..files.download import fetch
 from ..files.messages import join_names, shorten
-from ..files.reading import read_json, read_json_object, read_yaml
+from ..files.reading import read_json, read_yaml
 from ..inference.predictions import EvaluationBatches, predict, score
 from ..inference.result_page import HeldOut, title_of, write_results
-from ..loading import find_model
 from ..models.configuration_hf_vit import MAX_LABELS
 from ..models.image_reading import load_image, to_mode
 from ..models.scores import score_function, thresholds_of
@@ -27,6 +26,7 @@ from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.recipes import dump
 from ..training.launch import describe_device
 from .models import load_evaluated
+from .training_images import divide_as_recorded, is_divided, read_record
 
 _REAL_LABELS = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")  # numbered from 1, in the order of the ReaL labels
@@ -81,13 +81,11 @@ def _choose_split(settings: EvaluateSettings, source: Source) -> tuple[Split, st
     if settings.split is not None or "test" in (source.names or ["test"]):
         name = settings.split or "test"
         return open_named(settings, name, source=source), name, name
-    file = find_model(str(settings.model)).find_report("card_data.json")
-    record = {} if file is None else read_json_object(file)
+    record = read_record(str(settings.model)) or {}
     train_split = record.get("train_split") or settings.train_split
     is_trained_on = Path(str(record.get("dataset"))).resolve() == Path(source.name).resolve()
-    if record.get("eval_split") == AUTO:
-        fraction = record.get("settings", {}).get("eval_fraction", 0.1)
-        train, held_out = split_off_holdout(open_named(settings, train_split, source=source), fraction)
+    if is_divided(record):
+        train, held_out = divide_as_recorded(open_named(settings, train_split, source=source), record)
         if held_out is not None and fingerprint_data(train) == record.get("fingerprint"):
             return held_out, f"the held-out images of {train_split}", train_split
         if is_trained_on:

@@ -16,6 +16,7 @@ REPORTS = (
     "confusion_matrix.png",
     "recipe.yaml",
     "calibration.json",
+    "soup.json",
 )
 
 

@@ -283,7 +283,12 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
         if not any(_WEIGHTS.fullmatch(entry.name) for entry in chosen):
             raise ValueError(f"cannot push {folder}: it holds no weights (expected *.safetensors)")
     files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}
-    for name in ("recipe.yaml", "card_data.json", "metrics.json"):  # the address of a dataset may have a password
+    for name in (
+        "recipe.yaml",
+        "card_data.json",
+        "metrics.json",
+        "soup.json",
+    ):  # a dataset's address may hold a password
         if name in files and (public := redact_secrets(text := read_source(folder / name))) != text:
             files[name] = public.encode()
     skipped = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
