@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..models.image_reading import ImageReadingError, read_image
 from .augmentation import TrainTransform, sample_generator
-from .samplers import BalancedSampler, BlockSampler, Draw, ShuffledSampler, StepBatchSampler
+from .samplers import BalancedSampler, BlockSampler, Sample, ShuffledSampler, StepBatchSampler
 from .shards import ShardedDataset
 from .splits import Split
 from .workers import count_workers, worker_options
@@ -42,7 +42,7 @@ class TrainDataset(Dataset):
             drawn = self.sampler.draw(epoch, (index + skipped * self.sampler.stride) % len(self.split))
             sample = self.split.samples[drawn.row] if read is None or skipped else read
             try:
-                image, rng = self.split.image(sample, drawn.row), sample_generator(self.seed, drawn.visit, drawn.row)
+                image, rng = self.split.image(sample, drawn.row), sample_generator(self.seed, drawn.epoch, drawn.row)
                 augmented, label = self.transform.load(image, rng), self.split.label(sample)
             except ImageReadingError as error:
                 self.split.log_unreadable(error)
@@ -53,7 +53,7 @@ class TrainDataset(Dataset):
             return {**augmented, "label": label, "row": drawn.row, "skipped": skipped}
         raise ValueError(f"none of the {len(self.split)} images can be read: {failure}")
 
-    def draw(self, position: int) -> Draw:
+    def draw(self, position: int) -> Sample:
         """Return the row at a position."""
         return self.sampler.draw(*divmod(position, len(self.split)))
 
@@ -151,7 +151,7 @@ class ReadAhead:
     A thread of this process reads every block once, some batches ahead; data workers only decode.
     """
 
-    def __init__(self, batches: Any, samples: ShardedDataset, draw: Callable[[int], Draw]):
+    def __init__(self, batches: Any, samples: ShardedDataset, draw: Callable[[int], Sample]):
         self.batches, self.samples, self.draw = batches, samples, draw
 
     def __len__(self) -> int:
@@ -167,6 +167,6 @@ class ReadAhead:
             yield [(position, self.samples.read(one)) for position, one in batch]
 
 
-def read_ahead(split: Split, batches: Any, draw: Callable[[int], Draw]) -> Any:
+def read_ahead(split: Split, batches: Any, draw: Callable[[int], Sample]) -> Any:
     """Return batches of positions or rows, with their samples if the split is read in blocks."""
     return ReadAhead(batches, split.samples, draw) if split.in_blocks else batches

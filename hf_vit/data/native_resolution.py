@@ -66,7 +66,7 @@ class NativeDataset(TrainDataset):
 
     def count_patches(self, position: int) -> int:
         """Number of patches of the image at a position, from its size alone; 0 if the size cannot be read."""
-        row, visit, _ = self.draw(position)
+        row, epoch, _ = self.draw(position)
         if row not in self._sizes:
             try:
                 self._sizes[row] = read_size(self.split.image(self.split.samples[row], row))
@@ -74,7 +74,7 @@ class NativeDataset(TrainDataset):
                 self._sizes[row] = 0, 0
         if self._sizes[row] == (0, 0):
             return 0
-        crop = self.transform.draw_crop(*self._sizes[row], sample_generator(self.seed, visit, row))
+        crop = self.transform.draw_crop(*self._sizes[row], sample_generator(self.seed, epoch, row))
         return crop.size[0] * crop.size[1] // self.patch_pixels
 
 

@@ -28,11 +28,11 @@ class Block(NamedTuple):
     end: int  # last such row, exclusive
 
 
-class Draw(NamedTuple):
+class Sample(NamedTuple):
     """Row at one index of an epoch."""
 
     row: int
-    visit: int  # how often the row has come before
+    epoch: int  # of this row: how often it has come before
     block: Block | None = None  # of a row of shards
 
 
@@ -45,9 +45,9 @@ class ShuffledSampler:
         self.size, self.seed = size, seed
         self._table: tuple[int, np.ndarray] = (-1, np.empty(0))
 
-    def draw(self, epoch: int, index: int) -> Draw:
+    def draw(self, epoch: int, index: int) -> Sample:
         """Return the row at an index of an epoch, from 0 to size - 1."""
-        return Draw(int(self.rows(epoch, np.array([index]))[0]), epoch)
+        return Sample(int(self.rows(epoch, np.array([index]))[0]), epoch)
 
     def rows(self, epoch: int, indices: np.ndarray) -> np.ndarray:
         """Return the row numbers at some indices of an epoch."""
@@ -62,7 +62,7 @@ class BalancedSampler:
     """Order in which each class comes equally often, whatever its number of images.
 
     A round has every class once, in random order. Within a class, every image comes once before any comes again, in
-    another order. Draw d of the endless sequence is a function of (seed, d).
+    another order. Sample d of the endless sequence is a function of (seed, d).
 
     Args:
         labels: (rows,) class numbers, one or more of 0 or above; rows with a number below 0 are never drawn.
@@ -76,13 +76,14 @@ class BalancedSampler:
         self._counts = np.unique(labels[self._rows], return_counts=True)[1]
         self._first = np.cumsum(self._counts) - self._counts
 
-    def draw(self, epoch: int, index: int) -> Draw:
+    def draw(self, epoch: int, index: int) -> Sample:
         """Return the row at an index of an epoch, from 0 to size - 1."""
-        turn, slot = divmod(epoch * self.size + index, len(self._counts))
-        chosen = int(permute(np.array([slot]), len(self._counts), (self.seed, 0, turn))[0])
-        visit, number = divmod(turn, int(self._counts[chosen]))
-        number = int(permute(np.array([number]), int(self._counts[chosen]), (self.seed, 1 + chosen, visit))[0])
-        return Draw(int(self._rows[self._first[chosen] + number]), visit)
+        number, slot = divmod(epoch * self.size + index, len(self._counts))  # of the round
+        chosen = int(permute(np.array([slot]), len(self._counts), (self.seed, 0, number))[0])
+        count = int(self._counts[chosen])
+        row_epoch, place = divmod(number, count)
+        place = int(permute(np.array([place]), count, (self.seed, 1 + chosen, row_epoch))[0])
+        return Sample(int(self._rows[self._first[chosen] + place]), row_epoch)
 
 
 class BlockSampler:
@@ -94,6 +95,15 @@ class BlockSampler:
     different times. A reader holds `window` blocks for each of its lanes. The order is a function of (seed, epoch,
     index).
 
+    Five blocks of 4, 6, 3, 5 and 2 rows, with 2 lanes and a window of 2 blocks:
+
+        place   0  1  2  3 | 4  5  6  7  8  9 |10 11 12 |13 14 15 16 17 |18 19
+        block       0      |        1         |    2    |       3       |  4
+        lane                0                 |              1
+        window              0                 |    0    |          1
+
+    The first window of lane 1 has one block less, so that the two lanes do not need new blocks at the same time.
+
     Args:
         lengths: (blocks,) number of rows of each block; rows are numbered block by block.
         lanes: number of lanes.
@@ -101,30 +111,45 @@ class BlockSampler:
     """
 
     def __init__(self, lengths: np.ndarray, seed: int, lanes: int, window: int):
-        self.size, self.seed, self.lanes, self.window = int(lengths.sum()), seed, lanes, window
+        self.size = int(lengths.sum())
+        self.seed = seed
+        self.lanes = lanes
+        self.window = window
         self.stride = lanes  # the replacement of an unreadable image comes from the same lane
         self._lengths = lengths
         self._first_rows = np.cumsum(lengths) - lengths
         self._epoch: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
         self._tables: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
 
-    def draw(self, epoch: int, index: int) -> Draw:
+    def draw(self, epoch: int, index: int) -> Sample:
         """Return the row at an index of an epoch, from 0 to size - 1."""
         blocks, starts = self._blocks_of(epoch)
-        turn, lane = divmod(index, self.lanes)
-        length, longer = divmod(self.size, self.lanes)  # the first `longer` lanes have one row more
-        begin, end = ((lane + n) * length + min(lane + n, longer) for n in (0, 1))
-        first_block = _block_at(starts, begin)
-        ahead = lane * self.window // self.lanes  # number of blocks by which the first window is shorter
-        number = (_block_at(starts, begin + turn) - first_block + ahead) // self.window
-        block = first_block + number * self.window - ahead
-        low = max(int(starts[max(block, first_block)]), begin)
-        high = min(int(starts[min(block + self.window, len(blocks))]), end)
-        chosen = low + int(self._table(lane, epoch, number, high - low)[begin + turn - low])
-        found = _block_at(starts, chosen)
-        shift = int(self._first_rows[blocks[found]] - starts[found])
-        needed = max(int(starts[found]), begin) + shift, min(int(starts[found + 1]), end) + shift
-        return Draw(chosen + shift, epoch, Block(lane, (epoch, number), *needed))
+        offset, lane = divmod(index, self.lanes)
+        lane_begin = self._lane_begin(lane)
+        lane_end = self._lane_begin(lane + 1)
+        place = lane_begin + offset
+
+        # the window of the place
+        lacking = lane * self.window // self.lanes  # blocks that the lane's first window has less
+        lane_block = _block_at(starts, lane_begin)
+        number = (_block_at(starts, place) - lane_block + lacking) // self.window
+        first_block = lane_block + number * self.window - lacking
+        end_block = min(first_block + self.window, len(blocks))
+        begin = max(int(starts[max(first_block, lane_block)]), lane_begin)
+        end = min(int(starts[end_block]), lane_end)
+
+        # another place of that window, and its row
+        drawn = begin + int(self._table(lane, epoch, number, end - begin)[place - begin])
+        block = _block_at(starts, drawn)
+        shift = int(self._first_rows[blocks[block]] - starts[block])  # from the block's places to its rows
+        first_row = max(int(starts[block]), lane_begin) + shift
+        end_row = min(int(starts[block + 1]), lane_end) + shift
+        return Sample(drawn + shift, epoch, Block(lane, (epoch, number), first_row, end_row))
+
+    def _lane_begin(self, lane: int) -> int:
+        """Return the first place of a lane; the first `size % lanes` lanes have one row more than the others."""
+        length, longer = divmod(self.size, self.lanes)
+        return lane * length + min(lane, longer)
 
     def _blocks_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Blocks in the order of an epoch, and the first index of each, followed by the end."""
@@ -172,15 +197,15 @@ class BatchLayout:
         """Number, within the step, of this process's micro-batch in one forward."""
         return forward * self.processes + self.rank
 
-    def samples(self, forward: int, in_turn: bool = False) -> slice:
+    def samples(self, forward: int, interleave: bool = False) -> slice:
         """Return the part of a step's samples that this process computes in one forward.
 
         Args:
-            in_turn: deal the samples of a forward to the processes one by one.
+            interleave: deal the samples of a forward to the processes one by one.
         """
-        if in_turn:
-            together = self.per_device * self.processes
-            return slice(forward * together + self.rank, (forward + 1) * together, self.processes)
+        if interleave:
+            images = self.per_device * self.processes  # of all processes
+            return slice(forward * images + self.rank, (forward + 1) * images, self.processes)
         begin = self.micro_batch(forward) * self.per_device
         return slice(begin, begin + self.per_device)
 
@@ -189,18 +214,18 @@ class StepBatchSampler:
     """Batch sampler: the positions of this process, one batch per forward, for a range of steps.
 
     Args:
-        in_turn: deal positions to the processes one by one. If the number of processes divides the number of lanes of a
-            `BlockSampler`, each lane then belongs to one process.
+        interleave: deal positions to the processes one by one. If the number of processes divides the number of lanes
+            of a `BlockSampler`, each lane then belongs to one process.
     """
 
-    def __init__(self, layout: BatchLayout, steps: range, in_turn: bool = False):
-        self.layout, self.steps, self.in_turn = layout, steps, in_turn
+    def __init__(self, layout: BatchLayout, steps: range, interleave: bool = False):
+        self.layout, self.steps, self.interleave = layout, steps, interleave
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps:
             positions = self.positions(step)
             for forward in range(self.layout.accumulation):
-                yield list(positions[self.layout.samples(forward, self.in_turn)])
+                yield list(positions[self.layout.samples(forward, self.interleave)])
 
     def positions(self, step: int) -> range | list[int]:
         """Return the positions of an optimizer step, over all processes."""

@@ -39,7 +39,7 @@ from ..files.reading import parse_json
 from ..models.configuration_hf_vit import MAX_LABELS
 from .columns import find_column, find_label_column, is_image, is_image_struct
 from .folders import EXTENSIONS
-from .samplers import Block, BlockSampler, Draw
+from .samplers import Block, BlockSampler, Sample
 from .sources import check_image_paths
 
 _HEADER = 512  # bytes before the content of a tar's member
@@ -49,10 +49,12 @@ _SCHEMA = pa.schema({"position": pa.int64(), "size": pa.int64(), "rows": pa.int3
 _STAMPS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified")  # keys of fsspec's file systems
 _IMAGES = frozenset(extension[1:] for extension in EXTENSIONS)
 _LANES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 480, 960)  # divisible by 2, 3, 4, 6, 8, ... processes
-_ROWS_TOGETHER = 250_000  # rows that are shuffled together, as in big_vision
-_BYTES_TOGETHER = 2**32  # limit of the bytes held for this, over all processes
+_SHUFFLE_BUFFER = 250_000  # rows that are shuffled together, as in big_vision
+_SHUFFLE_BYTES = 2**32  # limit of the bytes held for this, over all processes
 _LARGEST_BLOCK = 64  # images per request from a remote tar
-_LEAST_BLOCKS = 16  # row groups per lane; two lanes may both read a row group at their border
+_BLOCKS_OF_LANE = 4  # at least, in the window of a lane of a tar
+_ROWS_OF_LANE = 128  # at least, in a tar
+_GROUPS_OF_LANE = 16  # row groups, at least; two lanes may both read the row group at their border
 _OPEN_FILES = 64
 
 
@@ -83,6 +85,16 @@ class ShardIndex:
     def is_tar(self) -> bool:
         """Return whether the shards are tars, whose units are images."""
         return self.files[0].endswith(".tar")
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether all files are on this machine's disks."""
+        return all("://" not in file for file in self.files)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of images, or of rows of tables."""
+        return len(self.units["rows"]) if self.is_tar else int(self.units["rows"].sum())
 
 
 def map_table(path: str) -> pa.Table:
@@ -439,61 +451,88 @@ def open_file(name: str, block_size: int | None = None) -> Any:
     return filesystem.open(path, "rb", **options)
 
 
+class BlockPlan(NamedTuple):
+    """How the rows of shards are divided for reading in shuffled order, see `BlockSampler`."""
+
+    first_rows: np.ndarray  # (blocks,) first row of each block
+    lengths: np.ndarray  # (blocks,) number of rows of each block
+    lanes: int
+    window: int  # blocks of a lane whose rows are shuffled together
+
+
+def plan_blocks(index: ShardIndex, shuffle_buffer: int | None = None) -> BlockPlan:
+    """Divide the rows of shards into blocks, and choose the number of lanes and the window.
+
+    The block of a remote tar is a request of up to 64 images; that of tables is a row group.
+
+    Args:
+        shuffle_buffer: number of rows that are shuffled together; None: 250,000, or fewer if they are held in memory
+            and have more than 4 GiB.
+    """
+    num_rows = index.num_rows
+    sizes = index.units["size"]
+    buffer = shuffle_buffer or _SHUFFLE_BUFFER
+    if shuffle_buffer is None and not (index.is_tar and index.is_local):
+        mean_bytes = max(int(sizes.sum()) // max(num_rows, 1), 1)
+        buffer = min(buffer, _SHUFFLE_BYTES // mean_bytes)
+    buffer = max(min(buffer, num_rows), 1)
+    if index.is_tar:
+        most_lanes = buffer // _ROWS_OF_LANE
+    else:
+        mean_rows = max(num_rows // max(len(sizes), 1), 1)
+        most_lanes = min(len(sizes) // _GROUPS_OF_LANE, buffer // (2 * mean_rows))  # two row groups in a window
+    lanes = max((lanes for lanes in _LANES if lanes <= most_lanes), default=1)
+    if index.is_tar:
+        length = min(max(buffer // (_BLOCKS_OF_LANE * lanes), 1), _LARGEST_BLOCK)
+        first_rows = divide_tars(index, length)
+    else:
+        first_rows = np.cumsum(index.units["rows"], dtype=np.int64) - index.units["rows"]
+    lengths = np.diff(np.append(first_rows, num_rows))
+    window = buffer // max(int(lanes * lengths.mean()), 1)
+    return BlockPlan(first_rows, lengths, lanes, max(window, 1))
+
+
+def divide_tars(index: ShardIndex, length: int) -> np.ndarray:
+    """Return the first row of each block of `length` images; a block does not go beyond its file."""
+    files = pairwise([0, *index.ends.tolist()])
+    return np.concatenate([np.arange(begin, end, length) for begin, end in files])
+
+
 class ShardedDataset:
     """Rows of shards, a sequence of {image column: {"bytes", "path"}, label column: label}."""
 
-    def __init__(self, index: ShardIndex, together: int | None = None):
-        self.index, self.features, self.together = index, index.features, together
-        self.is_local = all("://" not in file for file in index.files)
-        self._length = len(index.units["rows"]) if index.is_tar else int(index.units["rows"].sum())
-        self.holds_blocks = not (self.is_local and index.is_tar)
-        self._divide(together)
+    def __init__(self, index: ShardIndex, plan: BlockPlan):
+        self.index = index
+        self.plan = plan
+        self.features = index.features
+        self.holds_blocks = not (index.is_local and index.is_tar)
+        self._length = index.num_rows
         self._held: dict[tuple[int, tuple[int, int]], dict[int, Future]] = {}  # blocks by lane, window and first row
         self._windows: dict[int, tuple[int, int]] = {}  # that were last read, by lane
         self._descriptors: dict[int, int] = {}
         self._footers: dict[int, Any] = {}
-        self._process, self._pool = 0, ThreadPoolExecutor(_THREADS)  # which starts threads when they are needed
-
-    def _divide(self, together: int | None) -> None:
-        """Choose lanes, blocks and windows from the index."""
-        units, rows, ends = self.index.units, self._length, self.index.ends
-        if together is None:
-            mean_bytes = max(int(units["size"].sum()) // max(rows, 1), 1)
-            together = min(_ROWS_TOGETHER, _BYTES_TOGETHER // mean_bytes) if self.holds_blocks else _ROWS_TOGETHER
-        together = max(min(together, rows), 1)
-        if self.index.is_tar:
-            limit = min(rows, together) // 128
-        else:
-            mean_rows = max(rows // max(len(units["rows"]), 1), 1)
-            limit = min(len(units["rows"]) // _LEAST_BLOCKS, together // (2 * mean_rows))
-        self.lanes = max((lanes for lanes in _LANES if lanes <= limit), default=1)
-        if self.index.is_tar:
-            length = min(max(together // (4 * self.lanes), 1), _LARGEST_BLOCK)
-            self._first_rows = np.concatenate([np.arange(*file, length) for file in pairwise([0, *ends.tolist()])])
-        else:
-            self._first_rows = np.cumsum(units["rows"], dtype=np.int64) - units["rows"]
-        self.block_lengths = np.diff(np.append(self._first_rows, rows))
-        self.window = max(together // max(int(self.lanes * self.block_lengths.mean()), 1), 1)
+        self._process = 0
+        self._pool = ThreadPoolExecutor(_THREADS)  # which starts threads when they are needed
 
     def sampler(self, seed: int) -> BlockSampler:
         """Return the order of rows for training."""
-        return BlockSampler(self.block_lengths, seed, self.lanes, self.window)
+        return BlockSampler(self.plan.lengths, seed, self.plan.lanes, self.plan.window)
 
     @property
     def uses_event_loop(self) -> bool:
         """Return whether the file system of the shards has an event loop, as those of http and s3 have."""
-        return not self.is_local and filesystem_of(self.index.files[0])[0].async_impl
+        return not self.index.is_local and filesystem_of(self.index.files[0])[0].async_impl
 
     def __len__(self) -> int:
         return self._length
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardedDataset, (self.index, self.together)  # without open files and threads
+        return ShardedDataset, (self.index, self.plan)  # without open files and threads
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return self.read(Draw(row, 0))
+        return self.read(Sample(row, 0))
 
-    def read(self, drawn: Draw) -> dict[str, Any]:
+    def read(self, drawn: Sample) -> dict[str, Any]:
         """Read one row; a block is held until the row of another window of its lane is read.
 
         Raises:
@@ -515,24 +554,29 @@ class ShardedDataset:
             return self._sample(row, content[begin : begin + _HEADER + size])
         return self._row_of_table(content, row)
 
-    def prefetch(self, drawn: Iterable[Draw]) -> None:
+    def prefetch(self, drawn: Iterable[Sample]) -> None:
         """Start fetching the blocks of the next rows."""
         for one in drawn:
             self._request(self._block_of(one))
 
-    def _block_of(self, drawn: Draw) -> Block:
+    def _block_of(self, drawn: Sample) -> Block:
         """Block of a row; without one, the whole block with the row, which is in a window of its own."""
         if drawn.block is not None:
             return drawn.block
-        number = int(np.searchsorted(self._first_rows, drawn.row, "right")) - 1
-        first = int(self._first_rows[number])
-        return Block(-1, (0, number), first, first + int(self.block_lengths[number]))
+        number = self._block_number(drawn.row)
+        first = int(self.plan.first_rows[number])
+        return Block(-1, (0, number), first, first + int(self.plan.lengths[number]))
+
+    def _block_number(self, row: int) -> int:
+        return int(np.searchsorted(self.plan.first_rows, row, "right")) - 1
 
     def _request(self, block: Block) -> Future:
         """Return a block, read or being read."""
         if self._process != os.getpid():  # after a fork: the threads of the parent do not survive it
-            self._process, self._pool = os.getpid(), ThreadPoolExecutor(_THREADS)
-            self._held, self._windows = {}, {}
+            self._process = os.getpid()
+            self._pool = ThreadPoolExecutor(_THREADS)
+            self._held = {}
+            self._windows = {}
         blocks = self._held.setdefault((block.lane, block.window), {})
         if block.first not in blocks:
             blocks[block.first] = self._pool.submit(self._fetch, block)
@@ -541,12 +585,13 @@ class ShardedDataset:
     def _fetch(self, block: Block) -> Any:
         file = self._file_of(block.first)
         if self.index.is_tar:
-            (begin, _), (last, size) = self._extent(block.first), self._extent(block.end - 1)
+            begin, _ = self._extent(block.first)
+            last, size = self._extent(block.end - 1)
             return read_range(self.index.files[file], begin - _HEADER, last + size)
         return self._read_group(file, int(self.index.units["position"][self._unit_of(block.first)]))
 
     def _unit_of(self, row: int) -> int:
-        return row if self.index.is_tar else int(np.searchsorted(self._first_rows, row, "right")) - 1
+        return row if self.index.is_tar else self._block_number(row)
 
     def _file_of(self, row: int) -> int:
         return int(np.searchsorted(self.index.ends, self._unit_of(row), "right"))
@@ -587,7 +632,7 @@ class ShardedDataset:
         return table
 
     def _row_of_table(self, table: pa.Table, row: int) -> dict[str, Any]:
-        sample = table.slice(row - int(self._first_rows[self._unit_of(row)]), 1).to_pylist()[0]
+        sample = table.slice(row - int(self.plan.first_rows[self._unit_of(row)]), 1).to_pylist()[0]
         content = sample[self.index.image_column]
         if isinstance(content, bytes):
             sample[self.index.image_column] = {"bytes": content, "path": None}

@@ -21,7 +21,7 @@ from .columns import find_column, find_label_column, is_image, is_list_of, is_te
 from .issues import clean
 from .labels import match_to_split, require_labels, state_classes
 from .layout import EVALUATION_SPLITS, resolve_split, split_named
-from .shards import Columns, ShardedDataset, open_index, stored_class_names
+from .shards import Columns, ShardedDataset, open_index, plan_blocks, stored_class_names
 from .sources import Source, open_source
 from .summary import log_classes_without_evaluation, log_holdout, log_splits
 
@@ -150,14 +150,14 @@ def open_split(
     label_column: str | None = None,
     needs_labels: bool = True,
     counts_labels: bool = True,
-    together: int | None = None,
+    shuffle_buffer: int | None = None,
 ) -> Split:
     """Open a split: find the columns of images and labels, and read the class names.
 
     Args:
         samples: a `datasets.Dataset`, or the names of shards, which are indexed.
         counts_labels: count the classes of shards without class names by reading all labels.
-        together: number of rows of shards that are shuffled together.
+        shuffle_buffer: number of rows of shards that are shuffled together.
 
     Raises:
         ValueError: not exactly one column fits; the message lists the columns.
@@ -165,7 +165,7 @@ def open_split(
     given_column, are_counted = label_column, False
     if isinstance(samples, list):
         index = open_index(samples, Columns(image_column, label_column, needs_labels, counts_labels))
-        samples = ShardedDataset(index, together)
+        samples = ShardedDataset(index, plan_blocks(index, shuffle_buffer))
         image_column, label_column = index.image_column, index.label_column
         are_counted = index.are_counted
     else:
@@ -260,10 +260,10 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True, sou
     source = source or source_of(settings)
     samples = source.load(name, settings.streaming)
     are_stated = settings.num_labels is not None or settings.label_names is not None
-    together = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
+    buffer = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
     columns = settings.image_column, settings.label_column
     try:
-        split = open_split(samples, *columns, needs_labels, not are_stated, together)
+        split = open_split(samples, *columns, needs_labels, not are_stated, buffer)
     except ValueError as error:
         raise ValueError(f"{redact_secrets(source.name)}, {name}: {error}") from error
     if split.label_column is not None and split.label_names is None and not split.is_sharded:

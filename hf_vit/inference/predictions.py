@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from ..data.labels import distinguish, names_of
 from ..data.loaders import read_ahead
-from ..data.samplers import Draw
+from ..data.samplers import Sample
 from ..data.splits import Split
 from ..data.workers import count_workers, worker_options
 from ..models.configuration_hf_vit import as_pair
@@ -98,7 +98,7 @@ def eval_loader(images: SplitImages, batch_size: int, processes: int, rank: int,
     rows = range(rank, len(split), processes)
     if split.is_sharded:  # a block has consecutive rows
         rows = range(len(split) * rank // processes, len(split) * (rank + 1) // processes)
-    batches = read_ahead(split, BatchSampler(rows, batch_size, drop_last=False), lambda row: Draw(row, 0))
+    batches = read_ahead(split, BatchSampler(rows, batch_size, drop_last=False), lambda row: Sample(row, 0))
     options = worker_options(workers, split.needs_spawn)
     return DataLoader(images, batch_sampler=batches, collate_fn=as_read, persistent_workers=workers > 0, **options)
 

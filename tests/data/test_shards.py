@@ -21,7 +21,7 @@ from torch._utils import ExceptionWrapper
 from hf_vit.data import shards as module
 from hf_vit.data.labels import state_classes
 from hf_vit.data.samplers import BatchLayout
-from hf_vit.data.shards import ShardedDataset
+from hf_vit.data.shards import ShardedDataset, divide_tars, plan_blocks
 from hf_vit.data.sources import load_digits, load_split
 from hf_vit.data.splits import open_named, open_split
 from hf_vit.files.messages import format_error
@@ -88,13 +88,13 @@ def open_shards(place: str):
     shards = split.samples
     assert isinstance(shards, ShardedDataset)
     assert len(split) == ROWS
-    shards.lanes = 6
-    if shards.index.is_tar:  # blocks of five images
-        shards._first_rows = np.concatenate([np.arange(*file, 5) for file in pairwise([0, *shards.index.ends])])
-        shards.block_lengths = np.diff(np.append(shards._first_rows, ROWS))
+    plan = plan_blocks(shards.index)._replace(lanes=6, window=2)
+    if shards.index.is_tar:
+        first_rows = divide_tars(shards.index, 5)
+        plan = plan._replace(first_rows=first_rows, lengths=np.diff(np.append(first_rows, ROWS)))
     else:
-        assert shards.index.units["rows"].max() == 4
-    shards.window = 2
+        assert plan.lengths.max() == 4
+    split.samples = ShardedDataset(shards.index, plan)
     return split
 
 
