@@ -264,6 +264,8 @@ class ModelFiles:
 
 def resolve_model(name: str | os.PathLike) -> str | os.PathLike:
     """Return the folder of a model, or its name on the Hub; that of its conversion, for another library's model."""
+    if is_deployed(name):
+        return name
     return find_model(name).name
 
 

@@ -59,8 +59,10 @@ def find_candidates(features: torch.Tensor, pictures: torch.Tensor) -> torch.Ten
         features: (images, features)
         pictures: (images, SIDE, SIDE) gray levels
     """
-    small = F.adaptive_avg_pool2d(pictures[:, None].float(), 16).squeeze(1)
-    vectors, pixels = F.normalize(features.float(), dim=1), _standardize(small).flatten(1)
+    blocks = pictures.split(_ROWS_AT_ONCE)
+    small = torch.cat([F.adaptive_avg_pool2d(block.float(), 16) for block in blocks])  # (images, 16, 16)
+    vectors = F.normalize(features.float(), dim=1)
+    pixels = _standardize(small).flatten(1)
     mirrored = _standardize(small.flip(2)).flatten(1)
     pairs = []
     for keys, queries, count in (

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageOps
 
 from hf_vit.auditing.audit import measure
-from hf_vit.auditing.duplicates import find_near_duplicates
+from hf_vit.auditing.duplicates import find_near_duplicates, nearest_neighbors
 
 from ..photographs import encode
 from .conftest import draw
@@ -42,8 +42,11 @@ def originals():
     return images, [picture(image) for image in images]
 
 
-@pytest.mark.parametrize("disguise", DISGUISES)
-def test_disguised_pictures_are_found_and_no_others(originals, disguise):
+@pytest.mark.parametrize(("disguise", "in_blocks"), [*((name, False) for name in DISGUISES), ("all", True)])
+def test_disguised_pictures_are_found_and_no_others(originals, disguise, in_blocks, monkeypatch):
+    if in_blocks:  # as of more images than are compared at once
+        monkeypatch.setattr("hf_vit.auditing.duplicates._ROWS_AT_ONCE", 11)
+        monkeypatch.setattr("hf_vit.auditing.duplicates._KEYS_AT_ONCE", 13)
     rng = np.random.default_rng(0)
     images, pictures = originals
     copies = {IMAGES + number: number * 6 for number in range(5)}
@@ -64,3 +67,15 @@ def test_blank_pictures_and_two_images():
     first, second = (picture(draw((9, 9, 9), rng)) for _ in range(2))
     assert find_near_duplicates(torch.ones(2, 3), torch.stack([first, second])) == {}
     assert list(find_near_duplicates(torch.ones(2, 3), torch.stack([first, first]))) == [(0, 1)]
+
+
+@pytest.mark.parametrize("count", [4, 99])
+def test_neighbors_in_blocks_are_those_of_all_similarities(count, monkeypatch):
+    monkeypatch.setattr("hf_vit.auditing.duplicates._ROWS_AT_ONCE", 11)
+    monkeypatch.setattr("hf_vit.auditing.duplicates._KEYS_AT_ONCE", 13)
+    queries, keys = np.random.default_rng(0).normal(size=(2, 43, 7))
+    expected = queries @ keys.T
+    np.fill_diagonal(expected, -np.inf)
+    similarities, rows = nearest_neighbors(torch.from_numpy(queries), torch.from_numpy(keys), count)
+    np.testing.assert_array_equal(rows, np.argsort(-expected, axis=1)[:, : min(count, 42)])
+    np.testing.assert_allclose(similarities, np.take_along_axis(expected, rows.numpy(), 1), rtol=1e-12)

@@ -19,7 +19,6 @@ from hf_vit.cli import main
 from hf_vit.cli.image_list import load_on, read_named
 from hf_vit.inference.feature_files import Features
 from hf_vit.inference.predictor import embed
-from hf_vit.inference.search import search
 from hf_vit.loading import load
 
 from ..auditing.conftest import draw
@@ -347,6 +346,10 @@ def test_features_of_an_exported_folder(exported, photographs, tmp_path, run_com
         features.append(Features(stored))
         found = rows_of(run_command(["search", stored, photographs / "c.png", "--json", "--top-k", 2]))
         assert found[0]["image"] == str(photographs / "c.png")
+        run_command(["embed", folder, photographs, "--output", f"{tmp_path}/{number}/", "--normalize"])
+        parts = Features(tmp_path / str(number))
+        assert parts.names() == features[-1].names()
+        np.testing.assert_allclose(parts.rows(np.arange(3)), features[-1].rows(np.arange(3)), atol=1e-4)
     assert features[0].names() == features[1].names()
     np.testing.assert_allclose(*(next(iter(one.chunks())) for one in features), rtol=0, atol=1e-5)
     assert features[0].about["sha256"] != features[1].about["sha256"]
@@ -402,28 +405,6 @@ def test_another_model_is_refused(model, photographs, tmp_path, run_command):
     run_command(["search", features, query, "--model", tmp_path / "moved"])
     (tmp_path / "cut.npz").write_bytes(features.read_bytes()[:500])
     assert "cut.npz" in run_command(["search", tmp_path / "cut.npz", query], status=2)
-
-
-def test_search_is_exact(monkeypatch):
-    """Against all cosines by NumPy in float64; equal rows keep their order."""
-    monkeypatch.setattr("hf_vit.inference.search.ROWS_AT_ONCE", 17)
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(103, 7)).astype(np.float32)
-    features[50], features[90], features[3] = features[20], features[20], 0
-    queries = np.concatenate([rng.normal(size=(4, 7)), features[20:21]])
-    products = queries @ features.astype(np.float64).T
-    lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(features.astype(np.float64), axis=1)
-    expected = np.divide(products, lengths, out=np.zeros(lengths.shape), where=lengths > 0)
-    for whole_or_chunks in (features, iter(np.split(features, [5, 60]))):
-        rows, cosines = search(whole_or_chunks, queries, 11)
-        np.testing.assert_allclose(cosines, -np.sort(-expected, axis=1)[:, :11], atol=1e-12)
-        np.testing.assert_allclose(np.take_along_axis(expected, rows, 1), cosines, atol=1e-12)
-        assert rows[4, :3].tolist() == [20, 50, 90]
-    assert search(features[:4], queries, 11)[0].shape == (5, 4)
-    with pytest.raises(ValueError, match=r"7 .* 6"):
-        search(features, queries[:, :6])
-    with pytest.raises(ValueError, match="top_k"):
-        search(features, queries, 0)
 
 
 def test_a_better_model_in_best_is_named(model, photographs, tmp_path, capsys):

@@ -173,22 +173,42 @@ def test_images_that_vanish(tiny, tmp_path, capsys):
     assert len(read_parts(second)) == 4
 
 
-def test_a_full_disk_is_one_sentence_and_the_job_goes_on_later(tiny, images, tmp_path, capsys, monkeypatch):
-    folder = tmp_path / "out"
-    write = pq.write_table
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 64 KB, and a function that mounts it again with other options."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
 
-    def full(table, path):
-        if table["index"][0].as_py() >= 16:
-            raise OSError(28, "No space left on device", str(path))
-        write(table, path)
+    def mount(options):
+        command = [*as_root, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        return subprocess.run(command, capture_output=True, check=False).returncode
 
-    monkeypatch.setattr("hf_vit.inference.parts.pq.write_table", full)
-    assert embed(tiny, images, folder, "--unit-size", "8") == 2
-    assert "No space left" in capsys.readouterr().err
-    assert len(read_parts(folder)) == 16
+    try:
+        if mount("size=64k,mode=1777"):
+            pytest.skip("only root can mount a disk")
+    except FileNotFoundError:
+        pytest.skip("this system has no mount or sudo")
+    yield folder, mount
+    subprocess.run([*as_root, "umount", str(folder)], check=True)
+
+
+def test_a_full_and_a_read_only_disk_are_one_sentence_and_the_job_goes_on_later(tiny, images, small_disk, capsys):
+    disk, mount = small_disk
+    folder = disk / "out"
+    assert embed(tiny, images, folder, "--unit-size", "4") == 2
+    [message] = capsys.readouterr().err.splitlines()
+    assert "No space left" in message
+    before = {file.name: file.read_bytes() for file in folder.glob("part-*")}
+    assert 0 < len(before) < 11
     assert os.listdir(folder / "claims") == []
-    monkeypatch.undo()
-    assert embed(tiny, images, folder, "--unit-size", "8") == 0
+    assert mount("remount,size=64k,ro") == 0
+    assert embed(tiny, images, folder, "--unit-size", "4") == 2
+    [message] = capsys.readouterr().err.splitlines()
+    assert "Read-only" in message
+    assert mount("remount,size=1m,rw") == 0
+    assert embed(tiny, images, folder, "--unit-size", "4") == 0
+    assert before.items() <= {file.name: file.read_bytes() for file in folder.glob("part-*")}.items()
     assert read_parts(folder)["index"].to_pylist() == list(range(IMAGES))
 
 
