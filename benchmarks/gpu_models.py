@@ -28,8 +28,8 @@ from hf_vit.data.device_augmentation import CropTransform, DeviceAugmentation
 from hf_vit.data.loaders import collate_fn
 from hf_vit.data.workers import count_processors
 from hf_vit.models.compute import FLOPS_PER_MULTIPLY_ADD, count_compute
-from hf_vit.models.configuration_hf_vit import as_pair
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit.models.sizes import as_pair
 from hf_vit.settings.fields import TrainingSettings
 from hf_vit.training.objectives import Classification, Normalizer
 from hf_vit.training.optimization import build_optimizer, set_learning_rate

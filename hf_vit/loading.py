@@ -9,20 +9,26 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForImageClassification
+from transformers.initialization import no_init_weights
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
+from .files.limits import check_limit
 from .files.manifest import check_manifest
+from .files.messages import check_choice
+from .files.model_files import HUB_NAME, LOCATION_ARGUMENTS, find_file, read_config, saved_class
 from .files.output import new_folder, restore_interrupted
 from .files.reading import read_image_processor, read_json_object
 from .files.removed_names import check_removed, check_removed_arguments, describe_removed
 from .files.versions import require
 from .models.configuration_hf_bit import HfBiTConfig
-from .models.configuration_hf_vit import HfViTConfig, read_settings, saved_class
+from .models.configuration_hf_vit import HfViTConfig
 from .models.image_processing_hf_vit import (
+    AFTER_CONVERSION,
     PRESETS,
     HfViTImageProcessor,
     add_jpeg_dct,
@@ -32,12 +38,15 @@ from .models.image_processing_hf_vit import (
 )
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
 from .models.registry import AUTO_MODELS, CONFIGURATIONS, MODEL_CLASSES
-from .models.utils import HUB_NAME, LOCATION_ARGUMENTS, Size, as_pair, check_choice, find_file
+from .models.sizes import Size, as_pair
 from .runtimes.runner import is_deployed
 
 logger = logging.get_logger(__name__)
 
 HEADS = ("keep", "none", "new")
+# Limit on parameters that a config.json describes but the weight files do not have, such as a new head. An ImageNet-21k
+# head of ViT-g/14 has 31 million parameters.
+_MAX_NEW_PARAMETERS = 2**27
 # Settings of the pixel values, to which the weights are trained; another resizing preset keeps them.
 _NORMALIZATION = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
@@ -246,9 +255,9 @@ class ModelFiles:
     origin: str | None = None
     origin_where: dict[str, Any] = field(default_factory=dict)
 
-    def find(self, file: str) -> str | None:
-        """Return the local path of one of the files; None if there is no such file."""
-        return find_file(self.name, file, self.where)
+    def find(self, file: str, needs_hub: bool = True) -> str | None:
+        """Return the local path of one of the files; None if there is no such file, see `find_file`."""
+        return find_file(self.name, file, self.where, needs_hub)
 
     def find_report(self, file: str) -> str | None:
         """Return the local path of a file beside the model as it was named, or else beside its conversion.
@@ -286,7 +295,7 @@ def find_model(name: str | os.PathLike, of_conversion: Mapping[str, Any] | None 
     restore_interrupted(location)
     options = {key: value for key, value in (of_conversion or {}).items() if value is not None}
     try:
-        config = _read_config(location, where)
+        config = _find_config(location, where)
     except OSError:  # the folder of an adapter has no config.json
         adapter = _find_adapter(location, where)
         if adapter is None:
@@ -305,7 +314,7 @@ def find_model(name: str | os.PathLike, of_conversion: Mapping[str, Any] | None 
     return ModelFiles(folder, {}, config, origin=str(name), origin_where=where)
 
 
-def _read_config(location: str, where: Mapping[str, Any]) -> dict[str, Any]:
+def _find_config(location: str, where: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json of a folder or of a name on the Hub; empty for a file, an address, or other folders.
 
     Raises:
@@ -317,7 +326,7 @@ def _read_config(location: str, where: Mapping[str, Any]) -> dict[str, Any]:
     is_checkpoint = path.exists() or "://" in location
     if is_checkpoint and not has_config:
         return {}
-    return read_settings(location, **where)
+    return read_config(location, **where)
 
 
 def _find_adapter(location: str, where: Mapping[str, Any]) -> str | None:
@@ -345,7 +354,14 @@ def _load_weights(files: ModelFiles, model_class: Any, settings: Mapping[str, An
     """
     if files.origin is not None:
         settings = _of_converted(files, settings)
-    model, info = model_class.from_pretrained(files.name, output_loading_info=True, **files.where, **settings)
+    _check_weights(files, model_class, settings.get("variant"))
+    try:
+        model, info = model_class.from_pretrained(files.name, output_loading_info=True, **files.where, **settings)
+    except (OSError, ImportError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a damaged file can raise any
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"cannot load {files.name}: {reason[:1000]}") from error
     absent = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
     lacking = sorted(key for key in absent if key.startswith("classifier."))
     has_other_labels = "num_labels" in settings or "id2label" in settings
@@ -360,6 +376,51 @@ def _load_weights(files: ModelFiles, model_class: Any, settings: Mapping[str, An
     if _has_padded_class_position(model.config, files):
         model.drop_class_position()
     return model
+
+
+def _check_weights(files: ModelFiles, model_class: Any, variant: str | None) -> None:
+    """Check the files of weights before memory is taken for the model that a config.json describes.
+
+    Raises:
+        ValueError: the configuration or the index of the weights is damaged, the index lists a file outside the
+            folder, or the configuration describes many more parameters than the files can contain.
+    """
+    stored = _weight_files(files, variant)
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = model_class(model_class.config_class.from_dict(files.config))
+    except Exception as error:  # a value of a wrong type can raise any
+        raise ValueError(f"cannot read the config.json of {files.name}: {error!s:.1000}") from error
+    described = sum(parameter.numel() for parameter in model.parameters())
+    size = sum(os.path.getsize(file) for file in stored)
+    what = f"the config.json of {files.name} describes {described:,} parameters for {size:,} bytes"
+    check_limit(what, described, 2 * size + _MAX_NEW_PARAMETERS)  # at least 4 bits per parameter
+
+
+def _weight_files(files: ModelFiles, variant: str | None) -> list[str]:
+    """Return the local paths of the weights that transformers will read; an empty list if there are none."""
+    suffix = "" if variant is None else f".{variant}"
+    for stem, ending in (("model", ".safetensors"), ("pytorch_model", ".bin")):
+        file = files.find(f"{stem}{suffix}{ending}", needs_hub=False)
+        if file is not None:
+            return [file]
+        index = files.find(f"{stem}{ending}.index{suffix}.json", needs_hub=False)
+        if index is not None:
+            found = (files.find(name, needs_hub=False) for name in _listed_files(index))
+            return [file for file in found if file is not None]
+    return []
+
+
+def _listed_files(index: str) -> list[str]:
+    """Return the names of the files that an index of weights lists."""
+    listed = read_json_object(index).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(file, str) for file in listed.values()):
+        raise ValueError(f"{index} has no table of files, weight_map")
+    names = sorted(set(listed.values()))
+    for name in names:
+        if os.path.basename(name) != name:
+            raise ValueError(f"{index} lists a file outside the folder: {name}")
+    return names
 
 
 def _of_converted(files: ModelFiles, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -515,13 +576,16 @@ def load_processor(folder: str | os.PathLike, config: Any, **where: Any) -> HfVi
     stored = read_image_processor(folder, **where)
     if stored is None:
         return None
+    record = find_file(folder, CONVERSION_RECORD, where, needs_hub=False)
+    if record is not None and any(find_file(folder, file, where, needs_hub=False) for file in AFTER_CONVERSION):
+        record = None
     try:
         if stored_class(stored) in (None, HfViTImageProcessor.__name__):
-            return HfViTImageProcessor.from_dict(add_jpeg_dct(stored, folder, where))
+            return HfViTImageProcessor.from_dict(add_jpeg_dct(stored, record))
         from .conversion.image_processors import translate_processor  # slow to import
 
         translated = translate_processor(stored)
-        return HfViTImageProcessor.for_model(config, **add_jpeg_dct(translated, folder, where))
+        return HfViTImageProcessor.for_model(config, **add_jpeg_dct(translated, record))
     except (OSError, ImportError, MemoryError):
         raise
     except Exception as error:

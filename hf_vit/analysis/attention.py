@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from ..models.configuration_hf_vit import HfViTConfig, as_pair
+from ..models.configuration_hf_vit import HfViTConfig
 from ..models.flexible_sizes import unpatchify
+from ..models.sizes import as_pair
 
 Reduced = TypeVar("Reduced")
 # Input of the model: (images, channels, height, width), or batches of these, such as a DataLoader's.

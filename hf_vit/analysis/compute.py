@@ -11,11 +11,12 @@ import yaml
 from transformers import AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
 
+from ..files.messages import check_choice
+from ..files.model_files import check_model_path, explain_missing_folder
 from ..files.reading import read_csv
 from ..models.compute import FLOPS_PER_MULTIPLY_ADD, count_compute, count_with_padding
-from ..models.configuration_hf_vit import Size
 from ..models.registry import VARIANTS, config_of_variant
-from ..models.utils import check_choice, check_model_path, explain_missing_folder
+from ..models.sizes import Size
 
 # A step costs a forward and a backward of twice its cost. This reproduces the paper's exaFLOPs.
 _FORWARDS_PER_STEP = 3
@@ -41,12 +42,18 @@ def load_config(name: str) -> PreTrainedConfig:
 
     Raises:
         OSError: the name is none of these, or the folder holds no model.
+        ValueError: the config.json is damaged.
     """
     if name in VARIANTS:
         return config_of_variant(name, num_labels=1000)
     check_model_path(name)
     with explain_missing_folder(name):
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+        try:
+            return AutoConfig.from_pretrained(name, trust_remote_code=False)
+        except OSError:
+            raise
+        except Exception as error:  # a value of a wrong type can raise any
+            raise ValueError(f"cannot read the config.json of {name}: {error!s:.1000}") from error
 
 
 class Run(NamedTuple):

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..models.configuration_hf_vit import Size, as_pair
 from ..models.flexible_sizes import resize_patch_kernel
 from ..models.resnet_stem import StandardizedConv2d, standardize
+from ..models.sizes import Size, as_pair
 from .attention import UnsupportedModel, check_finite
 
 

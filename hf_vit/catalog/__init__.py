@@ -16,9 +16,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..files.download import fetch
+from ..files.messages import check_choice
+from ..files.model_files import HUB_NAME
 from ..files.reading import read_text
 from ..models.configuration_hf_bit import VARIANTS as BIT_VARIANTS
-from ..models.utils import HUB_NAME, check_choice
 
 AUGREG = "gs://vit_models/augreg"
 INDEX = f"{AUGREG}/index.csv"

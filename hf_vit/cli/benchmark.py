@@ -41,7 +41,7 @@ def benchmark(
     import torch
 
     from ..loading import check_classifier
-    from ..models.utils import as_pair
+    from ..models.sizes import as_pair
     from ..runtimes.runner import is_deployed
 
     options: dict[str, Any] = {"image_size": image_size}

@@ -8,9 +8,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 
-from ..files.messages import user_errors
+from ..files.messages import check_choice, user_errors
 from ..files.removed_names import check_removed
-from ..models.utils import check_choice
 from ..settings.parser import OptionParser, check_order
 from .arguments import add_arguments, check_outputs, place_data
 

@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from ..files.json_files import parse_json
 from ..files.messages import silence_progress_bars
 from ..files.output import refuse_existing
 from ..files.removed_names import describe_removed
-from ..models.utils import parse_json
 from .arguments import Count, Model, Overwrite, SaveFor, Size, parse_size
 
 

@@ -111,7 +111,7 @@ def embed(
 def identify_model(folder: str) -> dict[str, Any]:
     """Return the folder or name of a model, and one SHA-256 of its weights and its preprocessing."""
     from ..files.manifest import sha256_of
-    from ..models.utils import find_file
+    from ..files.model_files import find_file
     from ..runtimes.runner import is_deployed
 
     path = Path(folder) if Path(folder).is_dir() else Path(str(find_file(folder, "config.json", {}))).parent

@@ -11,9 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ..files.messages import FAILED, USER_ERRORS, silence_progress_bars
+from ..files.json_files import read_text
+from ..files.messages import FAILED, USER_ERRORS, check_choice, silence_progress_bars
 from ..files.output import refuse_existing
-from ..models.utils import check_choice, read_text
 from ..settings.parser import check_order
 from .arguments import Overwrite, parse_count, parse_positive
 

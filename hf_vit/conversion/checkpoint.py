@@ -26,11 +26,11 @@ from transformers.utils import logging
 from ..catalog import copies_of, layers_missing_in
 from ..files.download import BUCKETS, Fetched, SourceError, UnavailableError, fetch, fetch_folder, is_folder_address
 from ..files.limits import check_declared
+from ..files.model_files import HUB_NAME, check_model_path
 from ..files.msgpack_arrays import MsgpackReader, is_msgpack
 from ..files.npz import NpzReader, check_archive
 from ..files.reading import read_json_object
 from ..files.tensorstore_arrays import TensorStoreReader, tensorstore_folder
-from ..models.utils import HUB_NAME, check_model_path
 from .tables import ConversionError
 from .weight_sets import choose_weights, find_weight_sets
 

@@ -15,16 +15,17 @@ from transformers.utils import logging
 from ..catalog import address_of, built_in_class_names, layers_missing_in, released_with
 from ..files.download import Fetched, public_name, sha256_at
 from ..files.manifest import write_manifest
+from ..files.messages import check_choice
 from ..files.output import new_folder, refuse_inputs, write_text
 from ..files.reading import read_json, read_json_object, read_text
 from ..files.readme import render_readme
 from ..files.removed_names import check_removed_arguments
 from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
-from ..models.utils import check_choice
+from ..models.sizes import Size, as_pair
 from .checkpoint import Checkpoint, checkpoint_in, fetch_any, open_checkpoint, read_shards
 from .exporting import export
 from .jax.checkpoints import JaxSource

@@ -12,13 +12,14 @@ from transformers.utils import logging
 
 from ..catalog import address_of
 from ..files.download import sha256_at
+from ..files.messages import check_choice
 from ..files.npz import write_npz
 from ..files.output import refuse_existing, refuse_inputs
 from ..files.removed_names import check_removed
-from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
-from ..models.utils import check_choice
+from ..models.sizes import Size, as_pair
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .jax.checkpoints import JaxSource
 from .jax.tables import POSITIONS

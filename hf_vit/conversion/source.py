@@ -15,7 +15,7 @@ from ..files.reading import read_json_object
 from ..files.removed_names import with_new_keys
 from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import MAX_STAGES, HfVisionConfig, HfViTConfig, HfViTHybridConfig, Size
+from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, HfViTHybridConfig
 from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
 from ..models.modeling_hf_vit import (
     HfViTForImageClassification,
@@ -24,6 +24,7 @@ from ..models.modeling_hf_vit import (
     HfViTModel,
 )
 from ..models.pretrained import CONVERSION_RECORD, HfVisionPreTrainedModel
+from ..models.sizes import MAX_STAGES, Size
 from .checkpoint import Checkpoint
 from .tables import ConversionError, Rule, check_arrays, check_values, expand
 from .weight_sets import choose_weights

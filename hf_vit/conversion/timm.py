@@ -21,9 +21,10 @@ from transformers.utils import logging
 
 from ..files.output import new_file, new_folder, write_json
 from ..models.configuration_hf_bit import DEPTHS, HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair, stem_stride
+from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, stem_stride
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.resize_weights import BICUBIC, BILINEAR
+from ..models.sizes import as_pair
 from .checkpoint import Checkpoint
 from .source import (
     MODELS,

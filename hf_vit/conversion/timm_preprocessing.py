@@ -9,9 +9,9 @@ from typing import Any
 
 from PIL import Image
 
-from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
 from ..models.resize_weights import AREA
+from ..models.sizes import as_pair
 from .image_processors import beyond_pillow, mean_and_std
 from .source import Inferred, format_size
 from .tables import IMAGENET, ConversionError

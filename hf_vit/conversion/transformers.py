@@ -19,10 +19,11 @@ from ..files.manifest import check_manifest
 from ..files.output import new_folder, write_json
 from ..files.reading import read_image_processor
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, as_pair
-from ..models.image_processing_hf_vit import HfViTImageProcessor, add_jpeg_dct
+from ..models.configuration_hf_vit import HfViTConfig
+from ..models.image_processing_hf_vit import HfViTImageProcessor, add_jpeg_dct, record_of_original
 from ..models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 from ..models.pretrained import CONVERSION_RECORD
+from ..models.sizes import as_pair
 from .checkpoint import Checkpoint, read_shards
 from .image_processors import OWN_FIELD, beyond_pillow, nearest_processor, translate_processor
 from .source import (
@@ -300,7 +301,7 @@ class Transformers(Source):
         folder = checkpoint.path.parent
         stored = read_image_processor(folder)
         if stored is not None:
-            settings = add_jpeg_dct(translate_processor(stored), folder, {})
+            settings = add_jpeg_dct(translate_processor(stored), record_of_original(folder))
             return Inferred(settings, "stated in preprocessor_config.json")
         usual = THEIR_MODELS[checkpoint.settings["model_type"]].preprocessing
         logger.warning(

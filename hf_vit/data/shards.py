@@ -36,7 +36,7 @@ from ..files.download import filesystem_of
 from ..files.messages import join_names
 from ..files.output import new_file, write_text
 from ..files.reading import parse_json
-from ..models.configuration_hf_vit import MAX_LABELS
+from ..models.sizes import MAX_LABELS
 from .columns import find_column, find_label_column, is_image, is_image_struct
 from .folders import EXTENSIONS
 from .samplers import Block, BlockSampler, Sample

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from ..files.addresses import redact_secrets
 from ..files.messages import join_names, shorten
-from ..models.configuration_hf_vit import MAX_LABELS
 from ..models.image_reading import ImageReadingError
+from ..models.sizes import MAX_LABELS
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 from .columns import find_column, find_label_column, is_image, is_list_of, is_text, no_classes
 from .issues import clean

@@ -19,9 +19,9 @@ from ..files.messages import join_names, shorten
 from ..files.reading import read_json, read_yaml
 from ..inference.predictions import EvaluationBatches, predict, score
 from ..inference.result_page import HeldOut, title_of, write_results
-from ..models.configuration_hf_vit import MAX_LABELS
 from ..models.image_reading import load_image, to_mode
 from ..models.scores import score_function, thresholds_of
+from ..models.sizes import MAX_LABELS
 from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.recipes import dump
 from ..training.launch import describe_device

@@ -12,12 +12,12 @@ import torch
 
 from ..data.fingerprint import image_digests
 from ..data.labels import match_to_model, names_of
+from ..files.messages import check_choice
 from ..files.output import refuse_existing, refuse_inputs, write_json
 from ..inference.predictions import EvaluationBatches, evaluate_classifier
 from ..inference.result_page import wilson_interval
 from ..loading import check_classifier, check_name, load, save_folder
 from ..models.scores import score_function
-from ..models.utils import check_choice
 from ..settings.fields import EvaluateSettings
 from ..settings.recipes import build_settings
 from ..training.launch import start_accelerator

@@ -21,8 +21,8 @@ from ..files.output import own_file, write_json, write_text
 from ..files.reading import read_json_object
 from ..files.removed_names import drop_removed_settings
 from ..loading import resolve_model
-from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import PRESETS
+from ..models.sizes import as_pair
 from ..settings.fields import EvaluateSettings, FinetuneSettings, fields_with
 from ..settings.recipes import build, merge
 from ..training.build import load_for_finetuning

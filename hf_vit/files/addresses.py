@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..models.utils import allowed
+from .limits import allowed
 
 _MAX_REDIRECTS = 5
 

@@ -18,10 +18,10 @@ from huggingface_hub import cached_assets_path, constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx, tqdm
 
-from ..models.utils import allowed, read_json_object, read_text
 from .addresses import UnsafeURLError, check_public, check_url, open_url
 from .addresses import redact_secrets as redact_secrets
-from .limits import MAX_ARRAYS, MAX_CHECKPOINT_BYTES, check_limit
+from .json_files import read_json_object, read_text
+from .limits import MAX_ARRAYS, MAX_CHECKPOINT_BYTES, allowed, check_limit
 from .manifest import sha256_of
 from .messages import shorten
 from .output import write_json

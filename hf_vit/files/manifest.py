@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..models.utils import find_file, parse_json, read_text
+from .json_files import parse_json, read_text
+from .model_files import find_file
 
 MANIFEST = "manifest.json"
 _FORMAT = "hf_vit manifest, version 1"  # other programs also write files named manifest.json

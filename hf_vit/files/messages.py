@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
-from ..models.utils import did_you_mean as did_you_mean
+from ..models.sizes import check_choice as check_choice
+from ..models.sizes import did_you_mean as did_you_mean
 from .addresses import redact_secrets
 from .limits import MAX_MESSAGE
 from .printable import printable as printable

@@ -26,7 +26,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from ..models.utils import read_json_object, read_text
+from .json_files import read_json_object, read_text
 from .manifest import MANIFEST, read_manifest, write_manifest
 from .messages import join_names
 from .readme import is_own_readme

@@ -7,11 +7,12 @@ from typing import Any
 
 import yaml
 
-from ..models.utils import MAX_DEPTH, find_file
-from ..models.utils import parse_json as parse_json
-from ..models.utils import read_json as read_json
-from ..models.utils import read_json_object as read_json_object
-from ..models.utils import read_text as read_text
+from .json_files import MAX_DEPTH
+from .json_files import parse_json as parse_json
+from .json_files import read_json as read_json
+from .json_files import read_json_object as read_json_object
+from .json_files import read_text as read_text
+from .model_files import find_file
 
 
 def read_image_processor(folder: str | os.PathLike, **where: Any) -> dict[str, Any] | None:

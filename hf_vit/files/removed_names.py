@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from ..models.utils import REMOVED_ARGUMENTS
+from ..models.sizes import REMOVED_ARGUMENTS
 
 _NO_AOT_INDUCTOR = "use torch-export, and compile its program with torch._inductor.aoti_compile_and_package"
 

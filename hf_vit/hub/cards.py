@@ -22,11 +22,11 @@ from ..conversion.source import MODELS, build_config
 from ..conversion.transformers import THEIR_MODELS, is_classifier, translate_settings
 from ..files.addresses import redact_secrets
 from ..files.messages import shorten
+from ..files.model_files import HUB_NAME, check_model_path
 from ..files.reading import parse_json, parse_yaml, read_text
 from ..files.readme import BEGIN, END
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.registry import MODEL_CLASSES
-from ..models.utils import HUB_NAME, check_model_path
 
 _JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # dialects of the original files
 _MARKUP = re.compile(r"[\\`*\[\]<>|~$&]")

@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub import HfApi, JobHardware, JobStage, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ..models.utils import check_choice
+from ..files.messages import check_choice
 
 _ADDRESSES = ("augreg:", "gs://", "https://", "s3://", "hf://")
 

@@ -22,14 +22,15 @@ from ..conversion.exporting import export
 from ..conversion.source import record_of
 from ..files.addresses import redact_secrets
 from ..files.manifest import MANIFEST, Entries, find_unlisted, manifest_entry, manifest_text, read_manifest
-from ..files.messages import join_names
+from ..files.messages import check_choice, join_names
+from ..files.model_files import check_model_path
 from ..files.output import MARK, listed_files
 from ..files.reading import parse_json
 from ..files.runs import REPORTS, copy_reports
 from ..files.versions import versions_of
 from ..loading import find_model, load, save_folder
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
-from ..models.utils import as_pair, check_choice, check_model_path
+from ..models.sizes import as_pair
 from .cards import CARD_SOURCES, check_card, eval_results_file, read_source, render_card
 from .remote_code import code_files, code_of
 

@@ -9,9 +9,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from ..files.json_files import parse_json
 from ..files.output import new_file
 from ..files.predictions import Table
-from ..models.utils import parse_json
 
 SUFFIXES = (".parquet", ".npz", ".csv")
 _KEY = b"hf_vit"  # key in the metadata of a parquet file

@@ -17,7 +17,7 @@ from ..data.loaders import read_ahead
 from ..data.samplers import Sample
 from ..data.splits import Split
 from ..data.workers import count_workers, worker_options
-from ..models.configuration_hf_vit import as_pair
+from ..models.sizes import as_pair
 from ..settings.fields import DataSettings
 from .batches import ImageReader, Read, as_read
 from .multi_label import average_precision, choose_thresholds, score_labels

@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..files.fingerprint import fingerprint_weights
+from ..files.messages import check_choice
 from ..files.predictions import Batch, ClassRule, Prediction, unit_length
 from ..files.versions import versions_of
 from ..loading import check_classifier, load, model_and_processor
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.scores import scores_of, stored_thresholds
-from ..models.utils import check_choice
 from .batches import choose_workers, compute_batches, list_of_images, number_batches
 from .columns import add_columns, images_of, is_batch
 

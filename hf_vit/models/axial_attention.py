@@ -12,7 +12,7 @@ from transformers import initialization as init
 
 from .configuration_hf_bit import HfBiTConfig
 from .resnet_stem import NUM_GROUPS, ResNetStem
-from .utils import as_pair
+from .sizes import as_pair
 
 NUM_HEADS = 8  # called "groups" in axial-deeplab
 

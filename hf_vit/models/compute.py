@@ -17,8 +17,8 @@ from transformers import AutoModelForImageClassification
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
-from .configuration_hf_vit import Size, as_pair
 from .resnet_stem import StandardizedConv2d
+from .sizes import Size, as_pair
 
 FLOPS_PER_MULTIPLY_ADD = 2
 # Part of each parameter and operation, by the first pattern that matches the name of its module.

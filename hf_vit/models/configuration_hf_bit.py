@@ -2,8 +2,8 @@
 
 from typing import Any, Literal
 
-from .configuration_hf_vit import MAX_WIDTH, HfVisionConfig, float_field, int_field, size_field, stages_field, strict
-from .utils import Size, check_choice
+from .configuration_hf_vit import HfVisionConfig
+from .sizes import MAX_WIDTH, Size, check_choice, float_field, int_field, size_field, stages_field, strict
 
 NUM_GROUPS = 32
 # Number of layers -> residual units per stage (get_block_desc in big_vision's models/bit.py).

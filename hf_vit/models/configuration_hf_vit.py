@@ -5,94 +5,35 @@ checks combinations of fields before a model is built.
 """
 
 import copy
-import math
 import operator
-import os
-import re
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from huggingface_hub.dataclasses import strict as hub_strict
-from huggingface_hub.dataclasses import validated_field
-from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassError
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
-from .utils import (
-    LOCATION_ARGUMENTS,
+from .sizes import (
+    MAX_LABELS,
+    MAX_LAYERS,
+    MAX_TOKENS,
+    MAX_WIDTH,
     Size,
     as_pair,
     check_arguments,
     check_choice,
-    check_model_path,
-    explain_missing_folder,
-    read_json_object,
+    check_size,
+    float_field,
+    int_field,
+    size_field,
+    stages_field,
+    strict,
 )
 
 logger = logging.get_logger(__name__)
-# Arguments other than the fields, which a configuration gets from transformers.
-_KNOWN_EXTRAS = frozenset(
-    "_attn_implementation _commit_hash _name_or_path attn_implementation auto_map experts_implementation model_type "
-    "name_or_path num_labels output_attentions quantization_config tie_last_hidden_states tie_word_embeddings "
-    "torch_dtype use_cache".split()
-)
-# Arguments of `from_pretrained` that locate a config.json.
-_LOCATION_ARGUMENTS = (*LOCATION_ARGUMENTS, "trust_remote_code", "_from_auto", "_from_pipeline")
-# Arguments of `from_pretrained` that a configuration accepts but does not use, such as those of transformers' scripts.
-_UNUSED_ARGUMENTS = frozenset(
-    "adapter_kwargs code_revision finetuning_task gguf_file quantization_config use_auth_token user_agent".split()
-)
-# Attention implementations that a config.json may select. Others are names of kernel repositories on the Hub, whose
-# code would be downloaded.
-ATTENTION_IMPLEMENTATIONS = (
-    "eager",
-    "sdpa",
-    "flash_attention_2",
-    "flash_attention_3",
-    "flash_attention_4",
-    "flex_attention",
-)
-Config = TypeVar("Config", bound=type)
-# Upper limits. For comparison: ViT-G/14, the largest of the family, has 48 layers and 1,664 channels; an image of
-# 8,000 x 6,000 pixels has 187,500 patches of 16; ImageNet-21k has 21,843 classes.
-MAX_LAYERS = 1_000
-MAX_WIDTH = 2**17  # channels anywhere
-MAX_STAGES = 8  # of a ResNet
-MAX_LABELS = 2**18
-MAX_PIXELS = 2**28  # of an image
-MAX_TOKENS = 2**20  # patches of an image
-_SIZE = f"an int or (height, width), at least 1 and at most {MAX_PIXELS:,} in area"
-# The released models (Table 1 of arXiv 2010.11929 and of 2106.10270; vit_jax/configs/models.py).
-_SIZES = {
-    #      layers, hidden, MLP, heads
-    "Ti": (12, 192, 768, 3),
-    "S": (12, 384, 1536, 6),
-    "B": (12, 768, 3072, 12),
-    "L": (24, 1024, 4096, 16),
-    "H": (32, 1280, 5120, 16),
-}
-_PATCH_SIZES = {"Ti": (16,), "S": (32, 16), "B": (32, 16, 8), "L": (32, 16), "H": (14,)}
-# The two ResNet-50 stems of the hybrids (section 3.1): all four stages, with stride 32; or the units of stage 4 moved
-# to stage 3, with stride 16 and four times as many tokens.
-STAGE_4, EXTENDED_STAGE_3 = (3, 4, 6, 3), (3, 4, 9)
-# name: (key of _SIZES, patch size on the stem's feature map, stem depths or None for no stem)
-VARIANTS: dict[str, tuple[str, int, tuple[int, ...] | None]] = {
-    **{f"{size}/{patch}": (size, patch, None) for size, patches in _PATCH_SIZES.items() for patch in patches},
-    "R+Ti/16": ("Ti", 8, ()),
-    "R26+S/32": ("S", 1, (2, 2, 2, 2)),
-    "R26+B/32": ("B", 1, (2, 2, 2, 2)),
-    "R50+B/32": ("B", 1, STAGE_4),
-    "R50+B/16": ("B", 1, EXTENDED_STAGE_3),
-    "R50+L/32": ("L", 1, STAGE_4),
-    "R50+L/16": ("L", 1, EXTENDED_STAGE_3),
-}
-# The models of "Surrogate Gap Minimization" (GSAM): mean pooling, no class token, no pre-logits layer.
-VARIANTS |= {f"{name}-gap-norep": VARIANTS[name] for name in ("S/32", "S/16", "B/32", "B/16")}
 _Config = TypeVar("_Config", bound="HfViTConfig")
 
 
@@ -113,84 +54,46 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
         num_labels: int = 2  # transformers declares it as optional
 
     def __post_init__(self, **kwargs: Any):
-        out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
+        out_features = kwargs.pop("out_features", None)
+        out_indices = kwargs.pop("out_indices", None)
         check_arguments(type(self).__name__, kwargs, self.argument_names())
-        with convert_type_errors("num_labels, id2label or label2id"):
-            count, names, numbers = kwargs.get("num_labels") or 0, self.id2label or {}, self.label2id or {}
-            if not 0 <= count <= MAX_LABELS:
-                raise ValueError(f"num_labels is {count} (expected 0 to {MAX_LABELS:,})")
-            is_counted = {str(name) for name in names} == {str(name) for name in range(min(len(names), MAX_LABELS))}
-            are_names = all(isinstance(name, str) for name in names.values())
-            if not (is_counted and are_names and all(str(number).isdecimal() for number in numbers.values())):
-                found = f"id2label is {reprlib.repr(names)} and label2id is {reprlib.repr(numbers)}"
-                raise ValueError(f"{found} (expected class numbers 0, 1, 2, ... and their names)")
+        num_labels = kwargs.get("num_labels") or 0
+        if not (isinstance(num_labels, int) and 0 <= num_labels <= MAX_LABELS):
+            raise ValueError(f"num_labels is {reprlib.repr(num_labels)} (expected 0 to {MAX_LABELS:,})")
+        if not all(str(index).isdecimal() for index in (self.label2id or {}).values()):
+            raise ValueError(f"label2id is {reprlib.repr(self.label2id)} (expected class indices)")
         super().__post_init__(**kwargs)
+        if sorted(self.id2label or {}) != list(range(len(self.id2label or {}))):
+            raise ValueError(f"id2label is {reprlib.repr(self.id2label)} (expected class indices 0, 1, 2, ...)")
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
 
     @classmethod
     def argument_names(cls) -> set[str]:
         """Return the names of all arguments of the constructor."""
-        return {field.name for field in fields(cls)} | _KNOWN_EXTRAS | {"out_features", "out_indices"}
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a configuration, as in transformers.
-
-        Raises:
-            ValueError: an argument is unknown. transformers would ignore it.
-        """
-        wants_unused = kwargs.pop("return_unused_kwargs", False)
-        config, unused = super().from_pretrained(
-            pretrained_model_name_or_path, *args, return_unused_kwargs=True, **kwargs
-        )
-        if wants_unused:
-            return config, unused
-        check_arguments(
-            cls.__name__, (name for name in unused if name[0] != "_"), cls.argument_names() | _UNUSED_ARGUMENTS
-        )
-        return config
+        return {field.name for field in fields(cls)} | _MORE_ARGUMENTS
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build a configuration, as in transformers; unknown fields of a config.json are kept, with a warning.
 
         Raises:
-            ValueError: a value has the wrong type, or the attention implementation is not one of
-                `ATTENTION_IMPLEMENTATIONS`.
+            ValueError: the `model_type` is that of another class, or the file names code for the attention.
         """
-        known = cls.argument_names()
+        model_type = config_dict.get("model_type", cls.model_type)
+        if model_type != cls.model_type:
+            raise ValueError(f"model_type is {model_type} (expected {cls.model_type}); use hf_vit.load")
         for name in ("attn_implementation", "_attn_implementation"):
-            check_attention(config_dict.get(name))
-        settings = {name: value for name, value in config_dict.items() if name in known}
-        if (names := kwargs.pop("id2label", None)) is not None:  # transformers would not check it, nor change label2id
-            with convert_type_errors("id2label"):
-                numbers = {name: int(number) for number, name in names.items()}
-            settings |= {"id2label": names, "label2id": kwargs.pop("label2id", None) or numbers}
-        with convert_type_errors("the config.json"):
-            result: Any = super().from_dict(settings, **kwargs)
+            if "/" in str(config_dict.get(name)):  # a repository of kernels, whose code would be downloaded
+                raise ValueError(f"{name} is {config_dict[name]!r:.100}, which a config.json cannot choose")
+        known = cls.argument_names()
+        result: Any = super().from_dict({name: config_dict[name] for name in config_dict if name in known}, **kwargs)
         unknown = {name: value for name, value in config_dict.items() if name not in known}
         if unknown:
             logger.warning_once(f"config.json has fields that {cls.__name__} does not use: {reprlib.repr([*unknown])}")
             config = result[0] if isinstance(result, tuple) else result
-            # Never set transformers' own attributes: `_attn_implementation_internal` could name a kernel repository.
+            # Not transformers' own attributes: `_attn_implementation` may name code on the Hub.
             vars(config).update({name: value for name, value in unknown.items() if not hasattr(config, name)})
         return result
-
-    @classmethod
-    def get_config_dict(
-        cls, pretrained_model_name_or_path: Any, **kwargs: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the settings of a config.json.
-
-        Raises:
-            ValueError: the `model_type` is that of another class; the message says how to load the model.
-        """
-        where = {name: kwargs.pop(name) for name in _LOCATION_ARGUMENTS if name in kwargs}
-        name, settings = pretrained_model_name_or_path, read_settings(pretrained_model_name_or_path, **where)
-        if (stored := settings.get("model_type")) != cls.model_type:
-            found = f"a {saved_class(settings) or 'model'} of type {stored}"
-            raise ValueError(f"{name} has {found} (expected {cls.model_type}); use hf_vit.load, or `hf-vit convert`")
-        return settings, kwargs
 
     @property
     def initial_head_std(self) -> float:
@@ -206,128 +109,12 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
         """Check combinations of fields; called after construction, and again when a model is built."""
 
 
-def saved_class(settings: dict[str, Any]) -> str | None:
-    """Return the name of the model class in a config.json; for a hybrid, HfViTFor... becomes HfViTHybridFor...."""
-    name = next(iter(settings.get("architectures") or ()), None)
-    if name is None or settings.get("model_type") != "hf_vit_hybrid":
-        return name
-    return re.sub("^HfViT(?!Hybrid)", "HfViTHybrid", name)
-
-
-@contextmanager
-def value_errors() -> Iterator[None]:
-    """Convert the errors of huggingface_hub's validation of dataclasses and dictionaries to ValueErrors of one line."""
-    try:
-        yield
-    except StrictDataclassClassValidationError as error:  # of `validate_architecture`
-        raise ValueError(str(error.__cause__)) from error
-    except StrictDataclassError as error:
-        raise ValueError(" ".join(str(error)[:1000].split())) from error
-
-
-def strict(config_class: Config) -> Config:
-    """Apply huggingface_hub's `@strict`; its errors become ValueErrors."""
-    checked: Any = hub_strict(config_class)
-    checked.__init__, checked.__setattr__ = value_errors()(checked.__init__), value_errors()(checked.__setattr__)
-    return checked
-
-
-# Fields with limits. None is valid if the field's type allows it.
-
-
-def _limited(default: Any, is_valid: Callable[[Any], bool], expected: str) -> Any:
-    def check(value: Any) -> None:
-        if value is not None and not is_valid(value):
-            raise ValueError(f"{reprlib.repr(value)} (expected {expected})")
-
-    return validated_field(check, default=default)
-
-
-def int_field(default: int | None, highest: int) -> Any:
-    """Declare an int field with values from 1 to `highest`."""
-    return _limited(default, lambda value: 1 <= value <= highest, f"1 to {highest:,}")
-
-
-def float_field(default: float, below: float = math.inf) -> Any:
-    """Declare a float field with values of at least 0 and less than `below`."""
-    return _limited(default, lambda value: 0 <= value < below, f"at least 0 and less than {below}")
-
-
-def size_field(default: Size | None) -> Any:
-    """Declare a field for a size: an int or (height, width)."""
-    return _limited(default, _is_size, _SIZE)
-
-
-def stages_field(default: tuple[int, ...]) -> Any:
-    """Declare a field for the number of units in each stage of a ResNet."""
-
-    def are_valid(depths: Any) -> bool:
-        return len(depths) <= MAX_STAGES and min(depths, default=1) >= 1 and sum(depths) <= MAX_LAYERS
-
-    return _limited(default, are_valid, f"at most {MAX_STAGES} stages and {MAX_LAYERS:,} units, 1 or more in each")
-
-
-def _is_size(size: Any) -> bool:
-    sides = (size, size) if isinstance(size, int) else size
-    is_pair = isinstance(sides, list | tuple) and len(sides) == 2 and all(isinstance(side, int) for side in sides)
-    return is_pair and min(sides) >= 1 and sides[0] * sides[1] <= MAX_PIXELS
-
-
-def check_size(name: str, size: Size) -> None:
-    """Raise ValueError unless a size is an int or (height, width), at least 1 and at most `MAX_PIXELS` in area."""
-    if not _is_size(size):
-        raise ValueError(f"{name} is {reprlib.repr(size)}; expected {_SIZE}")
-
-
-class _ConfigReader(PreTrainedConfig):
-    """Reader of a config.json of any model type, local or on the Hub, within the limits of `read_json_object`."""
-
-    @classmethod
-    def _dict_from_json_file(cls, json_file: str | os.PathLike) -> dict[str, Any]:
-        return read_json_object(json_file)
-
-
-def read_settings(name: str | os.PathLike, **where: Any) -> dict[str, Any]:
-    """Read the config.json of a folder or a Hub repository.
-
-    Args:
-        where: arguments of `from_pretrained` that locate the file, such as `revision`.
-
-    Raises:
-        ValueError: the file is damaged, too large or nested too deeply, or its `model_type` or `architectures` has the
-            wrong type.
-        OSError: the file does not exist or cannot be read.
-    """
-    check_model_path(name, where.get("subfolder"))
-    with convert_type_errors(f"the config.json of {name}"), explain_missing_folder(name):
-        settings, _ = _ConfigReader.get_config_dict(name, **where)
-        names = [settings.get("model_type") or "", *(settings.get("architectures") or ())]
-    if not all(isinstance(one, str) for one in names):
-        raise ValueError(f"the config.json of {name} has {reprlib.repr(names)} as model_type and architectures")
-    return settings
-
-
-@contextmanager
-def convert_type_errors(what: str) -> Iterator[None]:
-    """Convert errors such as TypeError, in a block that reads values of a JSON file, to a ValueError.
-
-    Args:
-        what: name of the file, for the message.
-
-    Raises:
-        ValueError: a value has the wrong type.
-    """
-    try:
-        yield
-    except (TypeError, AttributeError, KeyError, IndexError, OverflowError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"[:300]
-        raise ValueError(f"{what} has a value of the wrong type ({reason})") from error
-
-
-def check_attention(name: Any) -> None:
-    """Raise ValueError if the attention implementation in a config.json is not in `ATTENTION_IMPLEMENTATIONS`."""
-    if name is not None and name not in ATTENTION_IMPLEMENTATIONS:
-        raise ValueError(f"attn_implementation is {reprlib.repr(name)}; known: {', '.join(ATTENTION_IMPLEMENTATIONS)}")
+# Arguments other than the fields, which a configuration gets from transformers.
+_MORE_ARGUMENTS = frozenset(
+    "_attn_implementation _commit_hash _name_or_path attn_implementation auto_map experts_implementation model_type "
+    "name_or_path num_labels out_features out_indices output_attentions quantization_config tie_last_hidden_states "
+    "tie_word_embeddings torch_dtype use_cache".split()
+)
 
 
 @strict
@@ -666,3 +453,31 @@ class HfViTHybridConfig(HfViTConfig):
         if self.stem_width % 32:
             raise ValueError(f"stem_width ({self.stem_width}) is not a multiple of 32 (the groups of GroupNorm)")
         super().validate_architecture()
+
+
+# The released models (Table 1 of arXiv 2010.11929 and of 2106.10270; vit_jax/configs/models.py).
+_SIZES = {
+    #      layers, hidden, MLP, heads
+    "Ti": (12, 192, 768, 3),
+    "S": (12, 384, 1536, 6),
+    "B": (12, 768, 3072, 12),
+    "L": (24, 1024, 4096, 16),
+    "H": (32, 1280, 5120, 16),
+}
+_PATCH_SIZES = {"Ti": (16,), "S": (32, 16), "B": (32, 16, 8), "L": (32, 16), "H": (14,)}
+# The two ResNet-50 stems of the hybrids (section 3.1): all four stages, with stride 32; or the units of stage 4 moved
+# to stage 3, with stride 16 and four times as many tokens.
+STAGE_4, EXTENDED_STAGE_3 = (3, 4, 6, 3), (3, 4, 9)
+# name: (key of _SIZES, patch size on the stem's feature map, stem depths or None for no stem)
+VARIANTS: dict[str, tuple[str, int, tuple[int, ...] | None]] = {
+    **{f"{size}/{patch}": (size, patch, None) for size, patches in _PATCH_SIZES.items() for patch in patches},
+    "R+Ti/16": ("Ti", 8, ()),
+    "R26+S/32": ("S", 1, (2, 2, 2, 2)),
+    "R26+B/32": ("B", 1, (2, 2, 2, 2)),
+    "R50+B/32": ("B", 1, STAGE_4),
+    "R50+B/16": ("B", 1, EXTENDED_STAGE_3),
+    "R50+L/32": ("L", 1, STAGE_4),
+    "R50+L/16": ("L", 1, EXTENDED_STAGE_3),
+}
+# The models of "Surrogate Gap Minimization" (GSAM): mean pooling, no class token, no pre-logits layer.
+VARIANTS |= {f"{name}-gap-norep": VARIANTS[name] for name in ("S/32", "S/16", "B/32", "B/16")}

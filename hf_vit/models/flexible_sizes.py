@@ -12,7 +12,7 @@ from transformers.utils.generic import maybe_autocast
 from .configuration_hf_vit import HfViTConfig
 from .position_embeddings import Grid, PositionTables, cached_on_device
 from .pretrained import HfVisionPreTrainedModel
-from .utils import Size, as_pair
+from .sizes import Size, as_pair
 
 
 @cached_on_device

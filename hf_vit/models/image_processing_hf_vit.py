@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import lru_cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -18,20 +19,11 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import logging
 
-from .configuration_hf_vit import check_size, value_errors
 from .image_decoding import ImageReadingError, name_image
 from .image_reading import list_images, read_image
 from .image_resizing import Filter, clip_window, crop_to, fit_grid, pad_to, resize
 from .resize_weights import AREA, BICUBIC, BILINEAR, KERNELS, center_window, crop_rounding, shortest_edge_size
-from .utils import (
-    LOCATION_ARGUMENTS,
-    Size,
-    as_pair,
-    check_arguments,
-    check_limit,
-    did_you_mean,
-    find_file,
-)
+from .sizes import Size, as_pair, check_arguments, check_size, did_you_mean, value_errors
 
 # Upper limits. For comparison, an image of 8,000 x 6,000 pixels has 2**25.5 pixels.
 MAX_OUTPUT_PIXELS = 2**26  # pixels per image, after the resize and after the crop
@@ -123,7 +115,7 @@ logger = logging.get_logger(__name__)
 # Keys of a preprocessor_config.json that are not settings, in addition to keys with a leading underscore.
 _FILE_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class", "auto_map")
 # Files that training and `calibrate` write.
-_AFTER_CONVERSION = ("card_data.json", "recipe.yaml", "calibration.json")
+AFTER_CONVERSION = ("card_data.json", "recipe.yaml", "calibration.json")
 # Arguments of `preprocess` that are not settings of the processor.
 _CALL_KEYS = ("input_data_format", "data_format", "device", "return_tensors")
 
@@ -377,9 +369,9 @@ class HfViTImageProcessor(BaseImageProcessor):
     @classmethod
     def get_image_processor_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
         """Read preprocessor_config.json, as in transformers; a file without `jpeg_dct` is completed."""
-        where = {name: kwargs[name] for name in LOCATION_ARGUMENTS if name in kwargs}
         stored, unused = super().get_image_processor_dict(pretrained_model_name_or_path, **kwargs)
-        return add_jpeg_dct(stored, pretrained_model_name_or_path, where), unused
+        path = Path(pretrained_model_name_or_path, kwargs.get("subfolder") or "")
+        return add_jpeg_dct(stored, record_of_original(path.parent if path.is_file() else path)), unused
 
     @classmethod
     def from_dict(cls, image_processor_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -490,7 +482,7 @@ class HfViTImageProcessor(BaseImageProcessor):
         return batch
 
 
-def add_jpeg_dct(stored: dict[str, Any], name: str | os.PathLike, where: dict[str, Any]) -> dict[str, Any]:
+def add_jpeg_dct(stored: dict[str, Any], record: str | os.PathLike | None) -> dict[str, Any]:
     """Add `jpeg_dct` to settings that were stored before this setting existed, when Pillow decoded all JPEGs.
 
     A folder of `hf-vit convert` has the weights of the original code, and the preset knows how that decodes. Any other
@@ -498,17 +490,20 @@ def add_jpeg_dct(stored: dict[str, Any], name: str | os.PathLike, where: dict[st
 
     Args:
         stored: content of preprocessor_config.json.
-        name: its path, that of its folder, or a name on the Hub.
-        where: arguments of `from_pretrained` that locate files.
+        record: path of conversion.json; None if the weights are not those of the original code.
     """
     if "jpeg_dct" in stored:
         return stored
-    folder = os.path.dirname(name) or "." if os.path.isfile(name) else name
-    record = find_file(folder, "conversion.json", where, needs_hub=False)
-    if record is None or any(find_file(folder, file, where, needs_hub=False) for file in _AFTER_CONVERSION):
+    if record is None:
         return {**stored, "jpeg_dct": "accurate"}
-    preset = stored.get("preset", "vit_jax")
-    return {**stored, "jpeg_dct": original_jpeg_dct(preset, record)}
+    return {**stored, "jpeg_dct": original_jpeg_dct(stored.get("preset", "vit_jax"), record)}
+
+
+def record_of_original(folder: Path) -> Path | None:
+    """Return the conversion.json of a folder if its weights are still those of the original code."""
+    record = folder / "conversion.json"
+    is_changed = any((folder / file).exists() for file in AFTER_CONVERSION)
+    return record if record.exists() and not is_changed else None
 
 
 def original_jpeg_dct(preset: str, record: str | os.PathLike | None) -> str | None:
@@ -679,8 +674,11 @@ class Resize(NamedTuple):
             window = center_window(size, *self.crop)
         inside = clip_window(window, size)
         pixels = len(inside[0]) * len(inside[1])
-        what = f"cannot resize an image to {pixels:,} pixels" + (f" of {channels:,} channels" if channels > 4 else "")
-        check_limit(what, pixels * (channels if channels > 4 else 1), MAX_OUTPUT_PIXELS, ImageReadingError)
+        if channels > 4:
+            pixels *= channels
+        if pixels > MAX_OUTPUT_PIXELS:
+            found = f"{size[0]} x {size[1]} pixels of {channels:,} channels, {pixels:,} values,"
+            raise ImageReadingError(f"cannot resize an image to {found}; at most {MAX_OUTPUT_PIXELS:,} are computed")
         many_taps = height * width > 4 * size[0] * size[1]
         faster_in_pillow = levels.device.type == "cpu" and (many_taps or self.resample not in KERNELS)
         use_pillow = self.backend == "pillow" or (self.backend == "auto" and faster_in_pillow)

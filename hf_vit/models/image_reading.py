@@ -43,7 +43,6 @@ from .image_decoding import (
     read_tiff_channels,
     upright_size,
 )
-from .utils import check_limit
 
 logger = logging.get_logger(__name__)
 
@@ -262,7 +261,8 @@ def _array_to_levels(
 ) -> torch.Tensor:
     """Convert an array or tensor to levels (..., channels, height, width); the arguments are those of `read_image`."""
     values = math.prod(array.shape[-3:])  # a view can be larger than its memory
-    check_limit(f"it has shape {tuple(array.shape)}, {values:,} values", values, 4 * MAX_PIXELS)
+    if values > 4 * MAX_PIXELS:
+        raise ValueError(f"it has shape {tuple(array.shape)}, {values:,} values; at most {4 * MAX_PIXELS:,} are read")
     tensor = array if isinstance(array, torch.Tensor) else _to_tensor(array)
     if tensor.ndim not in (2, 3, 4) or tensor.is_complex():
         found = f"it has shape {tuple(array.shape)} and dtype {array.dtype}"

@@ -21,7 +21,7 @@ from .axial_attention import replace_convolutions
 from .configuration_hf_bit import HfBiTConfig
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
 from .resnet_stem import GroupNorm, ResNetStage, ResNetStem
-from .utils import Size, as_pair
+from .sizes import Size, as_pair
 
 
 def _build_resnet(config: HfBiTConfig) -> ResNetStem:

@@ -37,7 +37,7 @@ from .position_embeddings import (
 )
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead, lecun_normal_
 from .resnet_stem import ResNetStem
-from .utils import Size, is_same_grid
+from .sizes import Size, is_same_grid
 
 
 class HfViTPatchEmbeddings(nn.Module):

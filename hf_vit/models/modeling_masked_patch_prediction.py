@@ -17,7 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel
 from .pretrained import HEAD_KEYS, HfViTHead
-from .utils import as_pair
+from .sizes import as_pair
 
 LEVELS = 8  # 3 bits per channel
 _CELLS = 4  # the downsized patch has 4 x 4 cells

@@ -15,7 +15,7 @@ from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
 from .pretrained import is_tracing
-from .utils import is_same_grid
+from .sizes import is_same_grid
 
 Grid = tuple[int, int]  # (rows, columns) of patches
 

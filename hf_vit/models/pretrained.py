@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,15 +17,7 @@ from transformers.utils.generic import TransformersKwargs
 
 from .configuration_hf_vit import HfVisionConfig
 from .packed_linear import freeze
-from .utils import (
-    LOCATION_ARGUMENTS,
-    Size,
-    as_pair,
-    check_arguments,
-    check_limit,
-    check_removed_arguments,
-    read_json_object,
-)
+from .sizes import Size, as_pair, check_arguments, check_removed_arguments
 
 logger = logging.get_logger(__name__)
 
@@ -33,9 +25,6 @@ _Model = TypeVar("_Model", bound="HfVisionPreTrainedModel")
 
 CONVERSION_RECORD, QUANTIZATION_RECORD = "conversion.json", "quantization.json"
 HEAD_KEYS = r"^classifier\."  # pattern of a classification head's parameters
-# Limit on parameters that a config.json describes but the weight files do not have, such as a new head. An ImageNet-21k
-# head of ViT-g/14 has 31 million parameters.
-_MAX_NEW_PARAMETERS = 2**27
 _ADAPTED = ("image_size", "patch_size", "num_channels")  # `from_pretrained` adapts the weights if these fields change
 # Arguments of `forward` of any model of transformers, used or not
 _FORWARD_ARGUMENTS = {*TransformersKwargs.__annotations__, "interpolate_pos_encoding", "return_dict", "use_cache"}
@@ -147,81 +136,45 @@ class HfVisionPreTrainedModel(PreTrainedModel):
             unexpected and mismatched keys.
 
         Raises:
-            ValueError: an argument is unknown; a parameter is missing, unexpected or has the wrong shape, apart from
-                these exceptions; a file is damaged; or the model is from another library.
+            ValueError: a parameter is missing, unexpected or has the wrong shape, apart from these exceptions. For a
+                damaged file, transformers' or torch's error; `hf_vit.load` raises ValueError, and names the file.
         """
+        name = pretrained_model_name_or_path
+        config_class: Any = cls.config_class
         check_removed_arguments("from_pretrained", kwargs)
-        name, config_class, stored = pretrained_model_name_or_path, cast(Any, cls.config_class), config
         wants_info = kwargs.pop("output_loading_info", False)
-        sizes = {field: size for field in _ADAPTED if (size := kwargs.pop(field, None)) is not None}
+        requested = {field: kwargs.pop(field) for field in _ADAPTED if kwargs.get(field) is not None}
         if isinstance(config, str | os.PathLike):
             config = config_class.from_pretrained(config)
-        if name is not None:  # else the weights come as `state_dict=`
-            where = {key: kwargs[key] for key in LOCATION_ARGUMENTS if key in kwargs}
-            for index in Path(name).glob("*.index.json"):
-                read_json_object(index)  # checks the size limits, which transformers does not
-            of_loading = {key: kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs}
-            fields = kwargs if config is None else {}
-            try:
-                settings, _ = config_class.get_config_dict(name, **where)
-                stored, unused = config_class.from_dict(settings, return_unused_kwargs=True, **fields)
-            except ValueError as error:
-                raise ValueError(f"cannot load {name}: {error}") from error
-            config, kwargs = (stored, unused) if config is None else (config, kwargs)
-            kwargs |= of_loading
-        config = copy.deepcopy(config)
-        for field, size in sizes.items():
-            setattr(config, field, size)  # raises ValueError if it is invalid
-        wanted = {field: getattr(config, field) for field in _ADAPTED if hasattr(config, field)}
-        for field in wanted:  # the weights are loaded in the sizes of the folder
-            setattr(config, field, getattr(stored, field, 0))  # 0: a ResNet has no patch_size
+        if config is not None and name is not None:
+            # The weights are loaded in the sizes of the folder, and then adapted to those of `config`.
+            of_folder, _ = config_class.get_config_dict(name, **kwargs)
+            stored = config_class.from_dict(of_folder)
+            config = copy.deepcopy(config)
+            for field in _ADAPTED:
+                if hasattr(config, field):
+                    requested.setdefault(field, getattr(config, field))
+                    setattr(config, field, getattr(stored, field))
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        model, info = loaded = cls._load(name, *model_args, config=config, output_loading_info=True, **kwargs)
+        model, info = loaded = super().from_pretrained(
+            name, *model_args, config=config, output_loading_info=True, **kwargs
+        )
         model._check_loading(info, name or "the state_dict")
-        changed = {key: size for key, size in wanted.items() if as_pair(size) != as_pair(getattr(model.config, key))}
-        if "num_channels" in changed:
-            model.set_num_channels(changed["num_channels"])
-        if "patch_size" in changed:
-            model.set_patch_size(changed["patch_size"], wanted["image_size"])
-        elif "image_size" in changed:
-            model.set_image_size(changed["image_size"])
+        model._adapt(requested)
         return loaded if wants_info else model
 
-    @classmethod
-    def _load(cls, name: str | os.PathLike | None, *model_args: Any, **kwargs: Any) -> Any:
-        """Load a model with transformers; damaged files and unknown arguments raise ValueError."""
-        try:
-            return super().from_pretrained(name, *model_args, **kwargs)
-        except (OSError, ImportError, MemoryError, NotImplementedError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if torch.get_default_device().type == "meta":  # a mistake of the caller, for which transformers has a text
-                raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:1000]
-            raise ValueError(f"cannot load {name or 'the state_dict'}: {reason}") from error
-
-    @staticmethod
-    def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load the weights with transformers.
-
-        Raises:
-            ValueError: a weight file is outside the folder, or the config.json describes a model with many more
-                parameters than the weight files can contain.
-        """
-        folder, files = model.config.name_or_path, [Path(file) for file in checkpoint_files or []]
-        for file in files if os.path.isdir(folder) else []:
-            is_adapter = (file.parent / "adapter_config.json").is_file()  # from `load_adapter`, in a separate folder
-            if not is_adapter and not os.path.abspath(file).startswith(os.path.abspath(folder) + os.sep):
-                raise ValueError(f"the index of the weights of {folder} lists a file outside the folder: {file.name}")
-        described = sum(parameter.numel() for parameter in model.parameters())
-        stored = sum(file.stat().st_size for file in files)
-        if files:
-            what = f"the config.json of {files[0].parent} describes {described:,} parameters for {stored:,} bytes"
-            check_limit(what, described, 2 * stored + _MAX_NEW_PARAMETERS)  # at least 4 bits per parameter
-        try:
-            return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, *args, **kwargs)
-        except OSError as error:  # the error for a damaged .bin does not name the file
-            raise OSError(f"cannot read the weights of {folder}: {error}") from error
+    def _adapt(self, sizes: Mapping[str, Any]) -> None:
+        """Set the sizes of `_ADAPTED` that differ from the configuration."""
+        changed = {}
+        for field, size in sizes.items():
+            if as_pair(size) != as_pair(getattr(self.config, field, size)):
+                changed[field] = size
+        if "num_channels" in changed:
+            self.set_num_channels(changed["num_channels"])
+        if "patch_size" in changed:
+            self.set_patch_size(changed["patch_size"], sizes.get("image_size"))
+        elif "image_size" in changed:
+            self.set_image_size(changed["image_size"])
 
     def post_init(self) -> None:
         """Finish the construction; a classifier must not ignore a head in the checkpoint."""

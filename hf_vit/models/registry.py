@@ -26,7 +26,7 @@ from .modeling_hf_vit import (
     HfViTModel,
 )
 from .modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction, HfViTHybridForMaskedPatchPrediction
-from .utils import check_choice
+from .sizes import check_choice
 
 CONFIGURATIONS = {config.model_type: config for config in (HfViTConfig, HfViTHybridConfig, HfBiTConfig)}
 AUTO_MODELS = (

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from ..files.messages import check_choice
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.utils import check_choice
 from .int8 import Int8Model
 from .program_model import ONNXRuntimeModel, OpenVINOModel, ProgramModel
 from .programs import PROGRAM_MODELS

@@ -17,10 +17,10 @@ import torch
 
 from ..conversion.tables import ConversionError
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
-from ..models.configuration_hf_vit import Size
 from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, output_size, set_processor_size
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.scores import score_function, stored_thresholds
+from ..models.sizes import Size
 from .any_size import ANY_SIZE, check_processor, is_classifier, make_any_size_onnx, unsupported_sizes
 from .programs import make_onnx, make_openvino
 from .runner import PROGRAM

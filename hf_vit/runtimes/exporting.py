@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..models.configuration_hf_vit import Size
+from ..models.sizes import Size
 from .any_size import ANY_SIZE, make_any_size_onnx
 from .deployment import RUNTIMES, export_deployment
 from .programs import export_onnx, export_torch, write_onnx

@@ -16,11 +16,12 @@ from transformers.modeling_outputs import ImageClassifierOutput
 
 from ..files.fingerprint import fingerprint_weights
 from ..files.manifest import sha256_of
+from ..files.model_files import find_file
 from ..files.reading import read_json_object
 from ..files.versions import require
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import QUANTIZATION_RECORD
-from ..models.utils import as_pair, find_file
+from ..models.sizes import as_pair
 from .program_model import OpenVINOProgram, ProgramModel, read_openvino
 from .programs import Scaling, make_onnx
 

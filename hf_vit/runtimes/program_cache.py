@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 
 from huggingface_hub import constants
 
+from ..files.json_files import read_json_object
 from ..files.manifest import MANIFEST, check_files, write_manifest
+from ..files.model_files import HUB_NAME
 from ..files.output import new_folder, own_file, write_json
 from ..files.versions import versions_of
-from ..models.utils import HUB_NAME, read_json_object
 
 _Loaded = TypeVar("_Loaded")
 _COMPILED = "compiled.json"

@@ -17,7 +17,7 @@ from transformers.utils.generic import ModelOutput
 from ..files.fingerprint import fingerprint_weights
 from ..files.versions import require
 from ..models.packed_linear import forbid_changes
-from ..models.utils import as_pair
+from ..models.sizes import as_pair
 from . import programs
 from .program_cache import cached
 from .programs import PROGRAM_MODELS, make_onnx, make_openvino

@@ -22,8 +22,9 @@ from ..conversion.tables import ConversionError
 from ..files.output import list_in_marker, new_file, refuse_existing
 from ..files.versions import require
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, Size, as_pair
+from ..models.configuration_hf_vit import HfViTConfig
 from ..models.pretrained import HfVisionPreTrainedModel
+from ..models.sizes import Size, as_pair
 
 _DYNAMIC = "dynamic"
 _MAX_PATCHES = 1024  # maximum rows or columns of a program with a dynamic size

@@ -41,7 +41,7 @@ from ..files.versions import require
 from ..loading import find_model, load
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
-from ..models.utils import as_pair
+from ..models.sizes import as_pair
 from .int8 import FORMAT, PROGRAM_FILES, Int8Model
 from .program_model import read_openvino
 from .programs import make_openvino

@@ -29,8 +29,8 @@ from ..conversion.tables import ConversionError
 from ..files.manifest import sha256_of
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..files.versions import require
-from ..models.configuration_hf_vit import as_pair
 from ..models.scores import score_function, stored_thresholds
+from ..models.sizes import as_pair
 from .any_size import make_any_size_onnx
 
 _RUNTIME = "onnxruntime-web@1.30.0"  # of npm, MIT license

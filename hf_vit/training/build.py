@@ -27,11 +27,12 @@ from ..files.removed_names import check_removed_arguments
 from ..inference.predictions import TOP_K
 from ..loading import ModelFiles, find_model, load, set_class_names, set_preset
 from ..models.configuration_hf_bit import HfBiTConfig
-from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, as_pair
+from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from ..models.flexible_sizes import check_mixed_sizes
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfViTHead
 from ..models.registry import config_of_variant
+from ..models.sizes import as_pair
 from ..settings.fields import AUTO, FinetuneSettings, PretrainSettings, TrainingSettings
 from .launch import (
     can_compile,

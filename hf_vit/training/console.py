@@ -17,7 +17,7 @@ from ..data.loaders import TimedBatches
 from ..data.workers import count_processors, count_workers
 from ..files.messages import join_names
 from ..files.runs import best_checkpoint_dir
-from ..models.configuration_hf_vit import as_pair
+from ..models.sizes import as_pair
 from .launch import describe_device, memory_in_use, peak_of
 from .reports import describe_best, held_out_of
 from .run import Run, TrainState

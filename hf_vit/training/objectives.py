@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from ..data.labels import names_of
 from ..inference.predictions import Batch, EvaluationBatches, collect, cross_entropy, make_targets, model_inputs
 from ..loading import load
-from ..models.configuration_hf_vit import as_pair
 from ..models.image_processing_hf_vit import Normalize, flip_channels
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
 from ..models.scores import score_function
+from ..models.sizes import as_pair
 from ..settings.fields import PretrainSettings, TrainingSettings
 from .launch import send
 

@@ -16,8 +16,8 @@ from ..files.output import own_file, write_json
 from ..files.pages import page_color
 from ..files.versions import versions_of
 from ..inference.result_page import Explanation, HeldOut, title_of, write_card_results, write_results
-from ..models.configuration_hf_vit import as_pair
 from ..models.scores import thresholds_of
+from ..models.sizes import as_pair
 from ..settings.fields import AUTO, TrainingSettings
 from ..settings.recipes import dump
 from .launch import describe_device

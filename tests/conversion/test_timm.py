@@ -17,7 +17,7 @@ from hf_vit import HfBiTConfig, HfBiTForImageClassification, HfViTImageProcessor
 from hf_vit.conversion import ConversionError, convert, export
 from hf_vit.conversion.tables import IMAGENET
 from hf_vit.conversion.timm import architecture_in, architectures
-from hf_vit.models.configuration_hf_vit import as_pair
+from hf_vit.models.sizes import as_pair
 
 from ..comparing import logits
 from ..paths import PEERS

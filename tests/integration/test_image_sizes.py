@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor, pipeline
 import hf_vit
 from hf_vit.loading import save_folder
 from hf_vit.models.image_processing_hf_vit import output_size, set_processor_size
-from hf_vit.models.utils import as_pair
+from hf_vit.models.sizes import as_pair
 
 from ..tiny_models import SIZES, tiny, tiny_bit
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from transformers import AutoModel, AutoModelForImageClassification
+from transformers import AutoModelForImageClassification
 
 from hf_vit import HfBiTConfig, HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.conversion import checkpoint, convert
@@ -122,16 +122,16 @@ def settings_of(folder, **changes):
 
 def test_a_config_json_of_a_larger_model_than_the_weights_is_refused(tmp_path):
     settings_of(tmp_path, hidden_size=5_000, intermediate_size=20_000)
-    for read in (HfViTForImageClassification.from_pretrained, AutoModel.from_pretrained, load):
-        is_refused(lambda read=read: read(tmp_path), r"900,7\d\d,\d+")
+    is_refused(lambda: load(tmp_path), r"900,7\d\d,\d+")
     (tmp_path / "model.safetensors").unlink()
     is_refused(lambda: AutoModelForImageClassification.from_pretrained(tmp_path), "no file named", OSError)
 
 
 def test_an_index_of_weights_with_millions_of_lists_is_refused(tmp_path):
-    tiny().config.save_pretrained(tmp_path)
+    tiny().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": [{"[]," * 2_000_000}[]]}}')
-    is_refused(lambda: HfViTForImageClassification.from_pretrained(tmp_path), "1,048,576")
+    is_refused(lambda: load(tmp_path), "1,048,576")
 
 
 def test_an_index_of_weights_does_not_lead_out_of_its_folder(tmp_path):
@@ -140,7 +140,7 @@ def test_an_index_of_weights_does_not_lead_out_of_its_folder(tmp_path):
     index = {"metadata": {}, "weight_map": dict.fromkeys(tiny().state_dict(), "../outside.safetensors")}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"outside\.safetensors"):
-        HfViTForImageClassification.from_pretrained(tmp_path / "model")
+        load(tmp_path / "model")
 
 
 def test_a_head_may_be_larger_than_the_file(tmp_path):
@@ -156,11 +156,11 @@ def test_a_too_large_or_too_deep_config_json_is_refused(tmp_path, monkeypatch):
     for _ in range(40):
         nested = {"a": [nested]}
     with pytest.raises(ValueError, match="32"):
-        HfViTForImageClassification.from_pretrained(settings_of(tmp_path, auto_map=nested))
+        load(settings_of(tmp_path, auto_map=nested))
     with open(settings_of(tmp_path) / "config.json", "r+b") as file:
         file.truncate(2**26 + 1)  # a file with a hole: nothing is written
     with pytest.raises(ValueError, match="67108864"):
-        HfViTForImageClassification.from_pretrained(tmp_path)
+        load(tmp_path)
 
 
 def test_the_largest_variants_are_within_the_limits():

@@ -20,8 +20,9 @@ from transformers.utils import logging
 from ...catalog import built_in_class_names, evaluation_of, find_released, original_of, released_with
 from ...files.npz import write_npz
 from ...models.configuration_hf_bit import ORIGINALS, HfBiTConfig
-from ...models.configuration_hf_vit import MAX_LAYERS, HfViTConfig, HfViTHybridConfig, Size, as_pair, stem_stride
+from ...models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, stem_stride
 from ...models.image_processing_hf_vit import HfViTImageProcessor
+from ...models.sizes import MAX_LAYERS, Size, as_pair
 from ..checkpoint import Checkpoint
 from ..image_processors import mean_and_std
 from ..source import (
