@@ -35,9 +35,7 @@ _FIGURES = {  # figures of a training run: their alternative texts
     "learning_curve.png": "Learning curve: loss, accuracy and learning rate by optimizer step",
 }
 # Settings of a training run that do not change its result, and those in other parts of the card.
-_NOT_LISTED = ("dataset", "model", "eval_batch_size", "eval_every", "keep_checkpoints", "log_every", "num_processes")
-_NOT_LISTED += ("num_workers", "overwrite", "print_config", "profile", "report_to", "resume", "save_every")
-_NOT_LISTED += ("stall_timeout", "tracker_project", "tracker_name", "prefetch_factor", "augment_on")
+_NOT_LISTED = ("dataset", "model")  # settings that the card names elsewhere
 _METRICS = {"samples": "images", "skipped": "images skipped"}  # display names of metrics
 _BOOKKEEPING = ("best", "best_step")  # about the best step; the card is about the last
 _PREPROCESSING = (
@@ -265,7 +263,7 @@ def _features(sources: Sources) -> tuple[str, tuple[Any, ...]]:
 
 
 def _training_settings(training: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of the run that can change its result and are neither off nor zero."""
+    """Return the settings of the run that are neither off nor zero."""
     settings = training.get("settings") or {}
     unused = []
     if settings.get("optimizer") == "sgd":

@@ -18,7 +18,7 @@ from ..files.versions import versions_of
 from ..inference.result_page import Explanation, HeldOut, title_of, write_card_results, write_results
 from ..models.scores import thresholds_of
 from ..models.sizes import as_pair
-from ..settings.fields import AUTO, TrainingSettings
+from ..settings.fields import AUTO, TrainingSettings, fields_with
 from ..settings.recipes import dump
 from .launch import describe_device
 from .objectives import Objective
@@ -72,9 +72,9 @@ def write_run_reports(
 
 
 def card_data(run: Run, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of a run's model card: command, data set, settings, metrics, device and versions."""
+    """Return the data of a run's model card: command, dataset, settings that affect it, metrics, device, versions."""
     settings = run.settings
-    unused = {"output_dir", *settings.unused_fields()}
+    unused = {*fields_with("free_on_resume", settings), *settings.unused_fields()}
     return {
         **({"command": run.command} if run.command else {}),
         "date": datetime.date.today().isoformat(),
