@@ -4,7 +4,7 @@ A folder that is written for transformers is read by its own classes.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,11 +42,24 @@ from .source import (
     unsupported_fields,
     with_reason,
 )
-from .tables import IMAGENET, TIMM_NUMBERS, ConversionError, channels_first, check_values
+from .tables import (
+    IMAGENET,
+    TIMM_NUMBERS,
+    ConversionError,
+    Rule,
+    as_is,
+    channels_first,
+    check_arrays,
+    check_values,
+    transpose,
+)
 
 logger = logging.get_logger(__name__)
 
+Weights = dict[str, torch.Tensor]
+
 _POSITIONS = "embeddings.position_embeddings"
+_PREFIX = re.compile(r"^(vit|bit)\.")
 _SENTENCES = "sentence_transformers"
 _DESCRIBES_FILES = ("_name_or_path", "architectures", "dtype", "model_type", "transformers_version")
 
@@ -125,6 +138,9 @@ class TheirModel(NamedTuple):
     preprocessing: dict[str, Any]
 
 
+# Parts of a checkpoint that the model of its config.json may lack, by our names: a classification head, a pooler, and
+# what pre-training by masked patches adds.
+_UNUSED = re.compile(r"^classifier\.|^(vit\.)?pooler\.|embeddings\.mask_token$|^decoder\.")
 # By `model_type`. `vit` and `vit_mae` are models of transformers 5, `vit-hybrid` of transformers 4.57. Preprocessing is
 # that of the preprocessor_config.json of the published google/vit-*, facebook/vit-mae-* and google/vit-hybrid-*; for
 # bit, that of timm's evaluation of the same weights (2 is bilinear, 3 bicubic).
@@ -219,8 +235,10 @@ def _translate_bit(settings: dict[str, Any], ours: dict[str, Any]) -> dict[str, 
 
 
 def _padding_of(bit: Mapping[str, Any]) -> dict[str, Any]:
-    padding, is_dynamic = str(bit.get("global_padding")).upper(), bool(bit.get("embedding_dynamic_padding"))
-    return {"global_padding": padding, "embedding_dynamic_padding": is_dynamic}
+    return {
+        "global_padding": str(bit.get("global_padding")).upper(),
+        "embedding_dynamic_padding": bool(bit.get("embedding_dynamic_padding")),
+    }
 
 
 def _refuse_others(settings: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -247,43 +265,27 @@ class Transformers(Source):
         self, checkpoint: Checkpoint, naming: KeyMapping, options: ConvertOptions
     ) -> tuple[Model, Fields, dict[str, Any]]:
         settings = checkpoint.settings
-        fields = translate_settings(settings)
         check_manifest(checkpoint.path.parent, {})
         weights = _read_weights(checkpoint)
+        fields = translate_settings(settings)
         if not any("pooler.dense." in name for name in weights):  # the config.json does not tell
             fields.pop("representation_size", None)
-        # MAE's decoder is a Transformer; this one, a 1 x 1 convolution and PixelShuffle, is our linear layer
-        is_simple = settings.get("architectures") == ["ViTForMaskedImageModeling"] and "decoder.0.weight" in weights
-        predicts = is_simple and settings.get("patch_size", 16) == settings.get("encoder_stride", 16)
-        if predicts:
+        predicts_pixels = _predicts_pixels(settings, weights)
+        if predicts_pixels:
             fields["patch_target"] = "pixels"
-            weights["mask_token"] = weights.pop("vit.embeddings.mask_token")
-            weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
-            weights["predictor.bias"] = weights.pop("decoder.0.bias")
-        skipped = {name for name in weights if name.endswith("embeddings.mask_token") or name.startswith("decoder.")}
+            _read_pixel_decoder(weights)
         config = build_config({**fields, **options.overrides})
-        has_no_position = getattr(config, "no_embed_class", False) and config.use_cls_token  # but their model has one
-        if has_no_position:
-            config.no_embed_class = False
-        head = weights.get("classifier.weight")
-        if is_classifier(settings) and head is not None and len(head) != config.num_labels:
-            raise ConversionError(f"its head has {len(head)} classes, and its config.json names {config.num_labels}")
-        model_class = HfViTForMaskedPatchPrediction if predicts else MODELS[type(config)][is_classifier(settings)]
-        model, info = model_class.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
-            None,
-            config=config,
-            state_dict={name: array for name, array in weights.items() if name not in skipped},
-            output_loading_info=True,
-            dtype=torch.float32,
-            **({"device_map": "meta"} if options.without_weights else {}),
-        )
-        if info["missing_keys"] or info["mismatched_keys"]:
-            raise ConversionError("its weights lack the head that its config.json describes")
-        if has_no_position:
+        model_class = MODELS[type(config)][is_classifier(settings)]
+        if predicts_pixels:
+            model_class = HfViTForMaskedPatchPrediction
+        lacks_class_position = getattr(config, "no_embed_class", False) and config.use_cls_token
+        if lacks_class_position:
+            config.no_embed_class = False  # until the position that transformers' model has is added to the token
+        with torch.device("meta"):
+            model: Any = model_class(config)
+        unused = _load(model, weights, is_empty=options.without_weights)
+        if lacks_class_position:
             model.drop_class_position()
-        arrays = {} if model.device.type == "meta" else model.state_dict()
-        if problems := [text for name, array in arrays.items() for text in check_values(name, array)]:
-            raise ConversionError("; ".join(problems))
         found = with_reason(fields, "stated in config.json")
         if settings["model_type"] == "bit":
             found = {"image_size": UNKNOWN_IMAGE_SIZE, **found}
@@ -293,7 +295,7 @@ class Transformers(Source):
             "inferred": fields,
             "overrides": options.overrides,
             "dropped": {},
-            "other_parts": sorted({*skipped, *info["unexpected_keys"]}),
+            "other_parts": unused,
         }
         return model.eval(), found, record
 
@@ -344,29 +346,104 @@ def _squares(config: Any, *names: str) -> dict[str, Any]:
     return values
 
 
-def _read_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Read the weights of a folder under our names; Flax's (modeling_flax_vit.py, transformers 4.44) in our layout."""
-    if checkpoint.shapes:
-        theirs = {}
-        for name in checkpoint.shapes:
-            array, name = checkpoint.read(name), name.replace("/", ".").replace(".scale", ".weight")
-            if name.endswith(".kernel"):
-                array = array.T if array.ndim == 2 else channels_first.to_ours(array)
-            theirs[name.replace(".kernel", ".weight")] = array.contiguous()
-    else:
-        theirs = read_shards(checkpoint.path)
+def _read_weights(checkpoint: Checkpoint) -> Weights:
+    """Read the weights of a folder under our names."""
     model_type = checkpoint.settings["model_type"]
-    weights = {our_name(name, model_type): array for name, array in theirs.items()}
+    stored = _read_flax(checkpoint) if checkpoint.shapes else read_shards(checkpoint.path)
+    weights = {our_name(name, model_type): array for name, array in stored.items()}
     if model_type == "siglip_vision_model":
-        weights[_POSITIONS] = weights[_POSITIONS][None]  # (1, patches, hidden_size)
-        for kind in ("weight", "bias"):
-            arrays = weights.pop(f"pooler.map.qkv_proj.{kind}").chunk(3)
-            weights |= {f"pooler.map.{name}_proj.{kind}": array for name, array in zip("qkv", arrays, strict=True)}
+        _read_siglip(weights)
     if checkpoint.settings.get("pooler_act") == NO_POOLER["pooler_act"]:
-        weight, bias = weights.pop("pooler.dense.weight"), weights.pop("pooler.dense.bias")
+        weight = weights.pop("pooler.dense.weight")
+        bias = weights.pop("pooler.dense.bias")
         if bias.any() or not torch.equal(weight, torch.eye(*weight.shape, dtype=weight.dtype)):
             raise ValueError(f"cannot read this ViT: pooler_act is {NO_POOLER['pooler_act']!r} (expected 'tanh')")
     return weights
+
+
+def _read_flax(checkpoint: Checkpoint) -> Weights:
+    """Read weights of Flax (modeling_flax_vit.py, transformers 4.44) in PyTorch's names and layout."""
+    weights = {}
+    for stored_name in checkpoint.shapes:
+        array = checkpoint.read(stored_name)
+        name = stored_name.replace("/", ".").replace(".scale", ".weight")
+        if name.endswith(".kernel"):
+            layout = transpose if array.ndim == 2 else channels_first
+            array = layout.to_ours(array)
+        weights[name.replace(".kernel", ".weight")] = array.contiguous()
+    return weights
+
+
+def _load(model: Model, weights: Weights, is_empty: bool) -> list[str]:
+    """Load weights into a model on the meta device; return the names of those that it does not have.
+
+    Args:
+        model: the model.
+        weights: under our names, with or without the prefix of the encoder.
+        is_empty: check names and shapes only; the model stays on the meta device.
+
+    Raises:
+        ConversionError: weights are missing, unknown, of the wrong shape or not finite.
+    """
+    parameters = model.state_dict()
+    names = {_PREFIX.sub("", name): name for name in parameters}
+    weights = {names.get(_PREFIX.sub("", name), name): array for name, array in weights.items()}
+    unused = sorted(name for name in weights.keys() - parameters if _UNUSED.search(name))
+    for name in unused:
+        del weights[name]
+    head = weights.get("classifier.weight")
+    if head is not None and len(head) != model.config.num_labels:
+        raise ConversionError(f"its head has {len(head)} classes, and its config.json names {model.config.num_labels}")
+    shapes = {name: tuple(array.shape) for name, array in weights.items()}
+    check_arrays([Rule(name, name, as_is) for name in parameters], shapes, parameters)
+    if is_empty:
+        return unused
+    problems = [problem for name, array in weights.items() for problem in check_values(name, array)]
+    if problems:
+        raise ConversionError("; ".join(problems))
+    model.load_state_dict({name: array.float() for name, array in weights.items()}, assign=True)
+    return unused
+
+
+# Arrays that have another form in transformers, in both directions; each function changes the weights, which have our
+# names.
+
+
+def _read_siglip(weights: Weights) -> None:
+    """Split the pooling head's queries, keys and values, which are one array; give positions a batch axis."""
+    weights[_POSITIONS] = weights[_POSITIONS][None]  # (1, patches, hidden_size)
+    for kind in ("weight", "bias"):
+        arrays = weights.pop(f"pooler.map.qkv_proj.{kind}").chunk(3)
+        for name, array in zip("qkv", arrays, strict=True):
+            weights[f"pooler.map.{name}_proj.{kind}"] = array
+
+
+def _write_siglip(weights: Weights) -> None:
+    weights[_POSITIONS] = weights[_POSITIONS][0]
+    for kind in ("weight", "bias"):
+        arrays = [weights.pop(f"pooler.map.{name}_proj.{kind}") for name in "qkv"]
+        weights[f"pooler.map.qkv_proj.{kind}"] = torch.cat(arrays)
+
+
+def _predicts_pixels(settings: Mapping[str, Any], weights: Weights) -> bool:
+    """Return whether the decoder, a 1 x 1 convolution and PixelShuffle, is our linear layer; MAE's is a Transformer."""
+    return (
+        settings.get("architectures") == ["ViTForMaskedImageModeling"]
+        and "decoder.0.weight" in weights
+        and settings.get("patch_size", 16) == settings.get("encoder_stride", 16)
+    )
+
+
+def _read_pixel_decoder(weights: Weights) -> None:
+    weights["mask_token"] = weights.pop("vit.embeddings.mask_token")
+    weights["predictor.weight"] = weights.pop("decoder.0.weight").flatten(1)
+    weights["predictor.bias"] = weights.pop("decoder.0.bias")
+
+
+def _write_pixel_decoder(weights: Weights) -> None:
+    weights["vit.embeddings.mask_token"] = weights.pop("mask_token")
+    weights["decoder.0.weight"] = weights.pop("predictor.weight")[:, :, None, None]
+    weights["decoder.0.bias"] = weights.pop("predictor.bias")
 
 
 def save_for_transformers(model: Model, processor: Any, folder: Path) -> None:
@@ -375,20 +452,20 @@ def save_for_transformers(model: Model, processor: Any, folder: Path) -> None:
     Settings that these classes do not have (ours, the exact preprocessing, the source) are in a field that they keep
     and ignore, so that `hf_vit.load` gives the same model and image processor back.
     """
-    theirs, record = _their_model(model), record_of(model)
-    restored = build_config(translate_settings(theirs.config.to_dict() | {"architectures": [type(theirs).__name__]}))
-    ours, again = model.config.to_dict(), restored.to_dict()
-    own: dict[str, Any] = {
-        "config": {
-            name: value
-            for name, value in ours.items()
-            if name not in _DESCRIBES_FILES and again.get(name) != value and not hasattr(theirs.config, name)
-        },
-        "source": {name: record[name] for name in ("source", "sha256", "fingerprint") if name in record},
-    }
+    theirs = _their_model(model)
+    record = record_of(model)
+    written = {**theirs.config.to_dict(), "architectures": [type(theirs).__name__]}
+    restored = build_config(translate_settings(written)).to_dict()
+    lost = {}
+    for name, value in model.config.to_dict().items():
+        if name not in _DESCRIBES_FILES and restored.get(name) != value and not hasattr(theirs.config, name):
+            lost[name] = value
+    source = {name: record[name] for name in ("source", "sha256", "fingerprint") if name in record}
+    setattr(theirs.config, OWN_FIELD, {"config": lost, "source": source})
     if isinstance(processor, HfViTImageProcessor):
         nearest = nearest_processor(processor.settings())
-        if differences := beyond_pillow(processor.settings(), rounds_half=False):
+        differences = beyond_pillow(processor.settings(), rounds_half=False)
+        if differences:
             named = "; ".join(differences)
             logger.warning(
                 f"Pixel values of transformers will differ, because it lacks {named}; docs/hub.md has the cost for "
@@ -397,7 +474,6 @@ def save_for_transformers(model: Model, processor: Any, folder: Path) -> None:
         write_json(folder / "preprocessor_config.json", {**nearest, OWN_FIELD: processor.to_dict()})
     elif processor is not None:
         processor.save_pretrained(folder)
-    setattr(theirs.config, OWN_FIELD, own)
     theirs.save_pretrained(folder)
     if record:
         write_json(folder / CONVERSION_RECORD, record)
@@ -430,50 +506,66 @@ def _write_sentence_transformers(folder: Path, classifies: bool, width: int) -> 
 def _their_model(model: Model) -> transformers.PreTrainedModel:
     """Build the model of transformers that computes the same."""
     config: Any = model.config
-    weights, is_bare = model.state_dict(), not has_head(model)
+    weights = dict(model.state_dict())
     if getattr(config, "no_embed_class", False) and config.use_cls_token:
         logger.warning("transformers trains a position of the class token, of which this model has none; it is zero")
         positions = next(name for name in weights if name.endswith(_POSITIONS))
         weights[positions] = pad(weights[positions], (0, 0, 1, 0))  # (1, 1 + patches, hidden_size)
-    shared: dict[str, Any] = {"id2label": config.id2label, "label2id": config.label2id, "dtype": model.dtype}
-    shared["problem_type"] = config.problem_type  # decides between softmax and sigmoid
     if isinstance(config, HfBiTConfig):
-        is_same = config.padding == "same"
-        their_config = transformers.BitConfig(  # width_factor stays 1: in transformers it widens only the stages
-            **{name: getattr(config, name) for name in BIT_SETTINGS},
-            **shared,
-            hidden_sizes=config.hidden_sizes,
-            global_padding="SAME" if is_same else None,
-            embedding_dynamic_padding=is_same,
-        )
-        theirs = (transformers.BitModel if is_bare else transformers.BitForImageClassification)(their_config)
+        theirs = _their_bit(model)
     elif config.pooling == "map":
-        shared = {"dtype": model.dtype} | {name: getattr(config, name) for name in SIGLIP_SETTINGS}
-        shared |= {name: as_pair(shared[name])[0] for name in ("image_size", "patch_size")}
-        dropout = config.attention_probs_dropout_prob
-        theirs = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**shared, attention_dropout=dropout))
-        for kind in ("weight", "bias"):
-            parts = [weights.pop(f"pooler.map.{name}_proj.{kind}") for name in "qkv"]
-            weights[f"pooler.map.qkv_proj.{kind}"] = torch.cat(parts)
-        weights[_POSITIONS] = weights[_POSITIONS][0]
+        theirs = _their_siglip(model)
+        _write_siglip(weights)
     else:
-        shared |= {name: getattr(config, name) for name in VIT_SETTINGS}
-        their_class: Any = transformers.ViTForImageClassification
-        if isinstance(model, HfViTForMaskedPatchPrediction):
-            their_class, shared["encoder_stride"] = (
-                transformers.ViTForMaskedImageModeling,
-                as_pair(config.patch_size)[0],
-            )
-            weights["vit.embeddings.mask_token"] = weights.pop("mask_token")
-            weights["decoder.0.weight"] = weights.pop("predictor.weight")[:, :, None, None]
-            weights["decoder.0.bias"] = weights.pop("predictor.bias")
-        elif is_bare and config.representation_size is None:
-            their_class, shared = transformers.ViTModel, shared | NO_POOLER
-            weights["pooler.dense.weight"] = torch.eye(config.hidden_size, dtype=model.dtype)
-            weights["pooler.dense.bias"] = torch.zeros(config.hidden_size, dtype=model.dtype)
-        elif is_bare:
-            their_class, shared["pooler_output_size"] = transformers.ViTModel, config.representation_size
-        theirs = their_class(transformers.ViTConfig(**shared))
+        theirs = _their_vit(model, weights)
     model_type = theirs.config.model_type
     theirs.load_state_dict({name: weights[our_name(name, model_type)] for name in theirs.state_dict()}, assign=True)
     return theirs
+
+
+def _common_settings(model: Model, names: Iterable[str]) -> dict[str, Any]:
+    """Return settings with one name and meaning in both configurations: those of `names`, the classes, the dtype."""
+    settings = {name: getattr(model.config, name) for name in (*names, "id2label", "label2id")}
+    settings["problem_type"] = model.config.problem_type  # decides between softmax and sigmoid
+    settings["dtype"] = model.dtype
+    return settings
+
+
+def _their_bit(model: Model) -> transformers.PreTrainedModel:
+    config: Any = model.config
+    is_same = config.padding == "same"
+    their_config = transformers.BitConfig(  # width_factor stays 1: in transformers it widens only the stages
+        **_common_settings(model, BIT_SETTINGS),
+        hidden_sizes=config.hidden_sizes,
+        global_padding="SAME" if is_same else None,
+        embedding_dynamic_padding=is_same,
+    )
+    if has_head(model):
+        return transformers.BitForImageClassification(their_config)
+    return transformers.BitModel(their_config)
+
+
+def _their_siglip(model: Model) -> transformers.PreTrainedModel:
+    config: Any = model.config
+    settings = {name: getattr(config, name) for name in SIGLIP_SETTINGS}
+    settings["image_size"] = as_pair(config.image_size)[0]
+    settings["patch_size"] = as_pair(config.patch_size)[0]
+    settings["attention_dropout"] = config.attention_probs_dropout_prob
+    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**settings, dtype=model.dtype))
+
+
+def _their_vit(model: Model, weights: Weights) -> transformers.PreTrainedModel:
+    config: Any = model.config
+    settings = _common_settings(model, VIT_SETTINGS)
+    if isinstance(model, HfViTForMaskedPatchPrediction):
+        _write_pixel_decoder(weights)
+        stride = as_pair(config.patch_size)[0]
+        return transformers.ViTForMaskedImageModeling(transformers.ViTConfig(**settings, encoder_stride=stride))
+    if has_head(model):
+        return transformers.ViTForImageClassification(transformers.ViTConfig(**settings))
+    if config.representation_size is not None:
+        width = config.representation_size
+        return transformers.ViTModel(transformers.ViTConfig(**settings, pooler_output_size=width))
+    weights["pooler.dense.weight"] = torch.eye(config.hidden_size, dtype=model.dtype)
+    weights["pooler.dense.bias"] = torch.zeros(config.hidden_size, dtype=model.dtype)
+    return transformers.ViTModel(transformers.ViTConfig(**settings, **NO_POOLER))

@@ -272,7 +272,7 @@ def test_written_files_contain_no_local_folder(tmp_path):
         ({"vit.extra": torch.ones(2)}, "vit.extra"),
         ({"vit.layernorm.bias": torch.ones(15)}, r"vit.layernorm.bias"),
         ({"classifier.bias": None}, "classifier.bias"),
-        ({"classifier.bias": None, "classifier.weight": None}, "head"),
+        ({"classifier.bias": None, "classifier.weight": None}, "classifier.weight"),
         ({"classifier.bias": torch.full((11,), torch.inf)}, "classifier.bias"),
     ],
 )
