@@ -1,6 +1,6 @@
 """Conversion of a checkpoint from any known source to a model and its image processor."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from logging import ERROR
@@ -68,8 +68,8 @@ class Conversion:
     processor: HfViTImageProcessor
     fields: Fields
     record: dict[str, Any]
-    _path: Path = field(repr=False)
-    _reread: Callable[..., "Conversion"] = field(repr=False)  # converts again; weights=FILE streams the weights there
+    _fetched: Fetched = field(repr=False)
+    _options: ConvertOptions = field(repr=False)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.processor))
@@ -109,14 +109,14 @@ class Conversion:
             ValueError, OSError: as in `convert`; or the folder cannot be written.
         """
         check_choice("format of a folder", save_for, FOLDER_FORMATS)
-        refuse_inputs(folder, self._path)
+        refuse_inputs(folder, self._fetched.path)
         has_weights = self.model.device.type != "meta"
         if save_for == "transformers":
-            saved = self if has_weights else self._reread()
+            saved = self if has_weights else self._read_weights()
             export(saved.model, folder, "transformers", processor=saved.processor, overwrite=overwrite)
             return saved
         with new_folder(folder, overwrite) as draft:
-            saved = self if has_weights else self._reread(weights=draft / "model.safetensors")
+            saved = self if has_weights else self._read_weights(draft / "model.safetensors")
             if saved.model.device.type == "meta":
                 saved.model.save_without_weights(draft)
             else:
@@ -126,6 +126,14 @@ class Conversion:
             write_text(draft / "README.md", card)
             write_manifest(draft)
         return saved
+
+    def _read_weights(self, file: Path | None = None) -> "Conversion":
+        """Convert again, with the weights; stream them into a .safetensors file, unless they have to be resampled."""
+        if self._options.image_size is not None and self._options.patch_size is None:
+            file = None
+        options = replace(self._options, weights=file, without_weights=False)
+        with _without_warnings():  # the first reading gave them
+            return _convert(self._fetched, options)
 
 
 def convert(
@@ -195,116 +203,131 @@ def convert(
     check_removed_arguments("convert", overrides)
     if not isinstance(source, str | Path):
         raise ConversionError(f"source is a {type(source).__name__} (expected a path, a URL, or a name on the Hub)")
-    grid = None if position_grid is None else as_pair(position_grid)
-    options = ConvertOptions(grid, None, overrides, patch_size, not read_weights, weights, head, variant)
-    fetched = fetch_any(address_of(str(source)), where)
-    return _convert(fetched, options, labels=labels, image_size=image_size, preset=preset)
+    options = ConvertOptions(
+        position_grid=None if position_grid is None else as_pair(position_grid),
+        overrides=overrides,
+        labels=labels,
+        image_size=image_size,
+        patch_size=patch_size,
+        preset=preset,
+        without_weights=not read_weights,
+        weight_set=weights,
+        head=head,
+        variant=variant,
+    )
+    return _convert(fetch_any(address_of(str(source)), where), options)
 
 
-def _convert(
-    fetched: Fetched,
-    options: ConvertOptions,
-    *,
-    labels: str | Path | list[str] | None,
-    image_size: Size | None,
-    preset: str | None,
-) -> Conversion:
-    """Convert a file or folder on this machine; the arguments are those of `convert`, some of them in `options`."""
-
-    def reread(weights: Path | None = None) -> Conversion:
-        is_resampled = image_size is not None and options.patch_size is None  # which needs the weights in memory
-        complete = replace(options, weights=None if is_resampled else weights, without_weights=False)
-        with _without_warnings():  # the first reading gave them
-            return _convert(fetched, complete, labels=labels, image_size=image_size, preset=preset)
-
+def _convert(fetched: Fetched, options: ConvertOptions) -> Conversion:
+    """Convert a file or folder on this machine."""
     name = public_name(fetched)
+    record: dict[str, Any] = {"source": name}
     with open_checkpoint(fetched, options.weight_set, options.variant) as checkpoint, name_checkpoint(name):
         if fetched.copy is not None:
             checkpoint = read_as_original(checkpoint, fetched.location)
-        its_source, naming = recognize(checkpoint, options)
-        model, fields, read = its_source.read(checkpoint, naming, options)
-        preprocessing = Inferred({"preset": preset}, "stated")
-        if not preset:
-            preprocessing = its_source.preprocessing(checkpoint, naming.dialect)
+            record["copy"] = {"name": fetched.copy, "without": layers_missing_in(fetched.copy)}
+        source, naming = recognize(checkpoint, options)
+        model, fields, read = source.read(checkpoint, naming, options)
+        record |= {"file": checkpoint.path.name, **read}
+        if not options.without_weights:
+            record["sha256"] = fetched.sha256 or sha256_at(checkpoint.path)
+            record["fingerprint"] = _fingerprint(model, options.weights)
+            address = released_with(record["fingerprint"])
+            if address is not None and isinstance(source, JaxSource) and checkpoint.location != address:
+                logger.warning(f"{name} has the weights of {address}, whose preset and class names are used")
+                checkpoint = replace(checkpoint, location=address)
+        preprocessing = Inferred({"preset": options.preset}, "stated")
+        if not options.preset:
+            preprocessing = source.preprocessing(checkpoint, naming.dialect)
+        labels = options.labels
         if labels is None and has_head(model):
-            labels = its_source.labels(checkpoint, model.config.num_labels or 0)
-    sha256 = {} if options.without_weights else {"sha256": fetched.sha256 or sha256_at(checkpoint.path)}
-    record: dict[str, Any] = {"source": name, "file": checkpoint.path.name, **sha256, **read}
-    if fetched.copy is not None:
-        record["copy"] = {"name": fetched.copy, "without": layers_missing_in(fetched.copy)}
-    if not options.without_weights:
-        record["fingerprint"] = _fingerprint(model, options.weights)
-        address = released_with(record["fingerprint"])
-        if address is not None and isinstance(its_source, JaxSource) and checkpoint.location != address:
-            logger.warning(f"{name} has the weights of {address}, whose preset and class names are used")
-            known = replace(checkpoint, location=address)
-            if not preset:
-                preprocessing = its_source.preprocessing(known, naming.dialect)
-            if labels is None and has_head(model):
-                labels = its_source.labels(known, model.config.num_labels or 0)
-    sizes = _set_sizes(model, options, image_size)
+            labels = source.labels(checkpoint, model.config.num_labels or 0)
+    sizes = _set_sizes(model, options)
     if labels is not None:
         set_labels(model, labels)
+    processor = _make_processor(model, preprocessing, name, fields, is_stated="image_size" in sizes)
+    fields |= {"preset": preprocessing._replace(value=processor.preset), "labels": _describe_labels(model)}
+    fields = apply_overrides(fields, model.config, options.overrides.keys() | sizes.keys())
+    if getattr(model.config, "is_flexible", False):
+        sizes["flexible"] = "FlexiViT (arXiv 2212.08013): every forward pass resizes the stored kernel and positions"
+    record |= sizes
+    record["assumed"] = [
+        f"{field} {format_value(value)}: {reason}"
+        for field, (value, reason, is_assumed) in fields.items()
+        if is_assumed
+    ]
+    record |= {"preset": processor.preset, "versions": versions_of(_PACKAGES)}
+    model.conversion_record = record
+    return Conversion(model, processor, fields, record, fetched, options)
+
+
+def _make_processor(
+    model: Any, preprocessing: Inferred, name: str, fields: Fields, is_stated: bool
+) -> HfViTImageProcessor:
+    """Make an image processor of the model's image size.
+
+    The arrays of a BiT show no image size. If the caller states none (`is_stated`), the model and `fields` get the size
+    of the preprocessing.
+    """
     processor = HfViTImageProcessor.for_model(model.config, **preprocessing.value)
-    is_requested = "image_size" in sizes
-    if isinstance(model.config, HfBiTConfig) and not is_requested and "size" in preprocessing.value:
-        # the arrays of a BiT show no image size, so it follows the preprocessing
+    if isinstance(model.config, HfBiTConfig) and not is_stated and "size" in preprocessing.value:
         model.set_image_size(output_size(processor) or model.config.image_size)
         fields["image_size"] = preprocessing
-        is_requested = True
-    sync_processor_size(model, processor, name, is_requested=is_requested)
-    fields |= {"preset": preprocessing._replace(value=processor.preset), "labels": _describe_labels(model)}
-    found = apply_overrides(fields, model.config, options.overrides.keys() | sizes.keys())
-    reasons = [f"{name} {format_value(value)}: {reason}" for name, (value, reason, assumed) in found.items() if assumed]
-    if getattr(model.config, "is_flexible", False):
-        sizes["flexible"] = "FlexiViT (arXiv 2212.08013): every forward resizes the stored kernel and positions"
-    record |= {**sizes, "assumed": reasons, "preset": processor.preset, "versions": versions_of(_PACKAGES)}
-    model.conversion_record = record
-    return Conversion(model, processor, found, record, fetched.path, reread)
+        is_stated = True
+    sync_processor_size(model, processor, name, is_requested=is_stated)
+    return processor
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
     """Silence this room, except what this module says of the weights."""
     room = logging.get_logger(__package__)
-    levels = room.level, logger.level
+    room_level = room.level
+    own_level = logger.level
     logger.setLevel(room.getEffectiveLevel())
     room.setLevel(ERROR)
     try:
         yield
     finally:
-        room.setLevel(levels[0])
-        logger.setLevel(levels[1])
+        room.setLevel(room_level)
+        logger.setLevel(own_level)
 
 
-def _set_sizes(model: Any, options: ConvertOptions, image_size: Size | None) -> dict[str, Any]:
+def _set_sizes(model: Any, options: ConvertOptions) -> dict[str, Any]:
     """Give a model the sizes that the caller states; return its changed sizes.
 
     With a patch size, the model becomes flexible. If its patches do not divide the model's image size, and none is
     stated, the model gets the image size of the stored grid.
     """
-    config, patch_size = model.config, options.patch_size
-    if patch_size is not None:
+    config = model.config
+    image_size = options.image_size
+    sizes: dict[str, Any] = {}
+    if options.patch_size is not None:
         if not isinstance(config, HfViTConfig):
-            raise ConversionError(f"{type(model).__name__} has no patches; omit patch_size={patch_size}")
+            raise ConversionError(f"{type(model).__name__} has no patches; omit patch_size={options.patch_size}")
         model.make_flexible()
-        config.position_interpolation = options.overrides.get("position_interpolation", config.position_interpolation)
-        model.set_patch_size(patch_size)
-        pixels = [size * config.stride for size in as_pair(patch_size)]
+        if "position_interpolation" in options.overrides:
+            config.position_interpolation = options.overrides["position_interpolation"]
+        model.set_patch_size(options.patch_size)
+        sizes["patch_size"] = options.patch_size
+        pixels = [size * config.stride for size in as_pair(options.patch_size)]
         if image_size is None and any(np.mod(as_pair(config.image_size), pixels)):
-            image_size = one_or_pair(*(count * size for count, size in zip(config.stored_grid, pixels, strict=True)))
-    if image_size is not None:
-        if patch_size is not None:
+            rows, columns = config.stored_grid
+            image_size = one_or_pair(rows * pixels[0], columns * pixels[1])
+        if image_size is not None:
             config.grid_of(*as_pair(image_size))  # raises if the patches do not divide the size
+    if image_size is not None:
         model.set_image_size(image_size)
-    stated = {"patch_size": patch_size, "image_size": image_size}
-    return {name: size for name, size in stated.items() if size is not None}
+        sizes["image_size"] = image_size
+    return sizes
 
 
 def _describe_labels(model: HfVisionPreTrainedModel) -> Inferred:
-    names = list((model.config.id2label or {}).values()) if hasattr(model, "classifier") else []
+    if not hasattr(model, "classifier"):
+        return Inferred(None, "there is no trained head")
+    names = list((model.config.id2label or {}).values())
     if all(name == f"LABEL_{index}" for index, name in enumerate(names)):
-        return Inferred(None, "no names are stored" if names else "there is no trained head")
+        return Inferred(None, "no names are stored")
     return Inferred(len(names), ", ".join(names[:3]) + ", ..." * (len(names) > 3))
 
 
@@ -360,7 +383,9 @@ def fingerprint(source: str | Path, **options: Any) -> str:
     """
     location = address_of(str(source))
     folder = fetch_any(location).path
-    settings = read_json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
+    settings = {}
+    if (folder / "config.json").is_file():
+        settings = read_json_object(folder / "config.json")
     config_class = CONFIGURATIONS.get(str(settings.get("model_type")))
     if config_class is None:
         return convert(source, **options).record["fingerprint"]
@@ -401,9 +426,12 @@ def describe_skipped(record: dict[str, Any]) -> list[str]:
         record: the content of `conversion.json`.
     """
     lines = []
-    if copy := record.get("copy"):
-        lost = f"; the copy lacks the original's {', '.join(copy['without'])}" if copy["without"] else ""
-        lines.append(f"read from {copy['name']}, a copy with the same weights{lost}")
+    copy = record.get("copy")
+    if copy and copy["without"]:
+        missing = ", ".join(copy["without"])
+        lines.append(f"read from {copy['name']}, a copy with the same weights; the copy lacks the original's {missing}")
+    elif copy:
+        lines.append(f"read from {copy['name']}, a copy with the same weights")
     if record["dropped"]:
         lines.append("the head of the checkpoint is all zeros and was dropped: the result is an encoder without a head")
     if record["other_parts"]:

@@ -103,12 +103,15 @@ class ArrayRef(NamedTuple):
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Arguments of `convert` that a source needs.
+    """Arguments of `convert`.
 
     position_grid: (rows, columns) of the table of positions; None for a square.
     weights: a .safetensors file to stream an .npz into; None to keep the weights in memory.
     overrides: configuration fields that no array shows.
+    labels: class names, or their file; None for those of the source.
+    image_size: image size of the model, if it differs from the stored positions'.
     patch_size: patch size of the model, if it differs from the stored kernel's.
+    preset: preset of the image processor; None for the source's.
     without_weights: leave the model on the meta device, and read only the arrays that are needed to recognize it.
     weight_set: which of several sets of weights to read, see `choose_weights`.
     head: name of the layer that is the head, for a file of PyTorch in which it has a name of its own.
@@ -118,7 +121,10 @@ class ConvertOptions:
     position_grid: Grid = None
     weights: Path | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
+    labels: str | Path | list[str] | None = None
+    image_size: Size | None = None
     patch_size: Size | None = None
+    preset: str | None = None
     without_weights: bool = False
     weight_set: str | None = None
     head: str | None = None
