@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from pickle import UnpicklingError
 from typing import Any
@@ -104,31 +104,37 @@ def read_arrays(path: Path, weights: str | None = None) -> tuple[dict[str, torch
         ConversionError: the file is damaged, holds no arrays, holds objects that would need code to restore, or several
             sets of weights.
     """
+    read: Callable[[Path], Any] = load_file if container_of(path) == "safetensors" else _read_pickle
     try:
-        contents: Any = load_file(path) if container_of(path) == "safetensors" else _read_pickle(path)
+        contents = read(path)
     except UnpicklingError as error:
         raise ConversionError(
             f"{path.name} contains pickled objects other than tensors, which could run code and are not loaded; save "
             "only the state_dict"
         ) from error
     except Exception as error:  # damaged files raise anything: SafetensorError, RuntimeError, EOFError, KeyError, ...
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConversionError(f"cannot read {path.name}: {reason}") from error
-    sets = find_weight_sets(contents) if isinstance(contents, dict) else {}
+        raise ConversionError(f"cannot read {path.name}: {error!r:.300}") from error
+    sets = find_weight_sets(contents)
     if not sets:
-        keys = ", ".join(map(str, contents)) if isinstance(contents, dict) else type(contents).__name__
-        raise ConversionError(f"{path.name} holds no dictionary of arrays (found: {keys:.300})")
-    is_prefix = len(sets) == 1 and weights not in sets  # of names of arrays, see `TorchSource`
-    container = choose_weights(list(sets), None if is_prefix else weights, path.name)
+        found = type(contents).__name__
+        if isinstance(contents, dict):
+            found = ", ".join(map(str, contents))
+        raise ConversionError(f"{path.name} holds no dictionary of arrays (found: {found:.300})")
+    if len(sets) == 1:
+        weights = None  # or a prefix of names of arrays, see `TorchSource`
+    container = choose_weights(list(sets), weights, path.name)
     arrays = sets[container]
     for name, array in arrays.items():
-        is_dense = array.layout is torch.strided and not (array.is_nested or array.is_quantized or array.is_meta)
-        if not is_dense or (array.is_floating_point() and array.element_size() < 2):
+        if not _is_dense(array) or (array.is_floating_point() and array.element_size() < 2):
             kind = f"a tensor of {array.dtype} in {array.layout}"
             raise ConversionError(f"{path.name} has {name}, {kind} (expected a dense one of at least 16 bits)")
     declared = sum(array.nbytes for array in arrays.values())  # a copy of an expanded tensor is larger
     check_declared(path.name, declared, path.stat().st_size, ConversionError)
     return arrays, container
+
+
+def _is_dense(array: torch.Tensor) -> bool:
+    return array.layout is torch.strided and not (array.is_nested or array.is_quantized or array.is_meta)
 
 
 def read_shards(path: Path) -> dict[str, torch.Tensor]:
@@ -296,34 +302,43 @@ def open_checkpoint(fetched: Fetched, weights: str | None = None, variant: str |
         ValueError: the file is damaged, or the folder does not hold exactly one checkpoint.
         ImportError: a package that its container needs is not installed.
     """
-    path, location = fetched.path, fetched.location
+    path = fetched.path
     if (path / "adapter_config.json").is_file():
         check_model_path(path)
-    settings = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
+    settings = {}
+    if (path / "config.json").is_file():
+        settings = read_json_object(path / "config.json")
     if path.is_dir() and tensorstore_folder(path) is None:
         path = checkpoint_in(path, settings, variant)
     elif variant is not None:
         raise ConversionError(f"{path.name} is one file, without variants; omit variant")
     path = tensorstore_folder(path) or path  # a file NAME-LAST refers to a folder
-    if path.is_file():
-        with path.open("rb") as file:
-            beginning = file.read(8).lower()
-        if kind := next((kind for start, kind in _FOREIGN.items() if beginning.startswith(start)), None):
-            raise ConversionError(f"{path.name} is {kind}")
+    _refuse_foreign(path)
     container = container_of(path)
     is_of_transformers = settings.get("model_type") not in (None, TIMM_WRAPPER)
+    opened = Checkpoint(fetched.location, path, settings)
     if is_of_transformers and container not in ("msgpack", "tensorstore"):
-        yield Checkpoint(location, path, settings)
+        yield opened
     elif container in ("safetensors", "pickle"):
         arrays, key = read_arrays(path, weights)
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         dtypes = {name: str(array.dtype).removeprefix("torch.") for name, array in arrays.items()}
-        yield Checkpoint(location, path, settings, shapes, dtypes, key, arrays.__getitem__)
+        yield replace(opened, shapes=shapes, dtypes=dtypes, container=key, read=arrays.__getitem__)
     else:
         with open_arrays(path) as reader:
             shapes = {name: array.shape for name, array in reader.arrays.items()}
             dtypes = {name: str(array.dtype).replace("|V2", "bfloat16") for name, array in reader.arrays.items()}
-            yield Checkpoint(location, path, settings, shapes, dtypes, "", reader.read, streams=True)
+            yield replace(opened, shapes=shapes, dtypes=dtypes, read=reader.read, streams=True)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise ConversionError for a file that is known to hold no checkpoint."""
+    if path.is_file():
+        with path.open("rb") as file:
+            beginning = file.read(8).lower()
+        for start, kind in _FOREIGN.items():
+            if beginning.startswith(start):
+                raise ConversionError(f"{path.name} is {kind}")
 
 
 def checkpoint_in(folder: Path, settings: dict[str, Any], variant: str | None = None) -> Path:

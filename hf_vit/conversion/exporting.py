@@ -24,7 +24,7 @@ from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .jax.checkpoints import JaxSource
 from .jax.tables import POSITIONS
 from .recognition import SOURCES, recognize
-from .source import ConvertOptions, KeyMapping, Source, record_of
+from .source import ConvertOptions, Grid, KeyMapping, Source, record_of
 from .tables import ConversionError, name_checkpoint
 
 logger = logging.get_logger(__name__)
@@ -97,9 +97,9 @@ def export(
     check_choice("format", to, FORMATS)
     if dialect is not None and original is not None:
         raise ConversionError("cannot export with dialect and original, whose names are kept; omit one of them")
-    options = {"dialect": dialect, "size": size, "original": original, "runtime": runtime}
-    if others := [name for name, value in options.items() if value is not None and name not in FORMATS[to]]:
-        raise ConversionError(f"cannot export to {to} with {others[0]}; omit it")
+    for name, value in {"dialect": dialect, "size": size, "original": original, "runtime": runtime}.items():
+        if value is not None and name not in FORMATS[to]:
+            raise ConversionError(f"cannot export to {to} with {name}; omit it")
     refuse_inputs(path, model.name_or_path or None, original, runtime)
     refuse_existing(path, overwrite)
     if to != "jax" and getattr(model.config, "is_flexible", False) and not hasattr(model, "write_program"):
@@ -111,20 +111,24 @@ def export(
         from ..runtimes.exporting import export_program  # the leaf of programs, only when one is asked for
 
         export_program(model, path, to, processor=processor, size=size, runtime=runtime, overwrite=overwrite)
-    elif original is not None:
+        return {}
+    if original is not None:
         _export_with_original(model, Path(path), str(original))
-    else:
-        width = getattr(model.config, "projection_dim", None)
-        if to == "jax" and width is not None:
-            logger.warning(
-                f"The projection to {width} features is written as the head, so the file converts back to a classifier "
-                f"of {width} classes; pass original=ORIGINAL to keep a projection."
-            )
-        writer, dialect = find_writer(model, to, dialect)
-        if to != "transformers" and getattr(model.config, "problem_type", None) == "multi_label_classification":
-            logger.warning(f"{to} does not store that an image has several labels: take the sigmoid of each logit")
-        return writer.write(model, Path(path), dialect, overwrite, processor) or {}
-    return {}
+        return {}
+    writer, dialect = find_writer(model, to, dialect)
+    _warn_of_losses(model.config, to)
+    return writer.write(model, Path(path), dialect, overwrite, processor) or {}
+
+
+def _warn_of_losses(config: Any, to: str) -> None:
+    width = getattr(config, "projection_dim", None)
+    if to == "jax" and width is not None:
+        logger.warning(
+            f"The projection to {width} features is written as the head, so the file converts back to a classifier "
+            f"of {width} classes; pass original=ORIGINAL to keep a projection."
+        )
+    if to != "transformers" and getattr(config, "problem_type", None) == "multi_label_classification":
+        logger.warning(f"{to} does not store that an image has several labels: take the sigmoid of each logit")
 
 
 def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = None) -> tuple[Source, str]:
@@ -133,17 +137,23 @@ def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = N
     Raises:
         ConversionError: the format does not support the model; the message says why.
     """
-    writers = [writer for writer in _WRITERS if writer.format == to and isinstance(model, writer.models)]
-    choices = [(writer, name) for writer in writers for name in writer.dialects]
+    known = []
     problems = []
-    for writer, name in choices:
-        if dialect in (None, name):
-            if not (unsupported := writer.unsupported(model, name)):
+    for writer in _WRITERS:
+        if writer.format != to or not isinstance(model, writer.models):
+            continue
+        known += writer.dialects
+        for name in writer.dialects:
+            if dialect not in (None, name):
+                continue
+            unsupported = writer.unsupported(model, name)
+            if not unsupported:
                 return writer, name
             problems.append(f"{name or to} does not have {', '.join(unsupported)}")
-    known = ", ".join(name for _, name in choices) or "none, only its encoder or classifier"
-    others = f"{dialect or to} has no counterpart of a {type(model).__name__} (expected for it: {known})"
-    raise ConversionError(problems[0] if problems else others)
+    if problems:
+        raise ConversionError(problems[0])
+    names = ", ".join(known) or "none, only its encoder or classifier"
+    raise ConversionError(f"{dialect or to} has no counterpart of a {type(model).__name__} (expected for it: {names})")
 
 
 def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: str) -> None:
@@ -159,30 +169,39 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
     Raises:
         ConversionError: the model was not converted from `original`, or `original` holds another architecture.
     """
-    config: Any = model.config
-    grid = None  # (rows, columns) of the positions in the file, before any resampling
-    if isinstance(config, HfViTConfig):
-        first_size = (config.image_size_history or [config.image_size])[0]
-        grid = config.stored_grid if config.is_flexible else config.grid_of(*as_pair(first_size))
     fetched = fetch_any(address_of(original))
     with open_checkpoint(fetched) as checkpoint, name_checkpoint(original):
-        source, naming = recognize(checkpoint, ConvertOptions(grid))
+        source, naming = recognize(checkpoint, ConvertOptions(_grid_as_read(model.config)))
         if not isinstance(source, JaxSource) or not isinstance(model, source.models):
             raise ConversionError(f"it is not an original JAX checkpoint of a {type(model).__name__}")
-        record, sha256 = record_of(model), fetched.sha256 or sha256_at(checkpoint.path)
+        record = record_of(model)
+        sha256 = fetched.sha256 or sha256_at(checkpoint.path)
         if record.get("sha256", sha256) != sha256:
             raise ConversionError(
                 f"its sha256 is {sha256}; the model was converted from {record['file']}, {record['sha256']}"
             )
         arrays = source.arrays(model, naming.dialect)  # views, no copies
-        expected = {name: checkpoint.shapes[stored.name] for name, stored in naming.arrays.items()}
-        expected |= {name: expected[name][1:] for name, stored in naming.arrays.items() if stored.index is not None}
         found = {name: tuple(array.shape) for name, array in arrays.items()}
-        if getattr(config, "image_size_history", None) and POSITIONS in found:  # resampled
+        expected = {}
+        for name, stored in naming.arrays.items():
+            shape = checkpoint.shapes[stored.name]
+            expected[name] = shape if stored.index is None else shape[1:]
+        if getattr(model.config, "image_size_history", None):  # resampled
             found[POSITIONS] = expected.get(POSITIONS, ())
-        if different := sorted(found.items() ^ expected.items()):
+        different = sorted(found.items() ^ expected.items())
+        if different:
             raise ConversionError(f"it has other arrays than the model, such as {different[0]}")
         write_npz(path, _merge(arrays, checkpoint, naming))
+
+
+def _grid_as_read(config: Any) -> Grid:
+    """Return (rows, columns) of the positions in the file of a model, before any resampling; None for a BiT."""
+    if not isinstance(config, HfViTConfig):
+        return None
+    if config.is_flexible:
+        return config.stored_grid
+    first_size = (config.image_size_history or [config.image_size])[0]
+    return config.grid_of(*as_pair(first_size))
 
 
 def _merge(
@@ -193,15 +212,19 @@ def _merge(
     Raises:
         ConversionError: a value is too large for the dtype.
     """
-    own = defaultdict(list)
+    parts = defaultdict(list)  # one array, or all of a stack
+    stacks = set()
     for name, stored in naming.arrays.items():
-        own[stored.name].append(name)
+        parts[stored.name].append(arrays[name])
+        if stored.index is not None:
+            stacks.add(stored.name)
     for stored_name in checkpoint.shapes:
-        if stored_name not in own:
+        if stored_name not in parts:
             yield stored_name, checkpoint.read(stored_name)
             continue
-        parts = [arrays[name] for name in own[stored_name]]  # one, or all of a stack
-        array = parts[0] if naming.arrays[own[stored_name][0]].index is None else torch.stack(parts)
+        array = parts[stored_name][0]
+        if stored_name in stacks:
+            array = torch.stack(parts[stored_name])
         dtype = checkpoint.dtypes[stored_name]
         array = array.to(getattr(torch, dtype, array.dtype))
         if not torch.isfinite(array).all():

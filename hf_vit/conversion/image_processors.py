@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import transformers
+from transformers.image_utils import SizeDict
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import logging
 
@@ -151,31 +152,37 @@ def translate_processor(stored: Mapping[str, Any]) -> Settings:
     read_as, defaults = READ_AS.get(kind, (kind, {}))
     reader: Any = getattr(transformers, f"{read_as}ImageProcessorPil", None)
     if kind not in STEPS or reader is None:
-        own_fields = set(getattr(reader, "valid_kwargs", ImagesKwargs).__annotations__) - set(
-            ImagesKwargs.__annotations__
-        )
-        about = f", with {', '.join(sorted(own_fields))}" if own_fields else ""
         raise ConversionError(
-            f"the image processor is a {name}, whose steps hf_vit does not compute{about}; convert the model with a "
-            "preset that gives the same pixel values, such as --preset transformers"
+            f"the image processor is a {name}, whose steps hf_vit does not compute{_own_fields(reader)}; convert the "
+            "model with a preset that gives the same pixel values, such as --preset transformers"
         )
     stated = {field: value for field, value in stored.items() if value is not None}
     try:
         complete = reader.from_dict({**defaults, **stated})
     except Exception as error:  # of any kind, for a value of a wrong type
         raise ConversionError(f"the image processor {name} cannot be read: {error}") from error
-    known = reader.valid_kwargs.__annotations__
-    stated_all: dict[str, Any] = {field: getattr(complete, field, None) for field in known}
-    for field in ("size", "crop_size"):
-        if stated_all.get(field) is not None:
-            stated_all[field] = dict(stated_all[field])
-    settings = STEPS[kind](stated_all)
+    values: Settings = {}
+    for field in reader.valid_kwargs.__annotations__:
+        value = getattr(complete, field, None)
+        if isinstance(value, SizeDict):
+            value = dict(value)
+        values[field] = value
+    settings = STEPS[kind](values)
     _check_values(name, settings)
-    unused = [field for field in stated if field not in (*known, *_SILENT) and field in vars(complete)]
-    unused += [field for field in ("do_center_crop", "do_normalize") if stated_all.get(field) and not settings[field]]
+    unused = [field for field in stated if field in vars(complete) and field not in {*values, *_SILENT}]
+    for field in ("do_center_crop", "do_normalize"):
+        if values.get(field) and not settings[field]:
+            unused.append(field)
     if unused:
         logger.warning(f"the image processor {name} has fields without effect: {', '.join(unused)}")
     return _as_arguments(settings)
+
+
+def _own_fields(reader: Any) -> str:
+    """Name the fields of a class of transformers that no other class has, as a part of a sentence."""
+    general = ImagesKwargs.__annotations__.keys()
+    own = getattr(reader, "valid_kwargs", ImagesKwargs).__annotations__.keys() - general
+    return f", with {', '.join(sorted(own))}" if own else ""
 
 
 def _check_values(name: str, settings: Settings) -> None:

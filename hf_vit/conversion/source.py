@@ -299,7 +299,7 @@ class TorchSource(RuleSource):
     outputs_first = True
     name: str
     marker: str
-    not_encoder: str = ""
+    not_encoder: str = "(?!)"  # matches no name
     encoder: frozenset[str]
 
     def naming(self, checkpoint: Checkpoint, options: ConvertOptions) -> KeyMapping | None:
@@ -307,66 +307,77 @@ class TorchSource(RuleSource):
         prefixes = [name.removesuffix(self.marker) for name in names if f".{name}".endswith(f".{self.marker}")]
         if not prefixes:
             return None
-        wanted = None if options.weight_set == checkpoint.container else options.weight_set
+        wanted = options.weight_set
+        if wanted == checkpoint.container:
+            wanted = None
         prefix = choose_weights(sorted(prefixes, key=len), wanted, checkpoint.path.name)
-        other_sets = tuple(other for other in prefixes if other != prefix and other.startswith(prefix))
-        own = [name for name in names if name.startswith(prefix) and not (other_sets and name.startswith(other_sets))]
-        arrays = {name.removeprefix(prefix): ArrayRef(name) for name in own}
-        skipped = sorted(name for name in arrays if self.not_encoder and re.search(self.not_encoder, name))
-        arrays = {self.canonical(name): stored for name, stored in arrays.items() if name not in skipped}
-        others = set(names) - set(own)
+        arrays: dict[str, ArrayRef] = {}
+        skipped = []
+        others: dict[str, ArrayRef] = {}
+        for name in names:
+            bare = name.removeprefix(prefix)
+            if _longest_prefix(name, prefixes) != prefix:
+                others[name] = ArrayRef(name)
+            elif re.search(self.not_encoder, bare):
+                skipped.append(bare)
+            else:
+                arrays[self.canonical(bare)] = ArrayRef(name)
         dialect = {"names": self.name, "prefix": prefix, "container": checkpoint.container}
         if self.head[0] not in arrays:
-            candidates = {**{name: ArrayRef(name) for name in sorted(others)}, **arrays}
-            if head := self._find_head(checkpoint, candidates, arrays, options.head):
+            head = self._find_head(checkpoint, arrays, others, options.head)
+            if head is not None:
                 dialect["head"] = head
+                holder = arrays if f"{head}.weight" in arrays else others
                 for kind, name in zip(("weight", "bias"), self.head, strict=True):
-                    stored = candidates[f"{head}.{kind}"]
-                    arrays.pop(f"{head}.{kind}", None)
-                    others.discard(stored.name)
-                    arrays[name] = stored
+                    arrays[name] = holder.pop(f"{head}.{kind}")
         elif options.head is not None:
             raise ConversionError(f"its head is {self.head[0]}; omit the name of the head")
-        return KeyMapping(dialect, arrays, skipped + sorted({_set_of(name, prefixes) for name in others}))
+        other_parts = set()
+        for name in others:
+            other_set = _longest_prefix(name, prefixes)
+            other_parts.add(f"{other_set}*" if other_set else name)
+        return KeyMapping(dialect, arrays, [*sorted(skipped), *sorted(other_parts)])
 
     def _find_head(
         self,
         checkpoint: Checkpoint,
-        candidates: Mapping[str, ArrayRef],
-        encoder: Mapping[str, ArrayRef],
+        arrays: Mapping[str, ArrayRef],
+        others: Mapping[str, ArrayRef],
         wanted: str | None,
     ) -> str | None:
         """Return the name of a layer that can only be the head: (classes, width) and (classes,), and no other fits.
 
         Args:
             checkpoint: the open checkpoint.
-            candidates: all arrays of the file but the encoder's own.
-            encoder: the arrays of the encoder.
+            arrays: the arrays of the encoder, and what stands beside them.
+            others: all other arrays of the file.
             wanted: the name that the caller states.
 
         Raises:
             ConversionError: there is no layer of the stated name.
         """
-        width = checkpoint.shapes[encoder[self.marker].name][0]
+        width = checkpoint.shapes[arrays[self.marker].name][0]
+        shapes = {}
+        for name, stored in {**others, **arrays}.items():
+            if name.split(".")[0] not in self.encoder:
+                shapes[name] = checkpoint.shapes[stored.name]
         fitting = []
-        for name, stored in candidates.items():
-            layer = name.removesuffix(".weight")
-            shape = checkpoint.shapes[stored.name]
-            bias = candidates.get(f"{layer}.bias")
-            if bias is None or name == layer or name.split(".")[0] in self.encoder:
-                continue
-            if len(shape) == 2 and shape[1] == width and checkpoint.shapes[bias.name] == shape[:1]:
+        for name, bias_shape in shapes.items():
+            layer = name.removesuffix(".bias")
+            if len(bias_shape) == 1 and shapes.get(f"{layer}.weight") == (*bias_shape, width):
                 fitting.append(layer)
-        if wanted is not None:
-            if wanted not in fitting:
-                found = ", ".join(fitting) or "none"
-                raise ConversionError(f"it has no layer {wanted} from {width} channels to classes; found: {found}")
+        if wanted in fitting:
             return wanted
+        if wanted is not None:
+            found = ", ".join(fitting) or "none"
+            raise ConversionError(f"it has no layer {wanted} from {width} channels to classes; found: {found}")
         if len(fitting) != 1:
             return None
         root = fitting[0].split(".")[0]
-        together = [name for name in candidates if name.split(".")[0] == root]
-        return fitting[0] if len(together) == 2 else None  # else it is a part of something larger
+        siblings = [name for name in shapes if name.split(".")[0] == root]
+        if len(siblings) > 2:  # the layer is a part of something larger
+            return None
+        return fitting[0]
 
     def canonical(self, name: str) -> str:
         """Return the name in the rules."""
@@ -411,10 +422,8 @@ class TorchSource(RuleSource):
         return {}
 
 
-def _set_of(name: str, prefixes: Iterable[str]) -> str:
-    """Return the prefix of the set of weights that an array belongs to; the name of the array if it is of none."""
-    found = [prefix for prefix in prefixes if prefix and name.startswith(prefix)]
-    return f"{max(found, key=len)}*" if found else name
+def _longest_prefix(name: str, prefixes: Iterable[str]) -> str | None:
+    return max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default=None)
 
 
 # By configuration: the bare encoder and the classifier.

@@ -25,7 +25,14 @@ INTERPOLATIONS = {
     "hamming": int(Image.Resampling.HAMMING),
     "lanczos": int(Image.Resampling.LANCZOS),
 }
-_DEFAULT_CROP_PCT = 0.875  # timm/data/constants.py, as the other defaults of an evaluation
+_DEFAULTS = {  # timm/data/constants.py and config.py
+    "interpolation": "bicubic",
+    "crop_mode": "center",
+    "crop_pct": 0.875,
+    "input_size": (3, 224, 224),
+    "mean": IMAGENET["image_mean"],
+    "std": IMAGENET["image_std"],
+}
 _USUAL_CROP_PCTS = (0.875, 0.9, 0.95, 1.0)  # of most of timm's models
 
 
@@ -37,10 +44,11 @@ def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
     Raises:
         ConversionError: it names a filter or a way to crop that the image processor lacks.
     """
-    interpolation = pretrained_cfg.get("interpolation") or "bicubic"
-    crop_mode = pretrained_cfg.get("crop_mode") or "center"
-    crop_pct = pretrained_cfg.get("crop_pct") or _DEFAULT_CROP_PCT
-    height, width = (pretrained_cfg.get("input_size") or (3, 224, 224))[1:]
+    stated = {name: value for name, value in pretrained_cfg.items() if value}
+    evaluation = {**_DEFAULTS, **stated}
+    interpolation = evaluation["interpolation"]
+    crop_mode = evaluation["crop_mode"]
+    _, height, width = evaluation["input_size"]
     if interpolation not in INTERPOLATIONS:
         raise ConversionError(f"its interpolation is {interpolation!r} (expected {', '.join(INTERPOLATIONS)})")
     if crop_mode not in ("center", "squash"):
@@ -48,20 +56,22 @@ def preprocessing_of(pretrained_cfg: dict[str, Any]) -> Inferred:
     settings = {
         "preset": "timm",
         "resample": INTERPOLATIONS[interpolation],
-        "image_mean": pretrained_cfg.get("mean") or IMAGENET["image_mean"],
-        "image_std": pretrained_cfg.get("std") or IMAGENET["image_std"],
+        "image_mean": evaluation["mean"],
+        "image_std": evaluation["std"],
     }
-    if crop_mode == "center":
-        settings["crop_pct"] = crop_pct
-    else:
-        settings |= _squashed(height, width, crop_pct)
-    missing = [name for name in ("crop_pct", "mean", "std", "interpolation") if not pretrained_cfg.get(name)]
     reasons = []
+    missing = [name for name in ("crop_pct", "mean", "std", "interpolation") if name not in stated]
     if missing:
         reasons.append(f"no config.json states {', '.join(missing)}; timm's default")
-    if crop_mode == "center" and height != width:
-        reasons.append(f"timm resizes images until they cover {height} x {width}, hf_vit their shorter side")
-    return Inferred(settings, "; ".join(reasons) or "stated in config.json", is_assumed=bool(reasons))
+    if crop_mode == "squash":
+        settings |= _squashed(height, width, evaluation["crop_pct"])
+    else:
+        settings["crop_pct"] = evaluation["crop_pct"]
+        if height != width:
+            reasons.append(f"timm resizes images until they cover {height} x {width}, hf_vit their shorter side")
+    if reasons:
+        return Inferred(settings, "; ".join(reasons), is_assumed=True)
+    return Inferred(settings, "stated in config.json")
 
 
 def _squashed(height: int, width: int, crop_pct: float) -> dict[str, Any]:

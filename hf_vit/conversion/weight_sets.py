@@ -1,7 +1,7 @@
 """Several sets of weights in one file: raw and averaged ones, a student and its teacher, two encoders."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ _OF_THE_RUN = r"callbacks|loops"  # of Lightning
 _MAX_DEPTH = 8
 
 
-def find_weight_sets(contents: Mapping[Any, Any]) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the dictionaries of arrays in a checkpoint: path of keys -> arrays; "" for the root.
+def find_weight_sets(contents: Any) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the dictionaries of arrays in the contents of a file: path of keys -> arrays; "" for the root.
 
     A dictionary with less than half as many arrays as the largest one is no set of weights, nor is the state of an
     optimizer.
@@ -30,13 +30,14 @@ def find_weight_sets(contents: Mapping[Any, Any]) -> dict[str, dict[str, torch.T
     return {path: arrays for path, arrays in found.items() if 2 * len(arrays) >= most}
 
 
-def _dictionaries(contents: Mapping[Any, Any], path: str, depth: int) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+def _dictionaries(contents: Any, path: str, depth: int) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    if not isinstance(contents, dict) or depth > _MAX_DEPTH:
+        return
     arrays = {str(name): value for name, value in contents.items() if isinstance(value, torch.Tensor)}
     if arrays:
         yield path, arrays
     for name, value in contents.items():
-        is_optimizer = not isinstance(name, str) or "optim" in name
-        if isinstance(value, dict) and not is_optimizer and depth < _MAX_DEPTH:
+        if isinstance(name, str) and "optim" not in name:
             yield from _dictionaries(value, f"{path}/{name}".removeprefix("/"), depth + 1)
 
 
@@ -61,10 +62,10 @@ def choose_weights(names: Sequence[str], wanted: str | None, file: str) -> str:
         return names[0]
     advice = "choose one: `hf-vit convert --weights NAME`, or `convert(..., weights=NAME)`"
     for first, second in _PAIRS:
-        if any(_has_word(name, first) for name in names) and any(_has_word(name, second) for name in names):
+        if _with_word(names, first) and _with_word(names, second):
             raise ConversionError(f"{file} holds two encoders, {shown}; {advice}")
-    averaged = [name for name in names if _has_word(name, _AVERAGED)]
-    if len(averaged) != 1 or any(_has_word(name, _OF_THE_RUN) for name in names):
+    averaged = _with_word(names, _AVERAGED)
+    if len(averaged) != 1 or _with_word(names, _OF_THE_RUN):
         raise ConversionError(f"{file} holds several sets of weights: {shown}; {advice}")
     logger.warning(f"{file} holds several sets of weights: {shown}. Read: {_shown(averaged[0])}, the averaged one")
     return averaged[0]
@@ -74,5 +75,5 @@ def _shown(name: str) -> str:
     return name.strip("./") or "the root"
 
 
-def _has_word(name: str, word: str) -> bool:
-    return re.search(rf"(?:^|[./_])(?:{word})(?:$|[./_\d])", name) is not None
+def _with_word(names: Sequence[str], word: str) -> list[str]:
+    return [name for name in names if re.search(rf"(?:^|[./_])(?:{word})(?:$|[./_\d])", name)]
