@@ -110,3 +110,19 @@ def test_a_deployed_folder_has_what_its_runner_imports():
     assert reach_of(RUNNER[0]) == set(RUNNER)
     found = {module for name in RUNNER for module in get_imports(FILES[name])}
     assert found <= {"numpy", "PIL", "onnxruntime", "openvino"} | set(sys.stdlib_module_names)
+
+
+DEVICES = {"cuda", "cudnn", "hpu", "mps", "tpu", "torch_xla", "xla", "xpu"}
+
+
+def device_names_in(name: str) -> frozenset[str]:
+    """Return the names of devices in a file's code; in a longer text, such as a help text, they do not count."""
+    words = set()
+    for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Constant):
+            words.add(getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "value", None))
+    return frozenset(words & DEVICES)
+
+
+def test_one_module_knows_the_names_of_devices():
+    assert {name for name in FILES if device_names_in(name)} == {"data/devices.py"}

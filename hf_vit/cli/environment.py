@@ -22,13 +22,9 @@ def env() -> None:
     for extra, packages in EXTRAS.items():
         found = versions_of(packages)
         print(f"[{extra}]".ljust(18) + ", ".join(f"{name} {version}" for name, version in found.items()))
-    import torch
+    from ..data.devices import list_devices
 
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        names.append("MPS")
-    names.append(f"CPU {torch.backends.cpu.get_cpu_capability()} (threads: {torch.get_num_threads()})")
-    print(f"{'devices':18}{', '.join(names)}")
+    print(f"{'devices':18}{', '.join(list_devices())}")
 
 
 def completion(

@@ -238,6 +238,7 @@ def load_on(
     silence_progress_bars()
     import torch
 
+    from ..data.devices import find_accelerator
     from ..files.runs import best_checkpoint_dir
     from ..loading import load, use_backend
 
@@ -248,9 +249,9 @@ def load_on(
         raise ValueError(f"--backend {backend} runs only on the CPU, but --device is {device}; remove one of them")
     is_auto = device == "auto"
     if is_auto:
-        has_accelerator = torch.accelerator.is_available() and not on_cpu
-        device = str(torch.accelerator.current_accelerator()) if has_accelerator else "cpu"
-        if has_accelerator and "LOCAL_RANK" in os.environ:  # of torchrun or accelerate launch
+        accelerator = None if on_cpu else find_accelerator()
+        device = "cpu" if accelerator is None else accelerator.type
+        if accelerator is not None and "LOCAL_RANK" in os.environ:  # of torchrun or accelerate launch
             device += f":{int(os.environ['LOCAL_RANK']) % torch.accelerator.device_count()}"
     try:
         torch.zeros(1, device=device).item()

@@ -10,6 +10,7 @@
 | what happens to an image? | `loaders`, `augmentation`, `randaugment`, `device_augmentation`, `native_resolution` |
 | how are shards read and written? | `shards`, `shard_writing` |
 | are these the same images as before? | `fingerprint` |
+| what can the device do, and how do batches get there? | `devices` |
 
 `shards` reads WebDataset tars and parquet files, on disks and in object stores, as a map-style data set. Its order is a
 function of the step, so that a run resumes at once, on any number of processes and workers. Libraries that read shards

@@ -18,6 +18,7 @@ from PIL import Image
 
 from ..models.image_reading import to_mode
 from .augmentation import Crop, TrainTransform
+from .devices import has_float64
 from .randaugment import (
     FILL,
     GRAY_WEIGHTS,
@@ -72,7 +73,7 @@ class DeviceAugmentation:
 
     def __init__(self, transform: TrainTransform, device: torch.device):
         self.size, self.device = transform.size, device
-        self.has_float64 = device.type != "mps"
+        self.dtype = torch.float64 if has_float64(device) else torch.float32
         level = level_of(transform.randaugment_magnitude)
         self.image_weight = float(np.float32(enhancement(level)))
         self.padding = cutout_padding(level)
@@ -123,7 +124,7 @@ class DeviceAugmentation:
 
         Each is (batch, side). The arithmetic is that of Pillow's affine transform with half-pixel centers.
         """
-        dtype = torch.float64 if self.has_float64 else torch.float32
+        dtype = self.dtype
         side = self.size[axis]
         centers = torch.arange(side, dtype=dtype, device=self.device) + 0.5
         # By a tensor, because CUDA multiplies by the rounded reciprocal of a number

@@ -8,8 +8,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
+
+from .devices import can_pin_memory
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MOST_WORKERS = 16  # of "auto": each holds several batches in memory
@@ -65,7 +66,7 @@ def worker_options(num_workers: int, needs_spawn: bool = False) -> dict[str, Any
     connections, which a fork breaks, they are spawned.
     """
     options: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": _init_worker}
-    options["pin_memory"] = torch.cuda.is_available()
+    options["pin_memory"] = can_pin_memory()
     if _uses_server(num_workers):
         options["multiprocessing_context"] = "forkserver"
     elif num_workers and needs_spawn:

@@ -9,6 +9,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from ..data.devices import describe_device
 from ..data.fingerprint import fingerprint_data
 from ..data.labels import match_to_model, names_of
 from ..data.sources import Source
@@ -24,7 +25,6 @@ from ..models.scores import score_function, thresholds_of
 from ..models.sizes import MAX_LABELS
 from ..settings.fields import AUTO, EvaluateSettings
 from ..settings.recipes import dump
-from ..training.launch import describe_device
 from .models import load_evaluated
 from .training_images import divide_as_recorded, is_divided, read_record
 

@@ -16,6 +16,7 @@ from transformers import (
 
 from ..data.augmentation import ArrayTransform, TrainTransform
 from ..data.device_augmentation import CropTransform
+from ..data.devices import can_augment, can_compile, has_fused_optimizers, is_deferred, mark_step
 from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import distinguish, names_of
 from ..data.loaders import TrainDataset, channel_statistics, train_loader
@@ -35,13 +36,9 @@ from ..models.registry import config_of_variant
 from ..models.sizes import as_pair
 from ..settings.fields import AUTO, FinetuneSettings, PretrainSettings, TrainingSettings
 from .launch import (
-    can_compile,
     compile_options,
-    has_fused_optimizers,
     is_sharded,
-    is_xla,
     make_states,
-    mark_step,
     shard_by_layers,
 )
 from .objectives import Classification, Distillation, MaskedPatches, Normalizer, Objective, Teacher, balanced_weights
@@ -338,18 +335,20 @@ def prepare(
     """
     if settings.compile == AUTO:
         has_one_size = settings.preset != "native"
-        settings.compile = can_compile(accelerator) and has_one_size and num_steps >= _MIN_STEPS_TO_COMPILE
+        is_worthwhile = can_compile(accelerator.device) and num_steps >= _MIN_STEPS_TO_COMPILE
+        settings.compile = is_worthwhile and has_one_size and not is_sharded(accelerator)
     if settings.compile:
         options = {"mode": settings.compile_mode} | compile_options()
         compile_model(model, {*settings.patch_sizes, *settings.eval_patch_sizes}, **options)
     shard_by_layers(accelerator, model)
     if not is_sharded(accelerator):
         model.to(accelerator.device)  # before the optimizer is built: some devices replace the parameters
-    optimizer = build_optimizer(settings, model, has_fused_optimizers(accelerator))
+    is_fused = not is_sharded(accelerator) and has_fused_optimizers(accelerator.device)  # SGD's kernel takes no DTensor
+    optimizer = build_optimizer(settings, model, is_fused)
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding replaces the parameters in both
-    if is_xla(accelerator):
+    if is_deferred(accelerator.device):
         make_states(optimizer.optimizer)  # gives the first step the same graph as the others
-        mark_step(accelerator)
+        mark_step(accelerator.device)
     return prepared, optimizer
 
 
@@ -394,9 +393,10 @@ def count_steps(settings: TrainingSettings, split: Split) -> int:
 
 
 def augments_on_device(settings: TrainingSettings, device: torch.device) -> bool:
-    """Return whether augmentation runs on the device; "auto": on a GPU (not MPS), unless preset is native."""
-    is_gpu = device.type not in ("cpu", "xla", "mps")
-    return settings.augment_on == "device" or (settings.augment_on == AUTO and is_gpu and settings.preset != "native")
+    """Return whether augmentation runs on the device; "auto": where it saves time, unless preset is native."""
+    if settings.augment_on == AUTO:
+        return can_augment(device) and settings.preset != "native"
+    return settings.augment_on == "device"
 
 
 def train_transform(settings: TrainingSettings, processor: Any, config: Any, on_device: bool = False) -> TrainTransform:
@@ -484,7 +484,7 @@ def check_support(
     If only the model's own processor has the preset "native", print a hint that training and evaluation differ.
     """
     for name, value in {"compile": True, "augment_on": "device", "preset": "native"}.items():
-        if is_xla(accelerator) and getattr(settings, name) == value:
+        if is_deferred(accelerator.device) and getattr(settings, name) == value:
             raise ValueError(f"{name} is {value}, which does not work on XLA: it compiles every shape by itself")
     if settings.preset != "native":
         if processor.preset == "native":

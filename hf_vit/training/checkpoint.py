@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.distributed.tensor import DTensor
 from torch.futures import Future as WriteFuture
 
+from ..data.devices import copy_to_host, is_deferred
 from ..data.fingerprint import describe_fingerprint
 from ..data.splits import SKIPPED_IMAGES
 from ..files.manifest import sha256_of
@@ -199,7 +200,6 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-@torch.no_grad()
 def _copy_local_tensors(tensors: Tensors) -> dict[str, Any]:
     """Copy the tensors that this process saves: its parts of sharded tensors, and every n-th of the others.
 
@@ -208,13 +208,11 @@ def _copy_local_tensors(tensors: Tensors) -> dict[str, Any]:
     """
     processes = dist.get_world_size() if dist.is_initialized() else 1
     share = {
-        name: tensor.detach().to("cpu", copy=True, non_blocking=True, memory_format=torch.contiguous_format)
+        name: tensor
         for number, (name, tensor) in enumerate(tensors.items())
         if isinstance(tensor, DTensor) or number % processes == _rank()
     }
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return share
+    return copy_to_host(share)
 
 
 def _number_files(tensors: Tensors) -> dict[str, int]:
@@ -304,9 +302,7 @@ def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     differing |= {name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].size}
     if differing:
         raise ValueError(f"cannot resume from {path}: its tensors do not match those of this run: {sorted(differing)}")
-    read: Any = {
-        name: torch.empty_like(t, device="cpu") if t.device.type == "xla" else t for name, t in tensors.items()
-    }
+    read: Any = {name: torch.empty_like(t, device="cpu") if is_deferred(t.device) else t for name, t in tensors.items()}
     load_tensors(read, storage_reader=HuggingFaceStorageReader(str(path)), **_communication_options())
     for name, tensor in tensors.items():
         if read[name] is not tensor:  # on XLA

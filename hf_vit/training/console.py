@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from ..data.devices import describe_device, find_peak, memory_in_use
 from ..data.labels import distinguish, names_of
 from ..data.loaders import TimedBatches
 from ..data.workers import count_processors, count_workers
 from ..files.messages import join_names
 from ..files.runs import best_checkpoint_dir
 from ..models.sizes import as_pair
-from .launch import describe_device, memory_in_use, peak_of
 from .reports import describe_best, held_out_of
 from .run import Run, TrainState
 from .trackers import start_trackers
@@ -205,7 +205,7 @@ def _peak_images_per_second(run: Run, trains_all: bool) -> float | None:
     """Return the images per second at the peak rate of the GPUs; None if this rate or the compute is unknown."""
     accelerator, settings = run.accelerator, run.settings
     varies = settings.preset == "native" or settings.patch_sizes  # in the number of patches
-    peak = peak_of(describe_device(accelerator.device))
+    peak = find_peak(describe_device(accelerator.device))
     # A part of the parameters needs a smaller backward pass
     if varies or not trains_all or peak is None or accelerator.mixed_precision not in ("bf16", "fp16"):
         return None

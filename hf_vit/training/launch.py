@@ -1,20 +1,10 @@
-"""The launch of a run: the accelerator with its processes, process groups, sharded weights (FSDP2), and XLA devices.
-
-XLA (TPUs with torch_xla) records operations and runs them as one compiled graph when the step is marked. An unchanged
-graph is not compiled again, so shapes and Python numbers in it must not change, and no result may be read between two
-marks. A learning rate may change, because floats are passed as data. Two exceptions compile a step again: equal floats
-share one input, and 0 and 1 are constants of the graph. This happens a few times in a long run, e.g. when the learning
-rate is 0 or Adam's bias correction reaches 1.
-"""
+"""The launch of a run: the accelerator with its processes, process groups, and sharded weights (FSDP2)."""
 
 import ctypes
 import os
 import platform
-import re
-import sys
 import warnings
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -30,19 +20,10 @@ from accelerate.utils import (
 )
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+from ..data.devices import find_accelerator, is_deferred, set_algorithms
 from ..data.workers import start_server
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
-
-# Peak in 1e12 dense bfloat16 operations a second (NVIDIA's data sheets); the first key in torch's device name counts
-_PEAKS = {
-    **{"B200": 2250, "H200": 989, "GH200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312},
-    **{"L40S": 362, "L40": 181, "L4": 121, "A40": 150, "A10": 125, "RTX A6000": 155, "RTX 4090": 165, "RTX 3090": 71},
-}
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 # Each of torchrun's variables, and what MPI (MPICH and Intel MPI, Open MPI, MVAPICH2) and Slurm's srun set in its place
 _LAUNCHER_VARIABLES = {
@@ -68,9 +49,9 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
     """
     _refuse_other_engines()
     adopt_launcher_variables()
-    _set_algorithms(settings)
+    set_algorithms(settings.deterministic, settings.tf32, settings.cudnn_benchmark)
     started = _started_processes()
-    has_cpus_only = not torch.accelerator.is_available() and not is_torch_xla_available()
+    has_cpus_only = find_accelerator() is None and not is_torch_xla_available()
     AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier run here; its process group stays
     try:
         accelerator = Accelerator(
@@ -81,8 +62,8 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
         )
     except RuntimeError as error:  # such as another number of processes than those of the template's groups
         raise ValueError(f"Accelerate cannot start this launch: {error}") from error
-    if is_xla(accelerator):
-        # On a TPU, Accelerate makes torch_xla convert every float to bfloat16; the weights would lose small updates.
+    if is_deferred(accelerator.device):
+        # On a TPU, Accelerate makes XLA convert every float to bfloat16; the weights would lose small updates.
         # Here bf16 means autocast, as on all other devices. This must come before any tensor is on the device.
         os.environ.update(XLA_USE_BF16="0", XLA_DOWNCAST_BF16="0")
         accelerator.native_amp = accelerator.mixed_precision == "bf16"
@@ -142,18 +123,6 @@ def compile_options() -> dict[str, Any]:
     return {} if asked.backend == DynamoBackend.NO else asked.to_kwargs()
 
 
-def _set_algorithms(settings: DataSettings) -> None:
-    """Set torch's algorithms for the whole process, according to the settings."""
-    if settings.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
-        torch.use_deterministic_algorithms(True)
-    if settings.tf32:
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-    if settings.cudnn_benchmark:
-        torch.backends.cudnn.benchmark = True
-
-
 def _check_launch(settings: DataSettings, accelerator: Accelerator) -> None:
     """Raise ValueError if the accelerator silently differs from the launch."""
     device, processes, started = accelerator.device.type, accelerator.num_processes, _started_processes()
@@ -177,24 +146,6 @@ def _started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
-def is_xla(accelerator: Accelerator) -> bool:
-    """Return whether tensors are on an XLA device."""
-    return accelerator.device.type == "xla"
-
-
-def mark_step(accelerator: Accelerator) -> None:
-    """Run the operations recorded since the last mark, without waiting for them."""
-    if is_xla(accelerator):
-        import torch_xla  # pyright: ignore[reportMissingImports]  # installed by constraints-xla.txt only
-
-        torch_xla.sync()
-
-
-def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Start copying a CPU tensor to a device, without waiting for it."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
-
-
 @torch.no_grad()
 def make_states(optimizer: torch.optim.Optimizer) -> None:
     """Create an optimizer's state as zeros, by a step with gradients and a learning rate of 0."""
@@ -210,36 +161,6 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
             tensor.zero_()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-
-
-def can_compile(accelerator: Accelerator) -> bool:
-    """Return whether compiling the model saves time on this device."""
-    return accelerator.device.type == "cuda" and not is_sharded(accelerator) and find_spec("triton") is not None
-
-
-def has_fused_optimizers(accelerator: Accelerator) -> bool:
-    """Return whether torch has kernels that update all parameters at once; some do not support DTensors."""
-    return accelerator.device.type in ("cpu", "cuda") and not is_sharded(accelerator)
-
-
-def memory_in_use(device: torch.device) -> dict[str, float]:
-    """Return the peak memory so far in GiB: of the GPU if there is one, else of this process."""
-    if device.type == "cuda":
-        return {"memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
-    unit = 1 if sys.platform == "darwin" else 2**10  # of ru_maxrss
-    return {"memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30} if resource else {}
-
-
-def peak_of(device: str) -> float | None:
-    """Return a GPU's peak in dense bfloat16 operations a second, by its name; None if unknown."""
-    found = [peak for name, peak in _PEAKS.items() if re.search(rf"\b{name}\b", device)]
-    return found[0] * 1e12 if found else None
-
-
-def describe_device(device: torch.device) -> str:
-    """Return type and name of a device: `cuda NVIDIA H100`, `cpu x86_64`."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    return f"{device.type} {name}".strip()
 
 
 def is_sharded(accelerator: Accelerator) -> bool:

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
+from ..data.devices import send
 from ..data.labels import names_of
 from ..inference.predictions import Batch, EvaluationBatches, collect, cross_entropy, make_targets, model_inputs
 from ..loading import load
@@ -21,7 +22,6 @@ from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample
 from ..models.scores import score_function
 from ..models.sizes import as_pair
 from ..settings.fields import PretrainSettings, TrainingSettings
-from .launch import send
 
 _LARGEST_CACHE = 2**28  # logits, 1 GiB
 
@@ -101,8 +101,8 @@ def _mix(
         box: (top, bottom, left, right)
     """
     device = pixel_values.device
-    weights = torch.tensor([weight, target_weight]).to(device, non_blocking=True)
-    top, bottom, left, right = torch.tensor(box).to(device, non_blocking=True)
+    weights = send(torch.tensor([weight, target_weight]), device)
+    top, bottom, left, right = send(torch.tensor(box), device)
     rows, columns = (torch.arange(length, device=device) for length in pixel_values.shape[-2:])
     inside = ((rows >= top) & (rows < bottom)).unsqueeze(1) & ((columns >= left) & (columns < right))
     kept = torch.where(inside, 0, weights[0])  # (height, width)

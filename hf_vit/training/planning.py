@@ -14,6 +14,7 @@ import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
+from ..data.devices import describe_device, is_accelerator
 from ..data.samplers import BatchLayout
 from ..data.splits import Split, open_splits
 from ..loading import check_name
@@ -24,7 +25,7 @@ from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..settings.fields import FinetuneSettings
 from ..settings.recipes import build_settings, read_recipe
 from .build import build_objective, count_steps, load_for_finetuning, train_transform, training_batches
-from .launch import describe_device, start_accelerator
+from .launch import start_accelerator
 
 RECIPE = "finetune_small"
 MODELS = {f"augreg:{variant}": variant for variant in ("Ti/16", "S/16", "B/16", "L/16")}  # smallest first
@@ -268,7 +269,7 @@ def _seconds_per_image(
     device = accelerator.device
     network.to(device).train()
     objective = build_objective(settings, processor, network.config, split, device)
-    images = 8 if device.type == "cpu" else min(64, settings.batch_size)
+    images = min(64, settings.batch_size) if is_accelerator(device) else 8
     transform = train_transform(settings, processor, network.config)
     seconds, started = 0.0, time.perf_counter()
     for batch in training_batches(settings, split, transform, BatchLayout(images, images), range(2)):

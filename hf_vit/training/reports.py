@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import DistributedType
 from PIL import Image, ImageDraw, ImageOps
 
+from ..data.devices import describe_device
 from ..data.labels import distinguish, names_of
 from ..files.output import own_file, write_json
 from ..files.pages import page_color
@@ -20,7 +21,6 @@ from ..models.scores import thresholds_of
 from ..models.sizes import as_pair
 from ..settings.fields import AUTO, TrainingSettings, fields_with
 from ..settings.recipes import dump
-from .launch import describe_device
 from .objectives import Objective
 from .run import Run, TrainState
 

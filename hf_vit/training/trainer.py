@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ..data.device_augmentation import CropTransform, DeviceAugmentation
+from ..data.devices import is_deferred, mark_step
 from ..data.loaders import TimedBatches
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
@@ -56,7 +57,7 @@ from .checkpoint import (
     saved_per_device,
 )
 from .console import Console
-from .launch import is_xla, mark_step, sharded_parameters
+from .launch import sharded_parameters
 from .objectives import MaskedPatches, draw_patch_size
 from .optimization import MovingAverage, build_schedule, set_learning_rate
 from .preemption import PREEMPTED, Preempted, Preemption
@@ -215,7 +216,7 @@ class Trainer:
                     if self.ema is not None:
                         self.ema.update(self.parameters)
             self._sums += torch.stack([losses.detach().sum(), correct.sum(), batch["skipped"].sum()]).float()
-            mark_step(accelerator)
+            mark_step(accelerator.device)
         self._norms.append(norm)  # which is read later, because reading waits for the device
         self.state.step = step + 1
         self.console.advance()
@@ -296,7 +297,7 @@ class Trainer:
         """Start writing a checkpoint in the background; every process must call it."""
         self.timeout.suspend()
         tensors = run_tensors(*self._stateful_objects())
-        if not is_xla(self.accelerator):
+        if not is_deferred(self.accelerator.device):
             self.checkpoints.save(self.state.step, tensors, self.record())
         elif self.accelerator.is_main_process:  # which has all tensors; torch.distributed is not initialized
             self.checkpoints.save(self.state.step, to_cpu(tensors), self.record())

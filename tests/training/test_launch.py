@@ -57,13 +57,6 @@ def test_what_accelerate_would_silently_ignore_is_refused(monkeypatch, variables
         launch.start_accelerator(EvaluateSettings(model="model", dataset="digits"))
 
 
-def test_peaks_of_data_sheets():
-    assert launch.peak_of("NVIDIA H100 80GB HBM3") == 989e12
-    assert launch.peak_of("NVIDIA H100 PCIe") == 756e12
-    assert launch.peak_of("NVIDIA A100-SXM4-80GB") == 312e12
-    assert launch.peak_of("Tesla P4") is None
-
-
 @pytest.fixture
 def algorithms():
     """What torch is set to; after the test it is again."""
