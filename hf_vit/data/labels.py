@@ -179,11 +179,11 @@ def _match(
     by_name = _unique_indices(theirs) | stated
     missing = [name for name in ours if name not in by_name]
     if ours and not stated:
-        found = _by_imagenet(ours, theirs)
-        if found is None and missing:
-            found = _by_numerals(ours, theirs, who)
-        if found is not None:
-            return found
+        indices = _by_imagenet(ours, theirs)
+        if indices is None and missing:
+            indices = _by_numerals(ours, theirs, who)
+        if indices is not None:
+            return indices
     if not has_names:
         _check_nameless(split, theirs, who)
         return None

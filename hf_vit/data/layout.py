@@ -285,10 +285,10 @@ def _add_splits_of_classes(found: Arrangement, root: Folder, title: str) -> bool
 
 def _classes(found: Arrangement, folder: Folder, title: str) -> dict[str | None, list[Folder]]:
     """Return the classes of a split: its folders, with the images directly in them."""
+    if _is_wrapper_of_classes(folder):
+        return _classes(found, folder.folders[0], title)
     holding = [inner for inner in folder.folders if inner.images]
     outer = [inner for inner in folder.folders if not inner.images]  # which have folders of images
-    if not folder.images and not holding and len(outer) == 1 and not split_named(outer[0].name):
-        return _classes(found, outer[0], title)
     if not folder.folders or (folder.images and len(folder.folders) == 1):
         return {None: _without_classes(folder, title)}
     if holding and outer:
@@ -307,6 +307,14 @@ def _classes(found: Arrangement, folder: Folder, title: str) -> dict[str | None,
         classes = _inner_classes(outer, title)
     _check_depth(found, classes, title)
     return classes
+
+
+def _is_wrapper_of_classes(folder: Folder) -> bool:
+    """Return whether a split has one folder only, which is not a class but holds the classes."""
+    if folder.images or len(folder.folders) != 1:
+        return False
+    (inner,) = folder.folders
+    return not inner.images and not split_named(inner.name)
 
 
 def _check_depth(found: Arrangement, classes: dict[str | None, list[Folder]], title: str) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Collection
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -148,18 +149,23 @@ def _read_labels(
             else:
                 labels = _divide(line["labels"])
             rows[path] = {"labels": labels, "split": line.get("split")}
-    directories = {os.path.dirname(path) for path in rows}
-    expected = {image for image in images if os.path.dirname(image) in directories}
-    wrong = sorted(expected.symmetric_difference(rows))
-    if wrong:
-        raise ValueError(
-            f"{title}/{tables[0]} lacks images of its folder, or names others that do not exist: {join_names(wrong)} "
-            "(expected a line for each image, with empty labels if it has none)"
-        )
+    _require_all_images(rows.keys(), images, f"{title}/{tables[0]}")
     names = list(class_names) or sorted({name for row in rows.values() for name in row["labels"]})
     if not names:
         raise ValueError(f"{title}/{tables[0]} has no labels")
     return rows, _features({"labels": datasets.List(datasets.ClassLabel(names=names))})
+
+
+def _require_all_images(named: Collection[str], images: list[str], table: str) -> None:
+    """Raise ValueError unless a labels.csv names all images of its folders, and no others."""
+    directories = {os.path.dirname(path) for path in named}
+    expected = {image for image in images if os.path.dirname(image) in directories}
+    wrong = sorted(expected.symmetric_difference(named))
+    if wrong:
+        raise ValueError(
+            f"{table} lacks images of its folder, or names others that do not exist: {join_names(wrong)} (expected a "
+            "line for each image, with empty labels if it has none)"
+        )
 
 
 def _class_columns(header: list[str], table: str) -> list[str]:
