@@ -179,13 +179,18 @@ WRONG_MODELS = {  # what is given as a model -> a part of the sentence
 
 
 @pytest.mark.parametrize("wrong", WRONG_MODELS)
-@pytest.mark.parametrize("function", ["load", "predict", "embed", "evaluate", "audit", "finetune", "calibrate", "plan"])
+@pytest.mark.parametrize(
+    "function",
+    ["load", "predict", "embed", "evaluate", "audit", "finetune", "calibrate", "plan", "push", "quantize"],
+)
 def test_what_is_no_model_gets_one_sentence(folder, tmp_path, wrong, function):
     make, part = WRONG_MODELS[wrong]
     arguments = {
         "load": (),
         "finetune": (tmp_path, tmp_path / "out"),
         "calibrate": (tmp_path, tmp_path / "out"),
+        "push": ("me/model",),
+        "quantize": (tmp_path / "out", []),
     }.get(function, (tmp_path,))
     given = make(*load(folder))
     if function == "plan":  # from the images to the model

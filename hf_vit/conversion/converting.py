@@ -41,7 +41,7 @@ from .source import (
     has_head,
     one_or_pair,
 )
-from .tables import ConversionError, name_checkpoint
+from .tables import ConversionError, UnknownGridError, name_checkpoint
 
 # Part of the key of cached conversions: raise it with every change by which a checkpoint gives another folder.
 CONVERSION_VERSION = 5
@@ -388,7 +388,13 @@ def fingerprint(source: str | Path, **options: Any) -> str:
         settings = read_json_object(folder / "config.json")
     config_class = CONFIGURATIONS.get(str(settings.get("model_type")))
     if config_class is None:
-        return convert(source, **options).record["fingerprint"]
+        try:
+            return convert(source, **options).record["fingerprint"]
+        except ConversionError as error:
+            if not isinstance(error.__cause__, UnknownGridError) or "position_grid" in options:
+                raise
+            any_grid = (error.__cause__.num_patches, 1)  # which is no content
+        return convert(source, **options, position_grid=any_grid).record["fingerprint"]
     weights = read_shards(checkpoint_in(folder, settings))
     return fingerprint_of(config_class.from_dict(settings), weights, weights.__getitem__)
 

@@ -14,7 +14,7 @@ from ..catalog import address_of
 from ..files.download import sha256_at
 from ..files.messages import check_choice
 from ..files.npz import write_npz
-from ..files.output import refuse_existing, refuse_inputs
+from ..files.output import new_file, new_folder, refuse_existing, refuse_inputs
 from ..files.removed_names import check_removed
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_processing_hf_vit import HfViTImageProcessor
@@ -23,6 +23,7 @@ from ..models.sizes import Size, as_pair
 from .checkpoint import Checkpoint, fetch_any, open_checkpoint
 from .jax.checkpoints import JaxSource
 from .jax.tables import POSITIONS
+from .reading_back import read_npz_back
 from .recognition import SOURCES, recognize
 from .source import ConvertOptions, Grid, KeyMapping, Source, record_of
 from .tables import ConversionError, name_checkpoint
@@ -68,6 +69,9 @@ def export(
 
     Programs take any batch size; those of ONNX and OpenVINO compute in float32.
 
+    Before the file or folder appears, its reader opens it (NumPy, transformers, timm if it is installed, ONNX Runtime,
+    OpenVINO, PyTorch) and must compute the model's outputs.
+
     Args:
         model: a model, with or without a head, on the CPU; for a deployment folder also an `Int8Model`.
         path: a file or folder, as above; it appears when it is complete.
@@ -88,8 +92,8 @@ def export(
         defaults differ; released models have tanh GELU); otherwise empty.
 
     Raises:
-        ValueError: the format does not support the model or an option, the size does not fit, or the model was not
-            converted from `original`.
+        ValueError: the format does not support the model or an option, the size does not fit, the model was not
+            converted from `original`, or the reader computes other outputs.
         FileExistsError: `path` exists and may not be overwritten.
         ImportError: the extra is not installed.
     """
@@ -117,7 +121,10 @@ def export(
         return {}
     writer, dialect = find_writer(model, to, dialect)
     _warn_of_losses(model.config, to)
-    return writer.write(model, Path(path), dialect, overwrite, processor) or {}
+    is_folder = to == "transformers" or (to == "timm" and Path(path).suffix != ".safetensors")
+    open_output = new_folder if is_folder else new_file
+    with open_output(path, overwrite) as draft:
+        return writer.write(model, draft, dialect, processor) or {}
 
 
 def _warn_of_losses(config: Any, to: str) -> None:
@@ -191,7 +198,9 @@ def _export_with_original(model: HfVisionPreTrainedModel, path: Path, original: 
         different = sorted(found.items() ^ expected.items())
         if different:
             raise ConversionError(f"it has other arrays than the model, such as {different[0]}")
-        write_npz(path, _merge(arrays, checkpoint, naming))
+        with new_file(path, overwrite=True, flush=True) as draft:
+            write_npz(draft, _merge(arrays, checkpoint, naming))
+            read_npz_back(draft)
 
 
 def _grid_as_read(config: Any) -> Grid:

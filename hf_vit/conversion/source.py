@@ -26,7 +26,7 @@ from ..models.modeling_hf_vit import (
 from ..models.pretrained import CONVERSION_RECORD, HfVisionPreTrainedModel
 from ..models.sizes import MAX_STAGES, Size
 from .checkpoint import Checkpoint
-from .tables import ConversionError, Rule, check_arrays, check_values, expand
+from .tables import ConversionError, Rule, UnknownGridError, check_arrays, check_values, expand
 from .weight_sets import choose_weights
 
 Model = HfVisionPreTrainedModel
@@ -188,13 +188,16 @@ class Source(ABC):
         """List settings of a model that the format cannot store, see `unsupported_fields`."""
         raise NotImplementedError
 
-    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
-        """Write a model that the format supports; return settings that the format does not store, if there are any.
+    def write(self, model: Model, path: Path, dialect: str, processor: Any) -> Any:
+        """Write a model that the format supports, and read it back.
 
         Args:
+            path: a file, or an empty folder, that takes its place after this call.
             dialect: one of the source's dialects.
-            overwrite: replace what exists.
             processor: the model's image processor, for formats that store one.
+
+        Returns:
+            Settings that the format does not store, if there are any.
         """
         raise NotImplementedError
 
@@ -530,9 +533,10 @@ def image_size_of(
         known = f"{num_patches} positions" + (", without the class token's:" if has_class_position else ":")
     else:
         expected = f"{grid[0]} x {grid[1]}, the position_grid" if grid else "a square"
-        raise ConversionError(
+        raise UnknownGridError(
             f"it has position embeddings for {num_patches} patches (expected {expected}); pass their grid as "
-            "position_grid=(rows, columns)"
+            "--position-grid RxC (position_grid=(rows, columns))",
+            num_patches,
         )
     reason = f"{known} {rows} x {columns} patches of {format_size(pixels)} pixels"
     reason += ", if the grid is square" if num_patches is not None and grid is None else ""

@@ -14,6 +14,14 @@ class ConversionError(ValueError):
     """A checkpoint that cannot be converted; the message says why."""
 
 
+class UnknownGridError(ConversionError):
+    """A table of positions whose rows and columns are not stated, with its number of patches."""
+
+    def __init__(self, message: str, num_patches: int):
+        super().__init__(message)
+        self.num_patches = num_patches
+
+
 @contextmanager
 def name_checkpoint(name: str) -> Iterator[None]:
     """Convert whatever is wrong with the content of a checkpoint to a ConversionError that names its file."""

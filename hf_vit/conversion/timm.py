@@ -19,13 +19,14 @@ import torch
 from safetensors.torch import save_file
 from transformers.utils import logging
 
-from ..files.output import new_file, new_folder, write_json
+from ..files.output import write_json
 from ..models.configuration_hf_bit import DEPTHS, HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig, stem_stride
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.resize_weights import BICUBIC, BILINEAR
 from ..models.sizes import as_pair
 from .checkpoint import Checkpoint
+from .reading_back import read_timm_back
 from .source import (
     MODELS,
     PAPER_DEFAULTS,
@@ -247,7 +248,8 @@ class Timm(TorchSource):
                 side = math.isqrt(num_rows)
                 raise ConversionError(
                     f"its {num_rows} positions are {side} x {side} patches without one for the class token, or a class "
-                    f"token and {side - 1} x {side + 1} patches; pass position_grid"
+                    f"token and {side - 1} x {side + 1} patches; pass --position-grid RxC "
+                    "(position_grid=(rows, columns))"
                 )
             return None
         rows, columns = self._grid_of(stated, checkpoint, arrays)
@@ -417,7 +419,7 @@ class Timm(TorchSource):
             fixed["norm_after_pooling"] = False
         return unsupported_fields(config, choices, fixed)
 
-    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
+    def write(self, model: Model, path: Path, dialect: str, processor: Any) -> Any:
         """Write the weights to a .safetensors file, or to a folder with a config.json; return the arguments."""
         config: Any = model.config
         constants = {name: value for name, value in _CONSTANTS.items() if hasattr(config, name)}
@@ -426,8 +428,8 @@ class Timm(TorchSource):
         num_classes = config.num_labels if has_head(model) else 0
         arrays, arguments = to_theirs(model.state_dict(), self.rules(model)), self.arguments(config, num_classes)
         if path.suffix == ".safetensors":
-            with new_file(path, overwrite) as file:
-                save_file(arrays, file, metadata={"format": "pt"})
+            save_file(arrays, path, metadata={"format": "pt"})
+            read_timm_back(path, arrays, model)
             return arguments
         has_processor = processor is not None
         if not has_processor:
@@ -455,9 +457,9 @@ class Timm(TorchSource):
             described["label_names"] = names
         if "global_pool" in arguments:
             described["global_pool"] = arguments["global_pool"]
-        with new_folder(path, overwrite) as folder:
-            save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
-            write_json(folder / "config.json", described)
+        save_file(arrays, path / "model.safetensors", metadata={"format": "pt"})
+        write_json(path / "config.json", described)
+        read_timm_back(path, arrays, model)
         return arguments
 
     def architecture(self, config: Any) -> str:

@@ -16,7 +16,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 from ..files.manifest import check_manifest
-from ..files.output import new_folder, write_json
+from ..files.output import write_json
 from ..files.reading import read_image_processor
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig
@@ -26,6 +26,7 @@ from ..models.pretrained import CONVERSION_RECORD
 from ..models.sizes import as_pair
 from .checkpoint import Checkpoint, read_shards
 from .image_processors import OWN_FIELD, beyond_pillow, nearest_processor, translate_processor
+from .reading_back import read_transformers_back
 from .source import (
     MODELS,
     PAPER_DEFAULTS,
@@ -332,9 +333,8 @@ class Transformers(Source):
             fixed["grid_size"] = config.grid_size[:1] * 2
         return unsupported_fields(config, {}, fixed)
 
-    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
-        with new_folder(path, overwrite) as folder:
-            save_for_transformers(model, processor, folder)
+    def write(self, model: Model, path: Path, dialect: str, processor: Any) -> Any:
+        save_for_transformers(model, processor, path)
 
 
 def _squares(config: Any, *names: str) -> dict[str, Any]:
@@ -479,6 +479,7 @@ def save_for_transformers(model: Model, processor: Any, folder: Path) -> None:
         write_json(folder / CONVERSION_RECORD, record)
     if not isinstance(model.config, HfBiTConfig) and not isinstance(model, HfViTForMaskedPatchPrediction):
         _write_sentence_transformers(folder, has_head(model), model.config.hidden_size)
+    read_transformers_back(folder, model)
 
 
 def _write_sentence_transformers(folder: Path, classifies: bool, width: int) -> None:

@@ -26,7 +26,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from ..files.addresses import redact_secrets
 from ..files.download import filesystem_of
 from ..files.limits import MAX_ARRAYS, allowed, check_limit
-from ..files.messages import did_you_mean, join_names, shorten
+from ..files.messages import did_you_mean, format_error, join_names, shorten
 from ..files.reading import read_yaml
 from .columns import is_image, is_image_struct
 from .folders import SHARD_SUFFIXES, load_folder
@@ -167,7 +167,10 @@ def _errors_about(what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError, OverflowError, DatasetGenerationError) as error:
-        reason = " ".join(str(error.__cause__ or error).split())
+        cause = error.__cause__ or error
+        reason = " ".join(str(cause).split())
+        if isinstance(cause, ImportError):
+            reason = format_error(cause)  # names the extra
         if "TAR archives" in reason:
             reason += " Images of several formats need --streaming."
         raise ValueError(redact_secrets(f"cannot read {what}: {reason}")) from error

@@ -122,6 +122,14 @@ class Split:
         lists = _read_column(self.samples, self.label_column).to_pylist()
         return Counter((-1,) if numbers is None else tuple(map(self._renumber, numbers)) for numbers in lists)
 
+    def classes_with_images(self) -> list[int]:
+        """Return the numbers of the classes that occur, in order; of shards, which are not read, all numbers."""
+        if self.label_column is None:
+            return []
+        if self.is_sharded:
+            return list(range(self.num_labels))
+        return sorted({number for numbers in self.label_counts() for number in numbers if number >= 0})
+
     def class_numbers(self, purpose: str = "the command") -> np.ndarray:
         """Return the class number of each image, (images,); -1 for no label.
 

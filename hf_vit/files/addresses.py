@@ -2,16 +2,19 @@
 
 import re
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
 from .limits import allowed
 
 _MAX_REDIRECTS = 5
+MAX_WAIT = 60.0  # seconds for the headers of an answer; a server that sends them slowly cannot block forever
 
 
 class UnsafeURLError(ValueError):
@@ -35,20 +38,53 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str]) -> Iterator[A
 
     Raises:
         UnsafeURLError: a URL is not encrypted or its host is not public, and `HF_VIT_ALLOW` does not allow it.
-        httpx.RequestError: the host cannot be reached.
+        httpx.RequestError: the host cannot be reached, or does not answer.
     """
     from huggingface_hub import get_session
 
+    session = get_session()
     for _ in range(_MAX_REDIRECTS + 1):
         check_url(url)
         watch: dict[str, Any] = {"trace": partial(_check_connection, url)}
-        request: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": watch}
-        with get_session().stream("GET", url, follow_redirects=False, **request) as response:
+        request = session.build_request("GET", url, headers=headers, timeout=timeout, extensions=watch)
+        response = _answer_within(MAX_WAIT, partial(session.send, request, stream=True, follow_redirects=False))
+        with closing(response):
             if response.next_request is None:
                 yield response
                 return
             url = str(response.next_request.url)
     raise UnsafeURLError(f"cannot follow more than {_MAX_REDIRECTS} redirects, here to {redact_secrets(url)}")
+
+
+def _answer_within(seconds: float, send: Callable[[], Any]) -> Any:
+    """Return what `send` returns, or raise what it raises; httpx limits the time between two bytes only.
+
+    Raises:
+        httpx.ReadTimeout: there is no answer after so many seconds.
+    """
+    from huggingface_hub.utils import httpx
+
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(send())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=run, daemon=True).start()  # one that waits forever does not keep the program from ending
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        if answer.done():  # `send` itself raised it
+            raise
+        answer.add_done_callback(_close_late_answer)
+        raise httpx.ReadTimeout(f"no answer within {seconds:g} seconds") from None
+
+
+def _close_late_answer(answer: Future[Any]) -> None:
+    if answer.exception() is None:
+        answer.result().close()
 
 
 def check_url(url: str) -> None:
@@ -100,7 +136,10 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
 def redact_secrets(text: str) -> str:
     """Remove user names, passwords and query strings from the URLs in a text, for messages.
 
-    In gs:// URLs, a question mark is part of the name and does not begin a query string.
+    A fragment is removed if it has an equals sign, and so are query strings of other URLs than those of http: in
+    gs://, a question mark may be part of the name.
     """
     text = re.sub(r"(\w://)[^\s/'\"]*@", r"\1", text)
-    return re.sub(r"(?i)(\bhttps?://[^\s?'\"]*)\?[^\s'\"),;]*?(?=[:.]?(?:[\s'\"),;]|$))", r"\1", text)
+    end = r"(?=[:.,;)]*(?:[\s'\"]|$))"  # of the word, without the punctuation of the sentence
+    text = re.sub(rf"(?i)(\bhttps?://[^\s?#'\"]*)\?[^\s'\"]*?{end}", r"\1", text)
+    return re.sub(rf"(\w://[^\s?#=&'\"]*)[?#][^\s'\"=]*=[^\s'\"]*?{end}", r"\1", text)

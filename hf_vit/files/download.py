@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -243,6 +244,7 @@ class _Download:
         self.partial = file.with_name(f"{file.name}.incomplete")
         self.record_file = file.with_name(f"{file.name}.json")
         self.progress = progress
+        self.end = math.inf  # of the whole download, all connections together
 
     def kept(self) -> str | None:
         """Return the sha256 of the cached file; None if it is missing or damaged."""
@@ -256,6 +258,7 @@ class _Download:
         if self.file.exists():
             _logger.warning(f"{self.file} is damaged: its sha256 has changed; downloading {self.name} again.")
         failures, most_received = 0, self._received()
+        self.end = time.monotonic() + GRACE
         while True:
             try:
                 self._receive_rest()
@@ -272,6 +275,7 @@ class _Download:
                         f"cannot download {self.name}: {MAX_FAILURES} failures in a row ({reason}); "
                         f"the {received} bytes received are kept for the next try"
                     ) from error
+                self._check_speed(0)
                 time.sleep(RETRY_WAIT * 2 ** (failures - 1))
         sha256 = sha256_of(self.partial)
         write_json(self.record_file, self._load() | {"sha256": sha256})
@@ -306,18 +310,23 @@ class _Download:
     def _append(self, response: httpx.Response, size: int | None, start: int) -> None:
         off = None if self.progress else True  # None: off if stderr is no terminal
         bar = tqdm(desc=self.file.name, total=size, initial=start, unit="B", unit_scale=True, disable=off)
-        end, received = time.monotonic() + GRACE, 0
+        received = 0
         self._check_size(size or 0)
         with open(self.partial, "ab" if start else "wb") as file, bar:
             for chunk in response.iter_raw():
                 received += len(chunk)
                 self._check_size(start + received)
                 file.write(chunk)
-                if time.monotonic() > end + received / MIN_SPEED:
-                    raise UnavailableError(f"{self.name} downloads too slowly; run the command again to continue")
+                self._check_speed(len(chunk))
                 bar.update(len(chunk))
         if size not in (None, self._received()):
             raise _InterruptedError(f"received only {self._received()} of {size} bytes")
+
+    def _check_speed(self, received: int) -> None:
+        """Raise UnavailableError if the bytes so far, and so many more, took too long."""
+        self.end += received / MIN_SPEED
+        if time.monotonic() > self.end:
+            raise UnavailableError(f"{self.name} downloads too slowly; run the command again to continue")
 
     def _check_size(self, size: int) -> None:
         check_limit(f"{self.name} has {size:,} bytes or more", size, MAX_CHECKPOINT_BYTES, SourceError)

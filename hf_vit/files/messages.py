@@ -18,6 +18,7 @@ from .versions import extra_of
 # Errors that the user can correct; ImportError: an extra is not installed.
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError)
 FAILED, INTERRUPTED, UNREAD = 2, 130, 141  # exit statuses; the last two are a shell's for SIGINT and SIGPIPE
+_MAX_WORD = 500  # characters of a word in a message, such as a name in a file
 _LAST_ERROR = re.compile(r"^[\w.]+: (.+)$", re.MULTILINE)
 
 
@@ -103,7 +104,9 @@ def format_error(error: BaseException) -> str:
         text = f"cannot use {error.filename}: {error.strerror}" if error.filename else error.strerror
     if "in DataLoader worker process" in text[:100] and (found := _LAST_ERROR.findall(text)):
         text = found[-1]  # the worker's error, without its traceback
-    text = redact_secrets(printable(" ".join(text[: 2 * MAX_MESSAGE].split()))) or type(error).__name__
+    words = redact_secrets(text[: 16 * MAX_MESSAGE]).split()
+    words = [word if len(word) <= _MAX_WORD else f"{word[:100]} ... {word[-100:]}" for word in words]
+    text = printable(" ".join(words)[: 2 * MAX_MESSAGE]) or type(error).__name__
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."
 
 

@@ -28,7 +28,7 @@ from ..files.output import MARK, listed_files
 from ..files.reading import parse_json
 from ..files.runs import REPORTS, copy_reports
 from ..files.versions import versions_of
-from ..loading import find_model, load, save_folder
+from ..loading import check_name, find_model, load, save_folder
 from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
 from ..models.sizes import as_pair
 from .cards import CARD_SOURCES, check_card, eval_results_file, read_source, render_card
@@ -129,6 +129,7 @@ def push(
             repository has another visibility than `private`.
         PushError: the card has problems, or the Hub cannot be reached or refuses; the message has the reason.
     """
+    check_name(folder)
     packages = versions_of(("hf_vit", "torch", "transformers"))
     api = HfApi(library_name="hf_vit", library_version=packages.pop("hf_vit"), token=token, user_agent=packages)
     with tempfile.TemporaryDirectory() as temporary, _failures_explained(repo_id):

@@ -114,6 +114,8 @@ def read_image(
             options: dict[str, Any] = {"keep_float": keep_float, "jpeg_dct": jpeg_dct}
             channels = [read_image(part, 1, name=f"channel {n} of {name}", **options) for n, part in parts]
             levels = _stack(channels)
+        elif isinstance(image, torch.Tensor) and image.layout != torch.strided:
+            raise TypeError("it is a sparse tensor (expected a dense one, image.to_dense())")
         elif isinstance(image, np.ndarray | torch.Tensor):
             levels = _array_to_levels(image, num_channels, input_data_format, keep_float)
         elif is_npy(image):

@@ -11,18 +11,21 @@ part of the program. Products and sums have the same order, so that the levels a
 """
 
 import copy
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.export import Dim
 
+from ..conversion.reading_back import TOLERANCES, check_outputs, model_output
 from ..conversion.tables import ConversionError
 from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, flip_channels
 from ..models.image_resizing import PILLOW_BITS, pillow_resizes_rows_first
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.resize_weights import AREA, KERNELS, crop_rounding
-from .programs import trace_onnx
+from .programs import run_onnx, trace_onnx
 
 Length = Any  # of an axis: an int, or a torch.SymInt of torch.export
 Taps = tuple[torch.Tensor, torch.Tensor]  # indices of values and their weights, (taps, outputs) each
@@ -51,6 +54,27 @@ def make_any_size_onnx(
     module = AnySizeClassifier(model, processor).eval()
     example = torch.zeros(2, model.config.num_channels, 37, 53, dtype=dtype)
     return to_onnx(module, example, ["logits", "attention"][: 1 + module.has_attention])
+
+
+def check_any_size_onnx(
+    file: Path, model: Any, processor: Any, dtype: Any = np.uint8, tolerance: float | None = None
+) -> None:
+    """Compute one image with ONNX Runtime, and compare the logits with the model's.
+
+    Args:
+        file: a program of `make_any_size_onnx`.
+        model, processor: what it was made of.
+        dtype: of the levels.
+        tolerance: as in `check_outputs`; by default that of the model's dtype.
+
+    Raises:
+        ConversionError: they differ.
+    """
+    shape = (37, 53, model.config.num_channels)
+    levels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    found = run_onnx(file, levels.transpose(2, 0, 1)[None].astype(dtype))
+    expected = model_output(model, processor(levels, return_tensors="pt").pixel_values)
+    check_outputs("ONNX Runtime", found, expected, TOLERANCES[model.dtype] if tolerance is None else tolerance)
 
 
 def to_onnx(module: nn.Module, example: torch.Tensor, output_names: list[str]) -> Any:

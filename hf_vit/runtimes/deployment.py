@@ -9,12 +9,17 @@
 """
 
 import copy
+import io
 import os
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
+from ..conversion.reading_back import TOLERANCES, check_outputs, model_output
 from ..conversion.tables import ConversionError
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, output_size, set_processor_size
@@ -22,10 +27,11 @@ from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.scores import score_function, stored_thresholds
 from ..models.sizes import Size
 from .any_size import ANY_SIZE, check_processor, is_classifier, make_any_size_onnx, unsupported_sizes
-from .programs import make_onnx, make_openvino
-from .runner import PROGRAM
+from .programs import example_outputs, make_onnx, make_openvino
+from .runner import PROGRAM, Classifier
 
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}  # format -> package that the script needs
+_INT8_TOLERANCE = 0.2  # two runtimes round to other levels
 _PROGRAMS = {"onnx": "model.onnx", "openvino": "model.xml"}
 _WRITTEN = (  # settings of the processor that preprocessing.json contains
     *("preset", "jpeg_dct", "size", "do_center_crop", "crop_size", "resample", "antialias", "resize_output"),
@@ -113,6 +119,29 @@ def export_deployment(
             copy_of = draft / "classifier" / name
             copy_of.parent.mkdir(parents=True, exist_ok=True)
             copy_of.write_bytes((files("hf_vit") / name).read_bytes())
+        _check(draft, model, processor, image_size)
+
+
+def _check(folder: Path, model: Any, processor: HfViTImageProcessor, image_size: tuple[int, int]) -> None:
+    """Compute one image with a folder, as predict.py does; compare the output with the model's.
+
+    Raises:
+        ConversionError: they differ.
+    """
+    deployed = Classifier(folder)
+    height, width = image_size
+    levels = np.random.default_rng(0).integers(0, 256, (height + 5, width + 9, 3), np.uint8)
+    png = io.BytesIO()
+    Image.fromarray(levels).save(png, format="png")
+    found = deployed.run(deployed.outputs[0], deployed.pixel_values(png.getvalue()))
+    pixel_values = processor(png.getvalue(), return_tensors="pt").pixel_values
+    if hasattr(model, "write_program"):
+        expected = model_output(model, pixel_values)
+        tolerance = _INT8_TOLERANCE
+    else:
+        _, expected = example_outputs(model, image_size, deployed.outputs[:1], pixel_values)
+        tolerance = TOLERANCES[torch.float32]
+    check_outputs(deployed.program["file"], found, expected, tolerance)
 
 
 def _outputs_of(model: Any, any_size: bool) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models.sizes import Size
-from .any_size import ANY_SIZE, make_any_size_onnx
+from .any_size import ANY_SIZE, check_any_size_onnx, make_any_size_onnx
 from .deployment import RUNTIMES, export_deployment
 from .programs import export_onnx, export_torch, write_onnx
 from .web import write_web_page
@@ -36,6 +36,11 @@ def export_program(
     elif to == "torch-export":
         export_torch(model, path, size, overwrite)
     elif size == ANY_SIZE:
-        write_onnx(path, overwrite, lambda: make_any_size_onnx(model, processor))
+        write_onnx(
+            path,
+            overwrite,
+            lambda: make_any_size_onnx(model, processor),
+            lambda file: check_any_size_onnx(file, model, processor),
+        )
     else:
         export_onnx(model, path, size, overwrite)

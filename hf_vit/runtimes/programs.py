@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from ..conversion.reading_back import TOLERANCES, check_outputs, noise
 from ..conversion.source import MODELS
 from ..conversion.tables import ConversionError
 from ..files.output import list_in_marker, new_file, refuse_existing
@@ -81,21 +83,43 @@ def export_onnx(
         FileExistsError: `path` exists and may not be overwritten.
         ImportError: the extra is not installed.
     """
-    write_onnx(path, overwrite, lambda: make_onnx(model, size))
+
+    def check(file: Path) -> None:
+        pixel_values, expected = example_outputs(model, size)
+        found = run_onnx(file, pixel_values.float().numpy())
+        check_outputs("ONNX Runtime", found, expected, TOLERANCES[model.dtype])
+
+    write_onnx(path, overwrite, lambda: make_onnx(model, size), check)
 
 
-def write_onnx(path: str | os.PathLike, overwrite: bool, make_program: Callable[[], Any]) -> None:
-    """Write the `torch.onnx.ONNXProgram` that a function makes, and its second file; arguments as in `export_onnx`."""
+def write_onnx(
+    path: str | os.PathLike, overwrite: bool, make_program: Callable[[], Any], check: Callable[[Path], None]
+) -> None:
+    """Write the `torch.onnx.ONNXProgram` that a function makes, and its second file; arguments as in `export_onnx`.
+
+    Args:
+        check: opens the file, and raises an error if it is wrong.
+    """
     refuse_existing(path, overwrite)
     program = make_program()
     with new_file(path, overwrite) as file:
         program.save(file)
+        check(file)
         data = file.with_name(f"{file.name}.data")
         if data.exists():  # its name is in `file`, so it cannot have another
             refuse_existing(Path(path).with_name(data.name), overwrite)
             os.replace(data, Path(path).with_name(data.name))
             list_in_marker(f"{path}.data")
     list_in_marker(path)  # of a model folder, so that a push takes it
+
+
+def run_onnx(file: Path, pixel_values: np.ndarray) -> np.ndarray:
+    """Return what ONNX Runtime computes with a file: the first output."""
+    require("onnxruntime")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return session.run(None, {"pixel_values": pixel_values})[0]
 
 
 def make_onnx(
@@ -169,6 +193,10 @@ def export_torch(
     program = trace(model, size)
     with new_file(path, overwrite) as file, quiet():
         torch.export.save(program, file)
+        pixel_values, expected = example_outputs(model, size)
+        with torch.no_grad():
+            found = torch.export.load(file).module()(pixel_values)
+        check_outputs("PyTorch", found, expected, TOLERANCES[model.dtype])
 
 
 def trace(
@@ -188,6 +216,20 @@ def trace(
     module, pixel_values, shapes = _prepare(model, size, names, scaling)
     with torch.no_grad(), quiet():
         return torch.export.export(module, (pixel_values,), dynamic_shapes=shapes)
+
+
+def example_outputs(
+    model: HfVisionPreTrainedModel,
+    size: Size | str | None,
+    names: Sequence[str] = (),
+    pixel_values: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return pixel values, by default noise, and what a program for images of that size must compute."""
+    module, _, _ = _prepare(model, size, names, None)
+    if pixel_values is None:
+        pixel_values = noise(module.model.config).to(model.dtype)
+    with torch.no_grad():
+        return pixel_values, module(pixel_values)
 
 
 def _prepare(

@@ -38,7 +38,7 @@ from ..files.manifest import sha256_of
 from ..files.output import new_folder, refuse_existing, refuse_inputs, write_json
 from ..files.runs import copy_reports
 from ..files.versions import require
-from ..loading import find_model, load
+from ..loading import check_name, find_model, load
 from ..models.modeling_hf_vit import HfViTForImageClassification
 from ..models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
 from ..models.sizes import as_pair
@@ -83,6 +83,7 @@ def quantize(
         FileExistsError: `output` exists, and `overwrite` is False.
         ImportError: the extra `quantization` is not installed.
     """
+    check_name(folder)
     refuse_inputs(output, folder, *images)
     refuse_existing(output, overwrite)
     require("nncf", "openvino")

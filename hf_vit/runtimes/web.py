@@ -11,6 +11,7 @@
 | runtime/ | ONNX Runtime's web assembly |
 """
 
+import math
 import os
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ from ..files.output import check_no_model, new_folder, refuse_existing, write_js
 from ..files.versions import require
 from ..models.scores import score_function, stored_thresholds
 from ..models.sizes import as_pair
-from .any_size import make_any_size_onnx
+from .any_size import check_any_size_onnx, make_any_size_onnx
 
 _RUNTIME = "onnxruntime-web@1.30.0"  # of npm, MIT license
 _RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
@@ -99,6 +100,8 @@ def _write_model(folder: Path, model: Any, processor: Any) -> dict[str, Any]:
     program.save(programs / "model.onnx")
     _compress(programs / "model.onnx", programs / "model_fp16.onnx", to_int8=False)
     _compress(programs / "model.onnx", programs / "model_quantized.onnx", to_int8=True)
+    for file, tolerance in (("model.onnx", None), ("model_fp16.onnx", 0.1), ("model_quantized.onnx", math.inf)):
+        check_any_size_onnx(programs / file, model, processor, np.float32, tolerance)
     write_json(folder / "config.json", _config(config))
     write_json(folder / "preprocessor_config.json", _PREPROCESSOR)
     settings = processor.settings()

@@ -3,12 +3,12 @@
 import logging
 import math
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -30,8 +30,8 @@ _LISTED = 4  # number of class names to list
 _MAX_WARM_UP = 5  # steps before the profiler records
 _FORWARDS_PER_STEP = 3  # a backward costs as much as two forwards
 _MIN_SECONDS = 60.0  # of training before a warning of slow data; in the first ones, workers start
-# On a terminal; a log file has all values
-_SHOWN = ("accuracy", "loss", "images_per_second", "eval_accuracy", "eval_mean_average_precision")
+# On a terminal, as many as fit beside a bar of ten cells; a log file has all values
+_SHOWN = ("accuracy", "loss", "eval_accuracy", "eval_mean_average_precision", "images_per_second")
 
 
 class Console:
@@ -84,13 +84,21 @@ class Console:
         if step > self.step:  # not only an evaluation since
             values = values | self._measure()
         self.shown |= values
-        names = _SHOWN if sys.stderr.isatty() else [name for name in self.shown if "/" not in name]
-        shown = {name: f"{self.shown[name]:.4g}" for name in names if name in self.shown}
-        self.bar.set_postfix(shown, refresh=sys.stderr.isatty())
+        self._show()
         seconds = time.perf_counter() - self.started
         left = (self.run.num_steps - step) * seconds / max(step - self.start_step, 1)
         self.accelerator.log({**values, "seconds_left": left}, step=step)  # to the trackers
         self.restart()
+
+    def _show(self) -> None:
+        """Show the latest values beside the bar."""
+        is_terminal = sys.stderr.isatty()
+        names = _SHOWN if is_terminal else [name for name in self.shown if "/" not in name]
+        shown = [f"{name}={self.shown[name]:.4g}" for name in names if name in self.shown]
+        text = ", ".join(shown)
+        if is_terminal:
+            text = fit_beside(self.bar, shown, shutil.get_terminal_size().columns)
+        self.bar.set_postfix_str(text, refresh=is_terminal)
 
     def restart(self) -> None:
         """Start a new measurement of the speed."""
@@ -141,6 +149,17 @@ class Console:
         return {**rates, "train_images_skipped": self.state.skipped}
 
 
+def fit_beside(bar: tqdm, values: list[str], columns: int) -> str:
+    """Return as many of the first values as leave a bar of ten cells on a line of a terminal."""
+    while values:
+        text = ", ".join(values)
+        line = tqdm.format_meter(**bar.format_dict | {"ncols": None, "postfix": text})  # has ten cells
+        if len(line) <= columns:
+            return text
+        values = values[:-1]
+    return ""
+
+
 def print_plan(run: Run, parameters: Collection[torch.Tensor], augments_on_device: bool) -> None:
     """Print the plan of a run: model, data, length, device and output folder."""
     settings, accelerator, split, config = run.settings, run.accelerator, run.split, run.config
@@ -153,8 +172,11 @@ def print_plan(run: Run, parameters: Collection[torch.Tensor], augments_on_devic
         size = f"at most {math.prod(config.grid_size)} patches per image, native aspect ratios"
     model = getattr(settings, "model", None) or "random weights"
     share = f" ({trained:,} trainable)" if trained < total else ""
-    names = f" ({join_names(split.label_names, _LISTED)})" if split.label_names else ""
-    classes = f" of {split.num_labels:,} classes{names}" if split.label_column is not None else ""
+    trained_classes = split.classes_with_images()
+    names = ""
+    if split.label_names:
+        names = f" ({join_names([split.label_names[number] for number in trained_classes], _LISTED)})"
+    classes = f" of {len(trained_classes):,} classes{names}" if split.label_column is not None else ""
     held_out, where = run.eval_split, held_out_of(settings)
     steps = run.num_steps
     epochs = steps * settings.batch_size / max(len(split), 1)
@@ -178,11 +200,11 @@ def print_plan(run: Run, parameters: Collection[torch.Tensor], augments_on_devic
 def _unseen_classes(run: Run) -> list[str]:
     """Return the names of classes that occur only in the evaluation split; [] if labels are not known in advance."""
     splits = [split for split in (run.split, run.eval_split) if split is not None]
-    if len(splits) < 2 or any(one.is_sharded or one.multi_label or one.label_column is None for one in splits):
+    if len(splits) < 2 or any(one.is_sharded or one.label_column is None for one in splits):
         return []
-    trained, evaluated = (np.unique(split.class_numbers()) for split in splits)
+    trained, evaluated = (split.classes_with_images() for split in splits)
     names = distinguish(names_of(run.config))
-    return [names[number] for number in np.setdiff1d(evaluated, trained) if number >= 0]
+    return [names[number] for number in evaluated if number not in trained]
 
 
 def print_results(run: Run, metrics: dict[str, Any]) -> None:

@@ -200,12 +200,12 @@ def describe_images(split: Split, eval_split: Split | None) -> dict[str, Any]:
     counts = np.zeros(split.num_labels, int)
     if not split.is_sharded:
         for numbers, count in split.label_counts().items():
-            counts[list(numbers)] += count
+            counts[[number for number in numbers if number >= 0]] += count
     shorter = sizes.min(axis=1)
     return {
         "images": len(split),
         "held_out": 0 if eval_split is None else len(eval_split),
-        "classes": split.num_labels,
+        "classes": len(split.classes_with_images()),
         "smallest_class": int(counts.min()),
         "largest_class": int(counts.max()),
         "shorter_side": [int(shorter.min()), int(np.median(shorter)), int(shorter.max())],

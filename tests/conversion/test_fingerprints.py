@@ -141,6 +141,15 @@ def test_a_copy_with_exact_gelu_becomes_the_original_as_the_refusal_advises(tmp_
     assert by_definition(tmp_path / "back.npz") == by_definition(tmp_path / "original.npz")
 
 
+def test_a_grid_that_is_not_square_is_no_content(tmp_path, run_command):
+    model = tiny()
+    export(model, tmp_path / "rectangle.npz", "jax")
+    with pytest.raises(ConversionError, match="position_grid"):
+        convert(tmp_path / "rectangle.npz")
+    number = run_command(["fingerprint", tmp_path / "rectangle.npz"]).strip()
+    assert number == fingerprint(tmp_path / "rectangle.npz", position_grid=model.config.grid_size)
+
+
 def test_other_numbers_have_another(tmp_path):
     """Query and key swapped, a square kernel transposed, a zero of another sign."""
     model = tiny(representation_size=14)

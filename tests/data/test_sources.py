@@ -3,6 +3,7 @@
 import gzip
 import json
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,6 +82,13 @@ def test_a_name_that_the_hub_lacks(hub):
 def test_addresses_that_are_not_encrypted_or_not_public_are_refused(address):
     with pytest.raises(ValueError, match=r"HF_VIT_ALLOW|https://") as refusal:
         read_range(sources.load_split(address, "train")[0], 0, 1)
+    assert "hidden" not in str(refusal.value)
+
+
+@pytest.mark.skipif(find_spec("s3fs") is not None, reason="s3fs is installed")
+def test_a_store_without_its_package_names_the_extra():
+    with pytest.raises(ValueError, match=r"hf_vit\[remote\]") as refusal:
+        sources.load_split("s3://bucket/a.tar?X-Amz-Signature=hidden#token=hidden", "train")
     assert "hidden" not in str(refusal.value)
 
 

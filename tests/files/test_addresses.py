@@ -141,6 +141,25 @@ def test_a_large_checkpoint_is_refused(serve, tmp_path):
     assert not list(tmp_path.rglob("*.incomplete"))
 
 
+SECRETS = [  # a message, and what is left of it
+    (
+        "cannot read https://me:hidden@host/x.npz?signature=hidden#token=hidden: no",
+        "cannot read https://host/x.npz: no",
+    ),
+    ("see https://host/x?a=1,b=hidden;c=hidden, and more.", "see https://host/x, and more."),
+    ("(https://host/x#token=hidden)", "(https://host/x)"),
+    ("s3://bucket/x.npz?X-Amz-Signature=hidden#token=hidden", "s3://bucket/x.npz"),
+    ("ftp://me:hidden@host/x.npz?X-Amz-Signature=hidden", "ftp://host/x.npz"),
+    ("gs://bucket/x-{00..12}.tar?generation=5: no", "gs://bucket/x-{00..12}.tar: no"),
+    *((text, text) for text in ("gs://bucket/train-?????.tar", "s3://bucket/c#1.png", "https://host/x#readme")),
+]
+
+
+@pytest.mark.parametrize(("text", "redacted"), SECRETS)
+def test_no_secrets_in_messages(text, redacted):
+    assert addresses.redact_secrets(text) == redacted
+
+
 @pytest.mark.parametrize("address", ["https://example.org/a.png", "http://example.org/a.png"])
 def test_the_image_processor_refuses_addresses_and_names_what_reads_them(address):
     with pytest.raises(ImageReadingError, match=r"hf_vit\.predict"):

@@ -143,6 +143,47 @@ def test_a_very_slow_download_ends_with_an_error(server, monkeypatch):
     assert fetch(server.url).path.read_bytes() == BODY
 
 
+def headers_without_end(handler):
+    handler.send_response(200)
+    handler.flush_headers()
+    while True:
+        yield
+        handler.wfile.write(b"X-Header: 1\r\n")
+
+
+def one_byte_at_a_time(handler):
+    handler.send_head(ETag='"v1"', Content_Length="1000000")
+    while True:
+        yield
+        handler.wfile.write(b"x")
+
+
+def one_byte_per_connection(handler):
+    start = int(handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+    part = {"Content_Range": f"bytes {start}-999999/1000000"} if start else {}
+    handler.send_head(206 if start else 200, ETag='"v1"', Content_Length=str(1_000_000 - start), **part)
+    yield
+    handler.wfile.write(b"x")
+
+
+@pytest.mark.parametrize("steps", [headers_without_end, one_byte_at_a_time, one_byte_per_connection])
+def test_no_server_holds_a_download_forever(serve, monkeypatch, tmp_path, steps):
+    monkeypatch.setattr(sources, "RETRY_WAIT", 0.0)
+    monkeypatch.setattr(sources, "GRACE", 0.3)
+    monkeypatch.setattr("hf_vit.files.addresses.MAX_WAIT", 0.1)
+    is_over = threading.Event()
+
+    def answer(handler):
+        for _ in steps(handler):
+            if is_over.wait(0.02):
+                return
+
+    server = serve(answer)
+    with pytest.raises(SourceError, match=re.escape(server.url)):
+        fetch(f"{server.url}/x.npz", tmp_path)
+    is_over.set()
+
+
 def test_messages_have_no_passwords_and_signatures(server):
     server.statuses = [404]
     with pytest.raises(SourceError) as refusal:

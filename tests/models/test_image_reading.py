@@ -231,6 +231,7 @@ def test_the_channel_axis(image, options, channels):
         (np.full((5, 6, 3), "x"), "str"),
         (torch.zeros(6, 6, 3, dtype=torch.complex64), r"torch.complex64"),
         (torch.full((6, 6, 3), 2.0).to(torch.float8_e4m3fn), "photo"),
+        (torch.zeros(3, 6, 6).to_sparse(), "to_dense"),
         (Image.new("RGB", (0, 5)), r"\(3, 5, 0\)"),
         (17, "NumPy"),
         (b"Dear Sir or Madam,", "photo"),

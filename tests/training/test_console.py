@@ -1,7 +1,9 @@
 """What a run prints and logs: warnings, its speed, and the trace of its steps."""
 
+import io
 import json
 
+import datasets
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -12,17 +14,40 @@ from ..commands import pretrain
 from ..photographs import table_of
 from ..processes import DIGITS, ONE_STEP, arguments
 
+CLASSES = ["cat", "bird", "dog"]
+ONE_LABEL = {"train": [0, 2, 2, 0], "test": [0, 1, 1, 0]}
+SEVERAL_LABELS = {"train": [[0], [0, 2], [], [2]], "test": [[0, 1], [1], [], [0]]}
 
-def test_a_class_that_only_the_evaluation_has_is_named_before_training(tmp_path, capsys):
+
+@pytest.mark.parametrize("labels", [ONE_LABEL, SEVERAL_LABELS])
+def test_a_class_that_only_the_evaluation_has_is_named_before_training(tmp_path, capsys, labels):
     """A class without images to evaluate is not."""
-    for name, labels in {"train": [0, 2, 2, 0], "test": [0, 1, 1, 0]}.items():
-        data = table_of([np.zeros((8, 8), np.uint8)] * 4, labels, ["cat", "bird", "dog"])
+    kind = datasets.ClassLabel(names=CLASSES)
+    for name, numbers in labels.items():
+        feature = datasets.List(kind) if labels is SEVERAL_LABELS else kind
+        data = table_of([np.zeros((8, 8), np.uint8)] * 4, numbers, feature)
         data.to_parquet(tmp_path / f"{name}.parquet")
     settings = {**ONE_STEP, "dataset": tmp_path, "eval_split": "test", "batch_size": 4, "per_device_batch_size": 4}
     pretrain(arguments(**settings, output_dir=tmp_path / "out"))
-    [warning] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert "bird" in warning
-    assert "dog" not in warning
+    printed = capsys.readouterr().out.splitlines()
+    [warning] = [line for line in printed if line.startswith("warning")]
+    [trained] = [line for line in printed if line.startswith("train ")]
+    assert [name for name in CLASSES if name in warning] == ["bird"]
+    assert [name for name in CLASSES if name in trained] == ["cat", "dog"]
+    assert "2 classes" in trained
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+def test_values_leave_room_for_a_bar(columns):
+    """The first ones, on a line that tqdm fits into the terminal."""
+    values = ["accuracy=0.875", "loss=1.093", "eval_accuracy=0.6667", "images_per_second=17.95"]
+    with console.tqdm(total=1000, initial=300, unit=" steps", file=io.StringIO()) as bar:
+        text = console.fit_beside(bar, values, columns)
+        line = bar.format_meter(**bar.format_dict | {"ncols": columns, "postfix": text})
+    assert values[: len(text.split(", "))] == text.split(", ") or not text
+    assert len(line) <= columns
+    assert len(line.split("|")[1]) >= 10
+    assert (columns < 200) == (text != ", ".join(values))
 
 
 @pytest.mark.parametrize(("seconds", "warnings"), [(0, 1), (1000, 0)])

@@ -25,6 +25,7 @@ from ...models.image_processing_hf_vit import HfViTImageProcessor
 from ...models.sizes import MAX_LAYERS, Size, as_pair
 from ..checkpoint import Checkpoint
 from ..image_processors import mean_and_std
+from ..reading_back import read_npz_back
 from ..source import (
     MODELS,
     PAPER_DEFAULTS,
@@ -132,7 +133,7 @@ class JaxSource(RuleSource):
         is_same = address and fingerprint_of(model.config, parameters, parameters.__getitem__) == record["fingerprint"]
         return address if is_same else None
 
-    def write(self, model: Model, path: Path, dialect: str, overwrite: bool, processor: Any) -> Any:
+    def write(self, model: Model, path: Path, dialect: str, processor: Any) -> Any:
         if unsupported_fields(model.config, {}, self.numbers(model.config)):
             logger.warning(f"Written as {self.original(model)}, which the original code computes with other numbers.")
         for name in ("pooling", "position_embedding_type"):
@@ -141,7 +142,9 @@ class JaxSource(RuleSource):
         if isinstance(processor, HfViTImageProcessor):
             _name_other_pixels(processor, model.config.num_channels)
         arrays = self.arrays(model, {**record_of(model).get("dialect", {}), "names": dialect})
-        write_npz(path, ((_name_in(dialect, name), array) for name, array in arrays.items()))
+        arrays = {_name_in(dialect, name): array for name, array in arrays.items()}
+        write_npz(path, arrays.items())
+        read_npz_back(path, arrays)
 
     def labels(self, checkpoint: Checkpoint, num_labels: int) -> list[str] | None:
         """Return the class names of a released file, by its address; None for any other file."""
