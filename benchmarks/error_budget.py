@@ -1,6 +1,7 @@
 """Error budget from the bytes of JPEG files to logits: what each part of the way changes.
 
-    python benchmarks/error_budget.py SHARED           # prints tables, and writes results/error_budget.json
+    python benchmarks/error_budget.py SHARED               # prints tables, and writes results/error_budget.json
+    python benchmarks/error_budget.py SHARED --only int8   # measures these rows; the others keep their results
 
 SHARED has the 104 photographs (data/imagenet_sample/images.zip), ViT-Ti/16 (weights/) and what the original code
 computes from these files in float64 (goldens/bytes.npz), for the presets vit_jax and augreg. The original's logits are
@@ -55,14 +56,23 @@ def with_exact_gelu(model: Any) -> Any:
     return changed
 
 
-def measure(preset: str, files: list[bytes], weights: Path, reference: np.ndarray | None, work: Path) -> dict[str, Any]:
-    """Return the rows of a preset: largest and median difference of a logit, and changed predictions."""
+def measure(
+    preset: str, files: list[bytes], weights: Path, reference: np.ndarray | None, work: Path, only: str
+) -> dict[str, Any]:
+    """Return the rows of a preset: largest and median difference of a logit, and changed predictions.
+
+    Args:
+        only: a text in the names of the rows to measure.
+    """
     folder = work / preset
     convert(weights, preset=preset).save(folder)
     model, processor = hf_vit.load(folder)
     inputs = processor(files, return_tensors="pt").pixel_values
-    in_float64 = logits_of(copy.deepcopy(model).double(), inputs.double())
-    reference = in_float64 if reference is None else reference.astype(np.float64)
+
+    def in_float64() -> np.ndarray:
+        return logits_of(copy.deepcopy(model).double(), inputs.double())
+
+    reference = in_float64() if reference is None else reference.astype(np.float64)
     other = {"fast": "accurate", "accurate": "fast"}[processor.jpeg_dct]
     decoded = [Image.open(io.BytesIO(data)).convert("RGB") for data in files]
     other_preset = "transformers" if preset != "transformers" else "timm"
@@ -91,7 +101,7 @@ def measure(preset: str, files: list[bytes], weights: Path, reference: np.ndarra
 
     rows: dict[str, Callable[[], np.ndarray]] = {
         "as it is: files, float32": lambda: logits_of(model, inputs),
-        "float64": lambda: in_float64,
+        "float64": in_float64,
         "bfloat16": lambda: logits_of(copy.deepcopy(model).bfloat16(), inputs.bfloat16()),
         f"JPEG decoder: {other}": lambda: with_settings(files, jpeg_dct=other),
         "decoded PIL images, as in transformers' pipeline": lambda: with_settings(decoded),
@@ -106,6 +116,8 @@ def measure(preset: str, files: list[bytes], weights: Path, reference: np.ndarra
     }
     found = {}
     for name, compute in rows.items():
+        if only not in name:
+            continue
         logits = compute()
         difference = np.abs(logits - reference)
         found[name] = {
@@ -130,7 +142,10 @@ def as_table(rows: dict[str, Any], count: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("shared", type=Path, help="folder with data/, weights/ and goldens/")
-    shared = parser.parse_args().shared
+    parser.add_argument("--only", default="", metavar="TEXT", help="measure only the rows with this text in their name")
+    arguments = parser.parse_args()
+    shared = arguments.shared
+    before = json.loads(RESULTS.read_text())["presets"] if arguments.only else {}
     golden = np.load(shared / "goldens" / "bytes.npz")
     with zipfile.ZipFile(shared / "data" / "imagenet_sample" / "images.zip") as archive:
         members = {name.split("/")[-1]: name for name in archive.namelist()}
@@ -140,7 +155,8 @@ def main() -> None:
     with TemporaryDirectory() as work:
         for preset in PRESETS:
             reference = golden[preset] if preset in golden.files else None
-            found[preset] = measure(preset, files, weights, reference, Path(work))
+            rows = measure(preset, files, weights, reference, Path(work), arguments.only)
+            found[preset] = before.get(preset, {}) | rows
     RESULTS.write_text(json.dumps({"images": len(files), "presets": found}, indent=2) + "\n")
     for preset, rows in found.items():
         print(f"\n## {preset}\n\n{as_table(rows, len(files))}")
