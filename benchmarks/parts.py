@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -35,7 +36,8 @@ DIFFERENT = 50
 
 def write_model(folder: Path, **changes: int) -> None:
     """Write a Ti/16 with random weights."""
-    config = HfViTConfig(**{"image_size": 224, "patch_size": 16, "num_labels": 1000, **MODEL, **changes})
+    fields: dict[str, Any] = {"image_size": 224, "patch_size": 16, "num_labels": 1000, **MODEL, **changes}
+    config = HfViTConfig(**fields)
     HfViTForImageClassification(config).save_pretrained(folder)
     HfViTImageProcessor.for_model(config, preset="augreg").save_pretrained(folder)
 

@@ -440,16 +440,16 @@ def arrange_files(paths: Sequence[str], title: str, layout: str | None = None) -
     splits: dict[str, list[int]] = defaultdict(list)
     unnamed: list[int] = []
     for index, file in enumerate(files):
-        found = {file.folder_split, file.name_split} - {None}
-        if len(found) > 1:
+        split = file.folder_split or file.name_split
+        if split is None:
+            unnamed.append(index)
+            continue
+        if file.name_split not in (None, split):
             raise ValueError(
                 f"{file.path} of {title} can be read in two ways, as {file.folder_split} or as {file.name_split}: "
                 "rename it"
             )
-        if found:
-            splits[found.pop()].append(index)
-        else:
-            unnamed.append(index)
+        splits[split].append(index)
     if not splits:
         return {"train": unnamed}
     for index in unnamed:
@@ -480,10 +480,11 @@ def _name_by_words(files: list[_File], title: str) -> None:
 
 def _split_of_folders(path: str, title: str) -> str | None:
     """Return the split that the name of one of the folders of a path means."""
-    found = {split_named(folder) for folder in path.split("/")[:-1]} - {None}
+    meanings = [split_named(folder) for folder in path.split("/")[:-1]]
+    found = sorted(set(filter(None, meanings)))
     if len(found) > 1:
-        raise ValueError(f"{path} of {title} can be read in two ways, as {' or as '.join(sorted(found))}: rename it")
-    return found.pop() if found else None
+        raise ValueError(f"{path} of {title} can be read in two ways, as {' or as '.join(found)}: rename it")
+    return found[0] if found else None
 
 
 def arrange_images(paths: Sequence[str], layout: str | None = None) -> list[str]:

@@ -410,7 +410,7 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged, or not a parquet file: {error}") from error
     stored_feature = None
     if label is not None and not is_plain:
-        stored_feature = datasets.Features({label: feature}).to_dict()[label]
+        stored_feature = dict(datasets.Features({label: feature}).to_dict())[label]
     return {
         "position": list(range(len(groups))),
         "size": [group.total_byte_size for group in groups],
