@@ -19,7 +19,8 @@ from hf_vit.auditing.audit import find_label_errors, measure
 from hf_vit.auditing.duplicates import find_near_duplicates
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_split
-from hf_vit.models.image_reading import load_image, to_mode
+from hf_vit.files.pictures import to_mode
+from hf_vit.models.image_reading import load_image
 
 PLANTED, SHARE = 20, 0.05
 

@@ -26,7 +26,7 @@ from PIL import Image
 import hf_vit
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+from hf_vit.models.modeling_hf_vit_variants import HfViTForImageClassification
 
 MODEL = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768}
 CHEAP = {"image_size": 32, "num_hidden_layers": 1}  # what memory is measured with: its images are soon computed

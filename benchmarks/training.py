@@ -98,7 +98,7 @@ def _train_with_hf_vit(options: argparse.Namespace) -> dict:
     from hf_vit.data.splits import open_split
     from hf_vit.models.configuration_hf_vit import HfViTConfig
     from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-    from hf_vit.models.modeling_hf_vit import HfViTForImageClassification
+    from hf_vit.models.modeling_hf_vit_variants import HfViTForImageClassification
     from hf_vit.settings.fields import FinetuneSettings
     from hf_vit.settings.options import parse_settings
     from hf_vit.training.launch import keep_freed_memory, start_accelerator

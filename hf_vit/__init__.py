@@ -35,12 +35,12 @@ if TYPE_CHECKING:  # for editors; the same names as in `_HOME` and `_MODULES`
     from .models.modeling_hf_bit import HfBiTBackbone as HfBiTBackbone
     from .models.modeling_hf_bit import HfBiTForImageClassification as HfBiTForImageClassification
     from .models.modeling_hf_bit import HfBiTModel as HfBiTModel
-    from .models.modeling_hf_vit import HfViTBackbone as HfViTBackbone
-    from .models.modeling_hf_vit import HfViTForImageClassification as HfViTForImageClassification
-    from .models.modeling_hf_vit import HfViTHybridBackbone as HfViTHybridBackbone
-    from .models.modeling_hf_vit import HfViTHybridForImageClassification as HfViTHybridForImageClassification
-    from .models.modeling_hf_vit import HfViTHybridModel as HfViTHybridModel
-    from .models.modeling_hf_vit import HfViTModel as HfViTModel
+    from .models.modeling_hf_vit_variants import HfViTBackbone as HfViTBackbone
+    from .models.modeling_hf_vit_variants import HfViTForImageClassification as HfViTForImageClassification
+    from .models.modeling_hf_vit_variants import HfViTHybridBackbone as HfViTHybridBackbone
+    from .models.modeling_hf_vit_variants import HfViTHybridForImageClassification as HfViTHybridForImageClassification
+    from .models.modeling_hf_vit_variants import HfViTHybridModel as HfViTHybridModel
+    from .models.modeling_hf_vit_variants import HfViTModel as HfViTModel
     from .models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction as HfViTForMaskedPatchPrediction
     from .models.modeling_masked_patch_prediction import (
         HfViTHybridForMaskedPatchPrediction as HfViTHybridForMaskedPatchPrediction,
@@ -56,7 +56,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     ".models.configuration_hf_vit": "HfViTConfig HfViTHybridConfig",
     ".models.configuration_hf_bit": "HfBiTConfig",
-    ".models.modeling_hf_vit": "HfViTModel HfViTForImageClassification HfViTBackbone HfViTHybridModel "
+    ".models.modeling_hf_vit_variants": "HfViTModel HfViTForImageClassification HfViTBackbone HfViTHybridModel "
     "HfViTHybridForImageClassification HfViTHybridBackbone",
     ".models.modeling_masked_patch_prediction": "HfViTForMaskedPatchPrediction HfViTHybridForMaskedPatchPrediction",
     ".models.modeling_hf_bit": "HfBiTModel HfBiTForImageClassification HfBiTBackbone",

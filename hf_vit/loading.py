@@ -17,6 +17,7 @@ from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
+from .conversion.image_sizes import sync_processor_size
 from .files.limits import check_limit
 from .files.manifest import check_manifest
 from .files.messages import check_choice
@@ -34,7 +35,6 @@ from .models.image_processing_hf_vit import (
     add_jpeg_dct,
     original_jpeg_dct,
     stored_class,
-    sync_processor_size,
 )
 from .models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD, HfVisionPreTrainedModel, HfViTHead
 from .models.registry import AUTO_MODELS, CONFIGURATIONS, MODEL_CLASSES

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.flexible_sizes import unpatchify
+from ..models.relevance import token_weights
 from ..models.sizes import as_pair
 
 Reduced = TypeVar("Reduced")
@@ -341,7 +342,7 @@ def pooling_weights(encoder: Any, like: torch.Tensor, last_hidden_state: Any) ->
     """
     config, pooler = encoder.config, getattr(encoder, "pooler", None)
     if pooler is not None and config.pooling != "none":
-        return pooler.token_weights(last_hidden_state)
+        return token_weights(pooler, last_hidden_state)
     weights = like.new_zeros(like.shape[:2])
     if config.pooling == "cls":
         weights[:, 0] = 1

@@ -32,8 +32,9 @@ from ..data.workers import count_workers
 from ..evaluation.features import Extractor, LogisticRegression
 from ..files.output import own_file, refuse_existing, write_text
 from ..files.pages import data_uri, page_color, render_page
+from ..files.pictures import read_for_display, read_size
 from ..loading import check_name
-from ..models.image_reading import ImageReadingError, is_npy, read_for_display, read_image, read_size
+from ..models.image_reading import ImageReadingError, is_npy, read_image
 from ..settings.fields import AuditSettings, EvaluateSettings
 from ..settings.recipes import build_settings
 from ..training.launch import start_accelerator

@@ -218,7 +218,8 @@ def _find_duplicates(stored: Any, names: dict[int, str]) -> set[tuple[int, int]]
 
     from ..auditing.duplicates import SIDE, find_near_duplicates
     from ..files.download import fetch_image
-    from ..models.image_reading import ImageReadingError, read_for_display
+    from ..files.pictures import read_for_display
+    from ..models.image_reading import ImageReadingError
 
     pictures: dict[int, Any] = {}
     for row, name in names.items():

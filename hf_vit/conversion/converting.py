@@ -23,11 +23,12 @@ from ..files.removed_names import check_removed_arguments
 from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig
-from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size, sync_processor_size
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.sizes import Size, as_pair
 from .checkpoint import Checkpoint, checkpoint_in, fetch_any, open_checkpoint, read_shards
 from .exporting import export
+from .image_sizes import output_size, sync_processor_size
 from .jax.checkpoints import JaxSource
 from .jax.tables import fingerprint_of, original_arrays
 from .recognition import recognize

@@ -17,7 +17,7 @@ from ..files.safetensors_stream import write_safetensors
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfVisionConfig, HfViTConfig, HfViTHybridConfig
 from ..models.modeling_hf_bit import HfBiTForImageClassification, HfBiTModel
-from ..models.modeling_hf_vit import (
+from ..models.modeling_hf_vit_variants import (
     HfViTForImageClassification,
     HfViTHybridForImageClassification,
     HfViTHybridModel,

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..models.image_reading import load_image, read_image, to_mode
+from ..files.pictures import to_mode
+from ..models.image_reading import load_image, read_image
 from ..models.image_resizing import Filter, Window, crop_to, resize
 from ..models.resize_weights import AREA, BILINEAR, shortest_edge_size
 from .randaugment import randaugment

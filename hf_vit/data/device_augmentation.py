@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..models.image_reading import to_mode
+from ..files.pictures import to_mode
 from .augmentation import Crop, TrainTransform
 from .devices import has_float64
 from .randaugment import (

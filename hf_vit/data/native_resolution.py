@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..models.image_reading import ImageReadingError, read_size
+from ..files.pictures import read_size
+from ..models.image_reading import ImageReadingError
 from ..models.image_resizing import fit_grid
 from .augmentation import Box, Crop, TrainTransform, sample_generator, sample_inception_box
 from .loaders import TrainDataset, collate_fn

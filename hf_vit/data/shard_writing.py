@@ -14,8 +14,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..files.output import new_file, write_json
+from ..files.pictures import to_mode
 from ..files.reading import read_json_object
-from ..models.image_reading import ImageReadingError, load_image, to_mode
+from ..models.image_reading import ImageReadingError, load_image
 from ..settings.fields import DataSettings, check_bounds, setting
 from .fingerprint import fingerprint_data
 from .samplers import ShuffledSampler

@@ -12,8 +12,9 @@ import numpy as np
 
 from ..files.download import fetch_image
 from ..files.output import new_file
+from ..files.pictures import read_for_display
 from ..files.versions import require
-from ..models.image_reading import ImageReadingError, read_for_display
+from ..models.image_reading import ImageReadingError
 
 _COLUMNS, _MAX_IMAGES = 12, 96
 _LINE_LENGTH = 17  # characters of a name that fit above its image, even if all are wide

@@ -17,10 +17,11 @@ from ..data.splits import Split, find_eval_split, open_named, source_of
 from ..data.summary import log_splits, write_unused
 from ..files.download import fetch
 from ..files.messages import join_names, shorten
+from ..files.pictures import to_mode
 from ..files.reading import read_json, read_yaml
 from ..inference.predictions import EvaluationBatches, predict, score
 from ..inference.result_page import HeldOut, title_of, write_results
-from ..models.image_reading import load_image, to_mode
+from ..models.image_reading import load_image
 from ..models.scores import score_function, thresholds_of
 from ..models.sizes import MAX_LABELS
 from ..settings.fields import AUTO, EvaluateSettings

@@ -6,10 +6,22 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from ..models.image_formats import IMAGE_FORMATS
-
 logger = logging.getLogger(__name__)
 
+# Formats, as in `FORMATS` of models/image_decoding.py, and their suffixes
+IMAGE_FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),  # Pillow opens .mpo, JPEGs with a preview, as a kind of JPEG
+    "PNG": (".png", ".apng"),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "DIB": (".dib",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm", ".pfm"),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "JPEG2000": (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
+    "AVIF": (".avif", ".avifs"),
+    "HEIF": (".heic", ".heics", ".heif", ".heifs", ".hif"),  # read with pillow-heif
+}
 # Of all commands; ".npy" are arrays.
 IMAGE_SUFFIXES = (*(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes), ".npy")
 # Files that belong to images, which are not named when they are not taken.

@@ -19,6 +19,7 @@ from huggingface_hub.utils import httpx
 
 from ..conversion.converting import FOLDER_FORMATS
 from ..conversion.exporting import export
+from ..conversion.image_sizes import output_size
 from ..conversion.source import record_of
 from ..files.addresses import redact_secrets
 from ..files.manifest import MANIFEST, Entries, find_unlisted, manifest_entry, manifest_text, read_manifest
@@ -29,7 +30,7 @@ from ..files.reading import parse_json
 from ..files.runs import REPORTS, copy_reports
 from ..files.versions import versions_of
 from ..loading import check_name, find_model, load, save_folder
-from ..models.image_processing_hf_vit import HfViTImageProcessor, output_size
+from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.sizes import as_pair
 from .cards import CARD_SOURCES, check_card, eval_results_file, read_source, render_card
 from .remote_code import code_files, code_of

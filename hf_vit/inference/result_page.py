@@ -19,8 +19,9 @@ from ..data.labels import distinguish
 from ..data.splits import Split
 from ..files.output import own_file, write_text
 from ..files.pages import data_uri, render_page
+from ..files.pictures import read_for_display
 from ..files.predictions import Table
-from ..models.image_reading import ImageReadingError, read_for_display
+from ..models.image_reading import ImageReadingError
 from ..models.relevance import NoRelevance, class_relevance, visible_image
 from .batches import ImageReader
 from .multi_label import average_precision, score_labels

@@ -36,7 +36,8 @@ class AxialAttention(nn.Module):
 
     def __init__(self, channels: int, span: int, along_columns: bool, eps: float):
         super().__init__()
-        self.span, self.along_columns = span, along_columns
+        self.span = span
+        self.along_columns = along_columns
         self.sizes = [channels // NUM_HEADS // 2, channels // NUM_HEADS // 2, channels // NUM_HEADS]
         self.qkv = nn.Conv2d(channels, 2 * channels, 1, bias=False)
         self.positions = nn.Parameter(torch.empty(sum(self.sizes), 2 * span - 1))
@@ -91,11 +92,13 @@ def replace_convolutions(resnet: ResNetStem, config: HfBiTConfig) -> None:
     for stage in resnet.stages:
         units: Any = stage.layers
         for unit in units:
-            channels, stride = unit.conv2.in_channels, unit.conv2.stride[0]
+            channels = unit.conv2.in_channels
+            stride = unit.conv2.stride[0]
+            pool = nn.AvgPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity()
             unit.conv2 = nn.Sequential(
                 AxialAttention(channels, rows, True, config.group_norm_eps),
                 AxialAttention(channels, columns, False, config.group_norm_eps),
-                nn.AvgPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity(),
+                pool,
             )
             unit.norm2 = nn.Identity()  # the output of attention is already normalized
             rows, columns = -(-rows // stride), -(-columns // stride)

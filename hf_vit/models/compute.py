@@ -153,7 +153,7 @@ def parts_of_logits(model: PreTrainedConfig | nn.Module, part_of: Callable[[str]
 def _shapes_of(model: PreTrainedConfig | nn.Module, image_size: Size | None, attention: str | None = None):
     """Provide the model and an image as fake tensors, in the mode that runs them."""
     config: Any = model if isinstance(model, PreTrainedConfig) else model.config
-    size = as_pair(config.image_size if image_size is None else image_size)
+    size = as_pair(image_size or config.image_size)
     config = type(config).from_dict({**config.to_dict(), "image_size": size}, attn_implementation=attention)
     with FakeTensorMode(), no_init_weights():
         build: Any = type(model) if isinstance(model, nn.Module) else AutoModelForImageClassification.from_config
@@ -192,9 +192,11 @@ def _parts(model: nn.Module, flops: dict[str, int], part_of: Callable[[str], str
         while parent and parent not in flops:  # a list of modules, which has no forward
             parent = parent.rpartition(".")[0]
         own[parent] -= flops[name]
-    parameters, multiply_adds = Counter(), Counter()
+    parameters = Counter()
+    multiply_adds = Counter()
     for name, module in model.named_modules():
-        part, full = part_of(name), f"{type(model).__name__}.{name}".rstrip(".")
+        part = part_of(name)
+        full = f"{type(model).__name__}.{name}".rstrip(".")
         parameters[part] += sum(weight.numel() for weight in module.parameters(recurse=False))
         multiply_adds[part] += own[full] // FLOPS_PER_MULTIPLY_ADD
     parts = [Part(name, parameters[name], multiply_adds[name]) for name in parameters]

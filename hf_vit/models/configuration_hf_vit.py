@@ -86,7 +86,14 @@ class HfVisionConfig(BackboneConfigMixin, PreTrainedConfig):
             if "/" in str(config_dict.get(name)):  # a repository of kernels, whose code would be downloaded
                 raise ValueError(f"{name} is {config_dict[name]!r:.100}, which a config.json cannot choose")
         known = cls.argument_names()
-        result: Any = super().from_dict({name: config_dict[name] for name in config_dict if name in known}, **kwargs)
+        settings = {name: value for name, value in config_dict.items() if name in known}
+        names = kwargs.pop("id2label", None)
+        if names is not None:  # transformers would neither check it nor change label2id
+            if not isinstance(names, dict):
+                raise ValueError(f"id2label is {reprlib.repr(names)} (expected class indices and their names)")
+            settings["id2label"] = names
+            settings["label2id"] = kwargs.pop("label2id", {name: int(index) for index, name in names.items()})
+        result: Any = super().from_dict(settings, **kwargs)
         unknown = {name: value for name, value in config_dict.items() if name not in known}
         if unknown:
             logger.warning_once(f"config.json has fields that {cls.__name__} does not use: {reprlib.repr([*unknown])}")
@@ -310,6 +317,14 @@ class HfViTConfig(HfVisionConfig):
         return 0 if has_none else self.num_prefix_tokens
 
     @property
+    def is_plain(self) -> bool:
+        """True for a Vision Transformer as in modeling_hf_vit.py; others are in modeling_hf_vit_variants.py."""
+        is_hybrid = self.model_type == HfViTHybridConfig.model_type
+        has_plain_positions = self.adds_positions_to_input or self.position_embedding_type == "none"
+        is_2d = self.position_embedding_type == "learned2d"
+        return not (is_hybrid or self.is_flexible or self.needs_one_grid or is_2d) and has_plain_positions
+
+    @property
     def adds_positions_to_input(self) -> bool:
         """True if position embeddings are added to the tokens before the first layer, and only there."""
         return self.position_embedding_placement == "input" and self.position_embedding_type not in ("relative", "none")
@@ -340,7 +355,9 @@ class HfViTConfig(HfVisionConfig):
     @property
     def kernel_size(self) -> tuple[int, int]:
         """(height, width) of the stored kernel of the patch embedding."""
-        return as_pair(self.patch_size if self.stored_patch_size is None else self.stored_patch_size)
+        if self.stored_patch_size is None:
+            return as_pair(self.patch_size)
+        return as_pair(self.stored_patch_size)
 
     @property
     def stored_grid(self) -> tuple[int, int]:
@@ -374,7 +391,8 @@ class HfViTConfig(HfVisionConfig):
         Raises:
             ValueError: the image size is not a multiple of the patch size; the message names the nearest valid sizes.
         """
-        grid, patches = [], self.resolve_patch_size(patch_size)
+        grid = []
+        patches = self.resolve_patch_size(patch_size)
         for name, pixels, patch in zip(("height", "width"), (height, width), patches, strict=True):
             map_pixels = -(-pixels // self.stride)  # rounded up, because the stem pads as 'SAME'
             if map_pixels < patch or map_pixels % patch:
@@ -393,14 +411,24 @@ class HfViTConfig(HfVisionConfig):
         Raises:
             ValueError: fields contradict each other.
         """
-        kind, placement = self.position_embedding_type, self.position_embedding_placement
-        if self.hidden_size % (heads := self.num_attention_heads):
+        heads = self.num_attention_heads
+        if self.hidden_size % heads:
             raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads ({heads})")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act is {self.hidden_act[:50]!r}; known: {', '.join(sorted(ACT2FN))}")
         if self.position_grid is not None and not self.is_flexible:
             raise ValueError(f"position_grid is {self.position_grid}, which needs stored_patch_size; set both")
-        if self.hidden_size % (divisor := {"sincos2d": 4, "learned2d": 2}.get(kind, 1)):
+        rows, columns = self.grid_size
+        if rows * columns > MAX_TOKENS:
+            raise ValueError(f"image_size {self.image_size} makes {rows * columns:,} patches; at most {MAX_TOKENS:,}")
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        """Raise ValueError if fields of the position embeddings contradict each other or the sizes."""
+        kind = self.position_embedding_type
+        placement = self.position_embedding_placement
+        divisor = {"sincos2d": 4, "learned2d": 2}.get(kind, 1)
+        if self.hidden_size % divisor:
             raise ValueError(f"hidden_size ({self.hidden_size}) is not a multiple of {divisor}, as {kind} requires")
         if placement != "input" and kind not in ("learned", "learned2d"):
             raise ValueError(f"position_embedding_placement {placement} needs learned or learned2d, not {kind}")
@@ -408,9 +436,6 @@ class HfViTConfig(HfVisionConfig):
             raise ValueError(f"no_embed_class needs positions that are added to the input, not {kind} in {placement}")
         if self.attention_axes == "axial" and (self.use_cls_token or kind == "relative" or self.num_hidden_layers % 2):
             raise ValueError("axial attention needs use_cls_token=False, even num_hidden_layers, no relative positions")
-        rows, columns = self.grid_size
-        if rows * columns > MAX_TOKENS:
-            raise ValueError(f"image_size {self.image_size} makes {rows * columns:,} patches; at most {MAX_TOKENS:,}")
 
 
 def stem_stride(stem_depths: Sequence[int]) -> int:
@@ -443,7 +468,9 @@ class HfViTHybridConfig(HfViTConfig):
     weight_standardization_form: Literal["std", "variance"] = "std"
 
     # The other options of `HfBiTConfig`, which are not fields here: those of vit_jax/models_resnet.py.
-    layer_type, padding, pool_padding = "bottleneck", "same", "lowest"
+    layer_type = "bottleneck"
+    padding = "same"
+    pool_padding = "lowest"
 
     @property
     def stride(self) -> int:
@@ -467,7 +494,8 @@ _SIZES = {
 _PATCH_SIZES = {"Ti": (16,), "S": (32, 16), "B": (32, 16, 8), "L": (32, 16), "H": (14,)}
 # The two ResNet-50 stems of the hybrids (section 3.1): all four stages, with stride 32; or the units of stage 4 moved
 # to stage 3, with stride 16 and four times as many tokens.
-STAGE_4, EXTENDED_STAGE_3 = (3, 4, 6, 3), (3, 4, 9)
+STAGE_4 = (3, 4, 6, 3)
+EXTENDED_STAGE_3 = (3, 4, 9)
 # name: (key of _SIZES, patch size on the stem's feature map, stem depths or None for no stem)
 VARIANTS: dict[str, tuple[str, int, tuple[int, ...] | None]] = {
     **{f"{size}/{patch}": (size, patch, None) for size, patches in _PATCH_SIZES.items() for patch in patches},

@@ -9,10 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.utils.generic import maybe_autocast
 
+from .ablations import PositionTables
 from .configuration_hf_vit import HfViTConfig
-from .position_embeddings import Grid, PositionTables, cached_on_device
+from .modeling_hf_vit import HfViTPatchEmbeddings as PlainPatchEmbeddings
+from .position_embeddings import cached_on_device
 from .pretrained import HfVisionPreTrainedModel
-from .sizes import Size, as_pair
+from .sizes import Grid, Size, as_pair
 
 
 @cached_on_device
@@ -61,6 +63,25 @@ def resize_patch_kernel(kernel: torch.Tensor, patch_size: tuple[int, int]) -> to
     return resized.to(kernel.dtype)
 
 
+class HfViTPatchEmbeddings(PlainPatchEmbeddings):
+    """Linear embedding of patches of any size; the stored kernel is resized in each forward pass."""
+
+    def __init__(self, config: HfViTConfig, num_channels: int):
+        super().__init__(config, num_channels)
+        self.config = config
+
+    def forward(self, pixel_values: torch.Tensor, patch_size: tuple[int, int] | None = None) -> torch.Tensor:
+        """(batch, channels, height, width) -> (batch, rows * columns, hidden_size)"""
+        projection = self.projection
+        if patch_size is None or patch_size == self.config.kernel_size:
+            return super().forward(pixel_values)
+        if not isinstance(projection, nn.Conv2d):  # PEFT's, whose low-rank part has no kernel to resize
+            raise ValueError(f"the patch embedding has an adapter, which needs patch_size {self.config.kernel_size}")
+        kernel = resize_patch_kernel(projection.weight, patch_size)
+        patches = F.conv2d(pixel_values, kernel, projection.bias, stride=patch_size)
+        return patches.flatten(2).transpose(1, 2)
+
+
 class FlexibleSizes(HfVisionPreTrainedModel):
     """Methods that change a Vision Transformer's image size and patch size."""
 
@@ -78,18 +99,34 @@ class FlexibleSizes(HfVisionPreTrainedModel):
             ValueError: the model is not flexible, and the image size is not a multiple of the patch size; the message
                 names the nearest valid sizes.
         """
-        config, after = self.config, copy(self.config)
-        after.patch_size, after.image_size = patch_size, config.image_size if image_size is None else image_size
+        config = self.config
+        after = copy(config)
+        after.patch_size = patch_size
+        if image_size is not None:
+            after.image_size = image_size
         if config.is_flexible:
             config.position_grid = config.stored_grid  # its default depends on the sizes, which change below
         else:
             self._resize_weights(as_pair(patch_size), after.grid_size)
             if as_pair(after.image_size) != as_pair(config.image_size):
                 config.image_size_history = [*(config.image_size_history or []), config.image_size]
-        config.patch_size, config.image_size = patch_size, after.image_size
+        config.patch_size = patch_size
+        config.image_size = after.image_size
 
     def set_image_size(self, image_size: Size) -> None:
         self.set_patch_size(self.config.patch_size, image_size)
+
+    @torch.no_grad()
+    def drop_class_position(self) -> None:
+        """Add the position of the class token to the token itself, and set `no_embed_class`; outputs do not change.
+
+        For models with learned positions at the input.
+        """
+        embeddings: Any = self.base_model.embeddings
+        table = embeddings.position_embeddings  # (1, 1 + patches, hidden_size)
+        embeddings.cls_token += table[:, :1]
+        embeddings.position_embeddings = nn.Parameter(table[:, 1:].clone(), table.requires_grad)
+        self.config.no_embed_class = True
 
     def make_flexible(self) -> None:
         """Make the model flexible: from now on, each forward pass resizes the stored kernel and position embeddings.
@@ -169,7 +206,8 @@ def embed_mixed_sizes(
         The patch embeddings (batch, patches, hidden_size), and the position embeddings
         (batch, num_prefix_positions + patches, hidden_size) or None; both are zero for padding.
     """
-    config, (_, length, values) = embeddings.config, pixel_values.shape
+    config = embeddings.config
+    _, length, values = pixel_values.shape
     check_mixed_sizes(config)
     height, width = (size * config.stride for size in patch_size)
     grids = [(rows, columns) for rows, columns in torch.as_tensor(spatial_shapes).tolist()]
@@ -212,7 +250,8 @@ def _apply_stem(
     Returns:
         (batch, stem.out_channels, patch height, patches * patch width)
     """
-    (height, width), (batch, length, _) = patch_size, pixel_values.shape
+    height, width = patch_size
+    batch, length, _ = pixel_values.shape
     row = pixel_values.new_zeros(batch, stem.out_channels, height, length * width)
     for rows, columns in set(grids):
         members = [index for index, grid in enumerate(grids) if grid == (rows, columns)]

@@ -23,7 +23,7 @@ from .image_decoding import ImageReadingError, name_image
 from .image_reading import list_images, read_image
 from .image_resizing import Filter, clip_window, crop_to, fit_grid, pad_to, resize
 from .resize_weights import AREA, BICUBIC, BILINEAR, KERNELS, center_window, crop_rounding, shortest_edge_size
-from .sizes import Size, as_pair, check_arguments, check_size, did_you_mean, value_errors
+from .sizes import as_pair, check_arguments, check_size, did_you_mean, value_errors
 
 # Upper limits. For comparison, an image of 8,000 x 6,000 pixels has 2**25.5 pixels.
 MAX_OUTPUT_PIXELS = 2**26  # pixels per image, after the resize and after the crop
@@ -143,33 +143,40 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
     changes = {name: deepcopy(value) for name, value in changes.items() if value is not None}
     if not changes:
         return settings
-    changes |= {name: _complete_size(name, changes[name]) for name in ("size", "crop_size") if name in changes}
     if changes.get("do_pad") or changes.get("pad_size"):
         raise ValueError("do_pad and pad_size are not supported; omit them")
+    for name in ("size", "crop_size"):
+        if name in changes:
+            changes[name] = _complete_size(name, changes[name])
     crop_pct = changes.pop("crop_pct", None)
     if crop_pct is not None and not 0.01 <= crop_pct <= 100:
         raise ValueError(f"crop_pct is {crop_pct}; it must be at least 0.01 and at most 100")
-    name = changes.get("preset", settings["preset"])
-    preset = PRESETS[name]
-    by_preset: dict[str, Any] = {}
+    preset = PRESETS[changes.get("preset", settings["preset"])]
+    result = dict(settings)
     if "preset" in changes:
-        by_preset |= preset.settings()
+        result.update(preset.settings())
     crops = preset.crop_pct is not None and changes.get("do_center_crop", True)
     if crops and "height" in changes.get("size", {}) and "crop_size" not in changes:
-        by_preset |= preset.sizes(changes.pop("size"), crop_pct)
+        result.update(preset.sizes(changes.pop("size"), crop_pct))
     elif "preset" in changes or crop_pct is not None:
-        by_preset |= preset.sizes(_image_size(settings), crop_pct)
-    settings = {**settings, **by_preset}
-    settings = {**settings, **changes, **_match_channels(settings, changes)}
-    if settings["do_center_crop"] and settings["crop_size"] is None:
-        settings["crop_size"] = _image_size({**settings, "do_center_crop": False})
-    patches_follow = settings["max_num_patches"] is None or not changes.keys().isdisjoint({"size", "patch_size"})
-    if name == "native" and "max_num_patches" not in changes and patches_follow:
-        size = _image_size(settings)
-        patch_height, patch_width = as_pair(settings["patch_size"])
-        settings["max_num_patches"] = max(1, size["height"] // patch_height) * max(1, size["width"] // patch_width)
-    _check_settings(settings)
-    return settings
+        result.update(preset.sizes(_image_size(settings), crop_pct))
+    matched = _match_channels(result, changes)
+    result.update(changes)
+    result.update(matched)
+    if result["do_center_crop"] and result["crop_size"] is None:
+        result["crop_size"] = _image_size({**result, "do_center_crop": False})
+    patches_follow = result["max_num_patches"] is None or "size" in changes or "patch_size" in changes
+    if result["preset"] == "native" and "max_num_patches" not in changes and patches_follow:
+        result["max_num_patches"] = _count_patches(result)
+    _check_settings(result)
+    return result
+
+
+def _count_patches(settings: dict[str, Any]) -> int:
+    """Return the number of patches of an image of the processor's size."""
+    size = _image_size(settings)
+    height, width = as_pair(settings["patch_size"])
+    return max(1, size["height"] // height) * max(1, size["width"] // width)
 
 
 def _image_size(settings: dict[str, Any]) -> dict[str, int]:
@@ -182,9 +189,13 @@ def _match_channels(settings: dict[str, Any], changes: dict[str, Any]) -> dict[s
     """Return the mean and std for a new number of channels, or the number of channels for a new mean."""
     if "num_channels" in changes:
         count = min(changes["num_channels"], MAX_CHANNELS + 1)  # `_check_settings` raises for more
-        values = {name: changes.get(name, settings[name]) for name in ("image_mean", "image_std")}
-        entries = {name: value if isinstance(value, list | tuple) else [value] for name, value in values.items()}
-        return {name: value[:1] * count for name, value in entries.items() if len(set(value)) == 1}
+        matched = {}
+        for name in ("image_mean", "image_std"):
+            value = changes.get(name, settings[name])
+            entries = value if isinstance(value, list | tuple) else [value]
+            if len(set(entries)) == 1:
+                matched[name] = entries[:1] * count
+        return matched
     if "image_mean" in changes:
         mean = changes["image_mean"]
         return {"num_channels": len(mean) if isinstance(mean, list | tuple) else None}
@@ -224,11 +235,17 @@ def _check_settings(settings: dict[str, Any]) -> None:
     ):
         if value is not None and not 1 <= value <= highest:
             raise ValueError(f"{name} is {reprlib.repr(value)}; it must be at least 1 and at most {highest:,}")
-    resample, antialias, output = settings["resample"], settings["antialias"], settings["resize_output"]
+    _check_resize(settings["resample"], settings["antialias"], settings["resize_output"])
+
+
+def _check_resize(resample: Any, antialias: bool, output: str) -> None:
+    """Raise ValueError if a resize with these settings does not exist."""
     if output == "rounded":
         exists = antialias and resample != AREA
+    elif antialias:
+        exists = resample == AREA or resample in KERNELS
     else:
-        exists = resample == AREA or resample in (KERNELS if antialias else [BILINEAR])
+        exists = resample in (AREA, BILINEAR)
     if not exists:
         raise ValueError(
             f"cannot resize with resample={resample}, antialias={antialias}, resize_output={output!r} (expected "
@@ -446,9 +463,11 @@ class HfViTImageProcessor(BaseImageProcessor):
             ValueError: there are no images, or a setting is invalid.
         """
         settings = self.resolve_settings(**kwargs)
-        images, results, errors = list_images(images, settings.device), [], {}
+        images = list_images(images, settings.device)
         is_native = settings.preset == "native"
-        stacked, copied = None, 0  # the results are copied one by one, so that each can reuse the memory of the last
+        stacks = settings.return_tensors is not None and not is_native
+        results = _Results(len(images), stacks)
+        errors: dict[int, str] = {}
         for index, image in enumerate(images):
             try:
                 result = _process_image(image, settings, name_image(image, index))
@@ -459,27 +478,62 @@ class HfViTImageProcessor(BaseImageProcessor):
                 continue
             if settings.data_format == "channels_last" and not is_native:
                 result = result.movedim(-3, -1)
-            if settings.return_tensors is not None and not is_native and result.ndim == 3:
-                if stacked is None:
-                    stacked = result[None] if len(images) == 1 else result.new_empty(len(images), *result.shape)
-                if result.shape == stacked.shape[1:]:
-                    result = stacked[copied].copy_(result) if len(images) > 1 else result
-                    copied += 1
-            results += result if result.ndim == 4 else [result]  # (channels, height, width) each
-        if not results:
+            results.add(result)
+        if not results.images:
             reasons = "; ".join(errors.values()) or "the list is empty"
             raise ImageReadingError(f"cannot read any of {len(images)} images: {reasons[:1000]}")
         if errors:
             logger.warning("skipped %d images: %s", len(errors), "; ".join(errors.values()))
-        features: dict[str, Any] = _to_patches(results, settings) if is_native else {"pixel_values": results}
-        if stacked is not None and copied == len(results):
-            values = stacked[:copied]
-            features = {"pixel_values": values.cpu().numpy() if settings.return_tensors == "np" else values}
-        elif settings.return_tensors == "np":
-            features = {name: [value.cpu().numpy() for value in values] for name, values in features.items()}
+        features: dict[str, Any] = {"pixel_values": results.tensor()}
+        if is_native:
+            features = _to_patches(results.images, settings)
+        if settings.return_tensors == "np":
+            features = {name: _to_numpy(values) for name, values in features.items()}
         batch = BatchFeature(features, tensor_type=settings.return_tensors)
         vars(batch)["skipped"] = list(errors)
         return batch
+
+
+class _Results:
+    """Pixel values of the images of a call.
+
+    Images of one shape are copied into one tensor, one by one, so that each can reuse the memory of the last.
+    """
+
+    def __init__(self, count: int, stacks: bool):
+        self.images: list[torch.Tensor] = []  # (channels, height, width) each
+        self._count = count
+        self._stacks = stacks
+        self._stacked: torch.Tensor | None = None
+
+    def add(self, result: torch.Tensor) -> None:
+        """Add the pixel values of an image, or of a batch of images of one size."""
+        if result.ndim == 4:
+            self.images.extend(result)
+            return
+        index = len(self.images)
+        if self._stacks and self._count > 1:
+            if index == 0:
+                self._stacked = result.new_empty(self._count, *result.shape)
+            if self._stacked is not None and result.shape == self._stacked.shape[1:]:
+                result = self._stacked[index].copy_(result)
+        self.images.append(result)
+
+    def tensor(self) -> torch.Tensor | list[torch.Tensor]:
+        """Return the images as one tensor if they were copied into one, otherwise as a list."""
+        images = self.images
+        if self._stacks and len(images) == self._count == 1:
+            return images[0][None]
+        if self._stacked is None or any(image.shape != images[0].shape for image in images):
+            return images
+        return self._stacked[: len(images)]
+
+
+def _to_numpy(values: Any) -> Any:
+    """Convert a tensor, or each of a list, to NumPy."""
+    if isinstance(values, torch.Tensor):
+        return values.cpu().numpy()
+    return [value.cpu().numpy() for value in values]
 
 
 def add_jpeg_dct(stored: dict[str, Any], record: str | os.PathLike | None) -> dict[str, Any]:
@@ -520,75 +574,12 @@ def original_jpeg_dct(preset: str, record: str | os.PathLike | None) -> str | No
     return PRESETS[preset].jpeg_dct if preset in PRESETS else None
 
 
-# Keep the image sizes of a model and its image processor equal.
-
-
-def sync_processor_size(
-    model: Any, processor: HfViTImageProcessor, name: str | os.PathLike, is_requested: bool
-) -> None:
-    """Set an image processor to the model's image size.
-
-    Args:
-        model: a model with `config.image_size`.
-        name: folder or name on the Hub, for the warning.
-        is_requested: the user chose the image size or the preset. Otherwise, a warning is logged if the size changes,
-            and a processor whose images have different sizes is not changed.
-    """
-    own, wanted = output_size(processor), as_pair(model.config.image_size)
-    if not is_requested and own != wanted:
-        if processor.preset == "native" or (own is None and not processor.do_resize):
-            return
-        found = "images of different sizes" if own is None else f"{own[0]} x {own[1]}"
-        logger.warning(
-            f"The model of {name} takes images of {wanted[0]} x {wanted[1]} pixels, but its image processor returns "
-            f"{found}; the processor was set to the model's size. Save both to keep this."
-        )
-    set_processor_size(processor, wanted)
-
-
-def output_size(processor: HfViTImageProcessor) -> tuple[int, int] | None:
-    """Return (height, width) of the images that an image processor returns; None if sizes vary."""
-    if processor.preset == "native" or not (processor.do_center_crop or processor.do_resize):
-        return None
-    size = processor.crop_size if processor.do_center_crop else processor.size
-    return (size["height"], size["width"]) if "height" in size else None
-
-
-def set_processor_size(processor: HfViTImageProcessor, image_size: Size) -> None:
-    """Set the output size of an image processor.
-
-    If the processor crops, the size of the resize changes by the preset's rule, or in proportion to the crop.
-
-    Args:
-        processor: the image processor; it is changed in place.
-        image_size: an int or (height, width) in pixels.
-    """
-    if output_size(processor) == as_pair(image_size):
-        return
-    height, width = as_pair(image_size)
-    wanted = {"height": height, "width": width}
-    crops = processor.do_center_crop
-    preset = PRESETS[processor.preset]
-    if not crops:
-        sizes = {"size": wanted}
-    elif preset.crop_pct is not None and preset.sizes(processor.crop_size)["size"] == processor.size:
-        sizes = preset.sizes(wanted)
-    else:
-        size, crop = dict(processor.size), dict(processor.crop_size)
-        longest = max(crop.values())
-        if "shortest_edge" in size:
-            size = {"shortest_edge": round(size["shortest_edge"] * max(wanted.values()) / longest)}
-        else:
-            size = {side: round(size[side] * wanted[side] / crop[side]) for side in wanted}
-        sizes = {"size": size, "crop_size": wanted}
-    processor.update(**{**sizes, "do_center_crop": crops})
-
-
 def _process_image(image: Any, settings: SimpleNamespace, name: str) -> torch.Tensor:
     """Compute the pixel values of one image, or of a batch of images of one size."""
     decode, *steps = list_steps(settings)
     levels = decode(image, name=name)
-    levels = levels.to(device="cpu" if settings.backend == "pillow" else settings.device)
+    device = "cpu" if settings.backend == "pillow" else settings.device
+    levels = levels.to(device=device)
     try:
         for step in steps:
             levels = step(levels)
@@ -617,14 +608,16 @@ def list_steps(settings: SimpleNamespace) -> list[Any]:
             grid = as_pair(settings.patch_size), settings.max_num_patches
         filter_settings = settings.resample, settings.antialias, settings.resize_output, settings.backend
         resizing = Resize(settings.size, grid, *filter_settings, keep_float=not settings.do_rescale, crop=crop)
+    num_channels = settings.num_channels if settings.do_convert_rgb else None
+    reduce_to = resizing.new_size if resizing and settings.reduced_decoding else None
     decode = partial(
         read_image,
         jpeg_dct=settings.jpeg_dct,
-        num_channels=settings.num_channels if settings.do_convert_rgb else None,
+        num_channels=num_channels,
+        reduce_to=reduce_to,
         background=settings.background,
         input_data_format=settings.input_data_format,
         keep_float=not settings.do_rescale,
-        reduce_to=resizing.new_size if resizing and settings.reduced_decoding else None,
     )
     flip = flip_channels if settings.do_flip_channel_order else None
     steps = [decode, resizing or crop, flip, Normalize.of(settings)]
@@ -715,8 +708,7 @@ class Normalize(NamedTuple):
         Raises:
             ValueError: mean and std differ in length, or pixel values would exceed the range of float32.
         """
-        mean, std = (tuple(value) if isinstance(value, list | tuple) else (value,) for value in (self.mean, self.std))
-        return _scale_and_offset(self.rescale_factor, mean, std, device)
+        return _scale_and_offset(self.rescale_factor, _as_tuple(self.mean), _as_tuple(self.std), device)
 
     def __call__(self, levels: torch.Tensor) -> torch.Tensor:
         scale, offset = self.scale_and_offset(levels.device)
@@ -725,13 +717,19 @@ class Normalize(NamedTuple):
         return torch.empty(levels.shape, device=levels.device).copy_(levels).mul_(scale).add_(offset)
 
 
+def _as_tuple(value: Any) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
 @lru_cache(maxsize=64)
 def _scale_and_offset(
     factor: float, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     try:
-        means, stds = (torch.tensor(value, dtype=torch.float64)[:, None, None] for value in (mean, std))
-        scale, offset = (factor / stds).float(), (-means / stds).float()
+        means = torch.tensor(mean, dtype=torch.float64)[:, None, None]
+        stds = torch.tensor(std, dtype=torch.float64)[:, None, None]
+        scale = (factor / stds).float()
+        offset = (-means / stds).float()
     except (OverflowError, RuntimeError):  # an int above the range of float; different lengths
         scale = offset = torch.tensor(torch.inf)
     if not (255 * scale + offset).isfinite().all():
@@ -745,9 +743,11 @@ def _scale_and_offset(
 
 def _to_patches(images: list[torch.Tensor], settings: SimpleNamespace) -> dict[str, list[torch.Tensor]]:
     """Cut images of different sizes into patches; for the result, see `HfViTImageProcessor.preprocess`."""
-    (height, width), grids = as_pair(settings.patch_size), []
+    height, width = as_pair(settings.patch_size)
+    grids = []
     for image in images:
-        rows, columns = image.shape[-2] // height, image.shape[-1] // width
+        rows = image.shape[-2] // height
+        columns = image.shape[-1] // width
         if image.shape[-2:] != (rows * height, columns * width) or rows * columns > settings.max_num_patches:
             raise ValueError(
                 f"an image of {image.shape[-2]} x {image.shape[-1]} pixels cannot be cut into at most "

@@ -41,7 +41,6 @@ from .image_decoding import (
     open_source,
     pixels_of,
     read_tiff_channels,
-    upright_size,
 )
 
 logger = logging.get_logger(__name__)
@@ -67,14 +66,20 @@ def list_images(images: Any, device: Any = None) -> list[Any]:
     if isinstance(images, list | tuple):
         if any(isinstance(item, int | float) for item in images):
             raise ImageReadingError("the images are nested lists of numbers; pass numpy.asarray(image, dtype) instead")
-        images = [image for item in images for image in list_images(item, device)]
-        if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
-            return images
-        kinds = {(image.shape, image.dtype, image.device) for image in images}
-        return [torch.stack(images)] if len(kinds) == 1 and images[0].device.type != "cpu" else images
+        return _stack_equal([image for item in images for image in list_images(item, device)])
     is_batch = isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4
     on_cpu = torch.device(device or getattr(images, "device", "cpu")).type == "cpu"
     return list(images) if is_batch and on_cpu else [images]
+
+
+def _stack_equal(images: list[Any]) -> list[Any]:
+    """Return equal tensors on an accelerator as one, (images, channels, height, width); others are not changed."""
+    if len(images) < 2 or not all(isinstance(image, torch.Tensor) and image.ndim == 3 for image in images):
+        return images
+    kinds = {(image.shape, image.dtype, image.device) for image in images}
+    if len(kinds) > 1 or images[0].device.type == "cpu":
+        return images
+    return [torch.stack(images)]
 
 
 def read_image(
@@ -119,7 +124,7 @@ def read_image(
         elif isinstance(image, np.ndarray | torch.Tensor):
             levels = _array_to_levels(image, num_channels, input_data_format, keep_float)
         elif is_npy(image):
-            levels = _array_to_levels(_load_npy(image, name), num_channels, input_data_format, keep_float)
+            levels = _array_to_levels(load_npy(image, name), num_channels, input_data_format, keep_float)
         elif num_channels not in (None, 1, 3) and (channels := _read_tiff_channels(image, num_channels, name)):
             levels = _stack([_array_to_levels(channel) for channel in channels])
         else:
@@ -145,63 +150,20 @@ def load_image(
         ImageReadingError: the image cannot be read.
     """
     if is_npy(image):
-        shape = _load_npy(image, name).shape
+        shape = load_npy(image, name).shape
         raise ImageReadingError(
             f"{name} is an array of shape {shape}, not an image file: set num_channels (--num-channels) to its channels"
         )
-    with _open(image, name) as file:
+    with open_any(image, name) as file:
         if file is not image and getattr(file, "is_animated", False) and file.format != "MPO":  # an MPO has a preview
             logger.warning_once(f"{file.format} images with several frames: only the first frame is used")
-        return load_upright(file, None if file is image else reduce_to, jpeg_dct)
-
-
-def read_for_display(image: Any, side: int, name: str = "the image") -> Image.Image:
-    """Read an image file for display, in RGB.
-
-    Of an .npy array, the first three channels are shown; if there are fewer, only the first one, as gray.
-
-    Args:
-        image, name: as in `read_image`.
-        side: minimum height and width at which a JPEG is decoded, in pixels.
-
-    Raises:
-        ImageReadingError: the image cannot be read.
-    """
-    if not is_npy(image):
-        return to_mode(load_image(image, lambda height, width: (side, side), name), "RGB", name=name)
-    array = _load_npy(image, name)
-    layout = "channels_last" if array.shape[-1] < array.shape[0] else "channels_first"
-    levels = read_image(array, None, input_data_format=layout, name=name)
-    shown = levels[: 3 if len(levels) >= 3 else 1].round().to(torch.uint8)
-    return Image.fromarray(shown.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
-
-
-def read_size(image: Any, name: str = "the image") -> tuple[int, int]:
-    """Return the upright (height, width) of an image file, without decoding it.
-
-    Raises:
-        ImageReadingError: the image cannot be read.
-    """
-    with _open(image, name) as file:
-        return upright_size(file)
-
-
-def to_mode(
-    image: Image.Image, mode: str, background: tuple[int, ...] | list[int] = (255, 255, 255), name: str = "the image"
-) -> Image.Image:
-    """Convert a PIL image to the mode "RGB" or "L", with the levels of `read_image` rounded to 8 bits.
-
-    Raises:
-        ImageReadingError: the image has integers above 16 bits, or floating-point values outside [0, 1].
-    """
-    if image.mode in ("RGB", "L") and "transparency" not in image.info:  # not through a tensor, which is slower
-        return image if image.mode == mode else image.convert(mode)
-    levels = read_image(image, {"RGB": 3, "L": 1}[mode], background, name=name).round().to(torch.uint8)
-    return Image.fromarray((levels[0] if mode == "L" else levels.permute(1, 2, 0)).numpy())
+        if file is image:
+            reduce_to = None
+        return load_upright(file, reduce_to, jpeg_dct)
 
 
 @contextmanager
-def _open(image: Any, name: str) -> Iterator[Image.Image]:
+def open_any(image: Any, name: str) -> Iterator[Image.Image]:
     """Open an image file or PIL image, and check its size; any error becomes an ImageReadingError."""
     # for damaged files, decoders raise OSError, SyntaxError, struct.error, ...
     with convert_errors(name, Exception), ExitStack() as files:
@@ -231,7 +193,7 @@ def is_npy(image: Any) -> bool:
     return isinstance(image, str | os.PathLike) and os.fspath(image).endswith(".npy")
 
 
-def _load_npy(image: Any, name: str) -> np.ndarray:
+def load_npy(image: Any, name: str) -> np.ndarray:
     with (
         convert_errors(name, Exception),
         open_source(image) as file,
@@ -281,8 +243,9 @@ def _to_tensor(array: np.ndarray) -> torch.Tensor:
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    usable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return torch.from_numpy(array if usable else array.copy())
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
 
 
 def _to_levels(tensor: torch.Tensor, keep_float: bool) -> torch.Tensor:
@@ -346,7 +309,8 @@ def _convert_channels(levels: torch.Tensor, num_channels: int, background: tuple
 
 def composite(levels: torch.Tensor, background: tuple[int, ...] | list[int]) -> torch.Tensor:
     """Blend RGBA levels (..., 4, height, width) with a background color; return (..., 3, height, width)."""
-    color, alpha = levels[..., :3, :, :].float(), levels[..., 3:, :, :].float()
+    color = levels[..., :3, :, :].float()
+    alpha = levels[..., 3:, :, :].float()
     behind = torch.tensor(background, dtype=torch.float32, device=levels.device)[:, None, None]
     blended = (color * alpha + behind * (255 - alpha)) / 255
     return blended if levels.is_floating_point() else blended.round().to(torch.uint8)

@@ -192,7 +192,9 @@ def _resize_with_pillow(levels: torch.Tensor, size: tuple[int, int], window: Win
     if levels.shape[0] not in (1, 3):  # Pillow would treat the last of 2 or 4 channels as alpha
         return torch.cat([_resize_with_pillow(channel[None], size, window, resample) for channel in levels])
     pixels = levels.movedim(0, -1).cpu().numpy()
-    image = Image.fromarray(pixels.squeeze(-1) if levels.shape[0] == 1 else pixels)
+    if levels.shape[0] == 1:
+        pixels = pixels.squeeze(-1)
+    image = Image.fromarray(pixels)
     rows, columns = window
     resized = image.resize((size[1], size[0]), resample).crop((columns.start, rows.start, columns.stop, rows.stop))
     return torch.from_numpy(np.array(resized).reshape(resized.height, resized.width, -1)).movedim(-1, 0)

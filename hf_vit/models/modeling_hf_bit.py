@@ -19,6 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .axial_attention import replace_convolutions
 from .configuration_hf_bit import HfBiTConfig
+from .packed_linear import OptimizeForInference
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead
 from .resnet_stem import GroupNorm, ResNetStage, ResNetStem
 from .sizes import Size, as_pair
@@ -32,7 +33,7 @@ def _build_resnet(config: HfBiTConfig) -> ResNetStem:
     return resnet
 
 
-class HfBiTPreTrainedModel(HfVisionPreTrainedModel):
+class HfBiTPreTrainedModel(OptimizeForInference, HfVisionPreTrainedModel):
     """Base class of the ResNets. `attn_implementation` has no effect on them."""
 
     config: HfBiTConfig

@@ -1,11 +1,11 @@
-"""The Vision Transformer, from pixels to logits, and the hybrids, which apply it to the feature map of a ResNet stem.
+"""The Vision Transformer, from pixels to logits.
 
 "An Image is Worth 16x16 Words" (arXiv 2010.11929). The computation is that of google-research/vision_transformer,
 vit_jax/models_vit.py; parameters have the names of transformers' ViT.
 
-The token sequence is the class token, if there is one, and then the patches in raster order. The position embeddings
-are in position_embeddings.py, relative and axial attention in attention_variants.py, other patch sizes and batches of
-mixed image sizes in flexible_sizes.py, and the ResNet stem in resnet_stem.py.
+The token sequence is the class token, if there is one, and then the patches in raster order. Models with other
+embeddings or layers are subclasses in modeling_hf_vit_variants.py: hybrids, FlexiViT, batches of mixed image sizes, and
+the paper's ablations.
 """
 
 from collections.abc import Collection
@@ -25,19 +25,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import TransformersKwargs, can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from .flexible_sizes import FlexibleSizes, embed_mixed_sizes, keep_patches, patch_mask, resize_patch_kernel
-from .position_embeddings import (
-    Grid,
-    PositionTables,
-    build_layer_tables,
-    build_tables,
-    fixed_positions,
-    resize_position_embeddings,
-)
+from .configuration_hf_vit import HfViTConfig
+from .position_embeddings import fixed_positions, resize_position_embeddings
 from .pretrained import HEAD_KEYS, HfVisionPreTrainedModel, HfViTHead, lecun_normal_
-from .resnet_stem import ResNetStem
-from .sizes import Size, is_same_grid
+from .sizes import Grid, Size, as_pair, is_same_grid
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -45,25 +36,16 @@ class HfViTPatchEmbeddings(nn.Module):
 
     def __init__(self, config: HfViTConfig, num_channels: int):
         super().__init__()
-        self.config = config
         self.projection = nn.Conv2d(num_channels, config.hidden_size, config.kernel_size, stride=config.kernel_size)
 
-    def forward(self, pixel_values: torch.Tensor, patch_size: tuple[int, int] | None = None) -> torch.Tensor:
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(batch, channels, height, width) -> (batch, rows * columns, hidden_size)"""
-        if patch_size is None or patch_size == self.config.kernel_size:
-            patches = self.projection(pixel_values)  # (batch, hidden_size, rows, columns)
-        elif not isinstance(self.projection, nn.Conv2d):  # PEFT's, whose low-rank part has no kernel to resize
-            raise ValueError(f"the patch embedding has an adapter, which needs patch_size {self.config.kernel_size}")
-        else:
-            kernel = resize_patch_kernel(self.projection.weight, patch_size)
-            patches = F.conv2d(pixel_values, kernel, self.projection.bias, stride=patch_size)
+        patches = self.projection(pixel_values)  # (batch, hidden_size, rows, columns)
         return patches.flatten(2).transpose(1, 2)
 
 
 class HfViTEmbeddings(nn.Module):
     """Input tokens of the encoder: patch embeddings, class token and position embeddings.
-
-    A hybrid embeds patches of the stem's feature map.
 
     Args:
         use_mask_token: add a mask token, which replaces masked patches.
@@ -72,22 +54,23 @@ class HfViTEmbeddings(nn.Module):
     def __init__(self, config: HfViTConfig, use_mask_token: bool = False):
         super().__init__()
         self.config = config
-        self.stem, num_channels = None, config.num_channels
-        # not isinstance, because remote code has its own copy of the class
-        if config.model_type == HfViTHybridConfig.model_type:
-            self.stem = ResNetStem(config, config.stem_width, config.stem_depths)
-            num_channels = self.stem.out_channels
-        self.patch_embeddings = HfViTPatchEmbeddings(config, num_channels)
+        self.patch_embeddings = self.build_patch_embeddings()
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if config.use_cls_token else None
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if use_mask_token else None
-        self.position_embeddings: Any = None
-        if config.adds_positions_to_input and config.position_embedding_type == "learned":
-            rows, columns = config.stored_grid
-            num_positions = config.num_prefix_positions + rows * columns
-            self.position_embeddings = nn.Parameter(torch.zeros(1, num_positions, config.hidden_size))
-        elif config.adds_positions_to_input and config.position_embedding_type == "learned2d":
-            self.position_embeddings = build_tables(config, count=1)
+        self.position_embeddings: Any = self.build_position_embeddings()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def build_patch_embeddings(self) -> HfViTPatchEmbeddings:
+        """Build the embedding of patches."""
+        return HfViTPatchEmbeddings(self.config, self.config.num_channels)
+
+    def build_position_embeddings(self) -> nn.Parameter | None:
+        """Build learned position embeddings; None if they are fixed or not added to the encoder's input."""
+        config = self.config
+        if config.position_embedding_type != "learned" or not config.adds_positions_to_input:
+            return None
+        rows, columns = config.stored_grid
+        return nn.Parameter(torch.zeros(1, config.num_prefix_positions + rows * columns, config.hidden_size))
 
     def initialize(self) -> None:
         """Initialize position embeddings from a normal distribution, and class and mask token with zeros."""
@@ -98,47 +81,33 @@ class HfViTEmbeddings(nn.Module):
                 init.zeros_(token)
 
     def forward(
-        self,
-        pixel_values: torch.Tensor,
-        grid: Grid | None = None,
-        spatial_shapes: torch.Tensor | list[list[int]] | None = None,
-        patch_size: Size | None = None,
-        bool_masked_pos: torch.Tensor | None = None,
+        self, pixel_values: torch.Tensor, grid: Grid, bool_masked_pos: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Embed images.
 
         Args:
-            pixel_values: (batch, num_channels, height, width); or, with `spatial_shapes`, images of different sizes as
-                patches, (batch, patches, patch height * patch width * num_channels), from `HfViTImageProcessor` with
-                the preset "native".
-            grid: (rows, columns) of patches; None: computed from `pixel_values`. Unused with `spatial_shapes`.
-            spatial_shapes: (batch, 2), rows and columns of patches of each image.
-            patch_size: patch size for this forward pass of a flexible model; see `HfViTConfig.resolve_patch_size`.
+            pixel_values: (batch, num_channels, height, width)
+            grid: (rows, columns) of patches.
             bool_masked_pos: (batch, patches), True for patches that are replaced by the mask token.
 
         Returns:
             (batch, tokens, hidden_size)
         """
-        if spatial_shapes is None:
-            height, width = pixel_values.shape[-2:]
-            grid = grid or self.config.grid_of(height, width, patch_size)
-            patches = self.embed_patches(pixel_values, patch_size)
-            positions = self.position_embeddings_for(grid, patches)
-        else:
-            patch_size = self.config.resolve_patch_size(patch_size)
-            patches, positions = embed_mixed_sizes(self, pixel_values, spatial_shapes, patch_size)
-        if bool_masked_pos is not None:
-            if self.mask_token is None:
-                raise ValueError("bool_masked_pos needs a mask token: load the model with use_mask_token=True")
-            patches = torch.where(bool_masked_pos.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
-        return self.add_positions(patches, positions)
+        patches = self.embed_patches(pixel_values)
+        positions = self.position_embeddings_for(grid, patches)
+        return self.add_positions(self.mask_patches(patches, bool_masked_pos), positions)
 
-    def embed_patches(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> torch.Tensor:
+    def embed_patches(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(batch, num_channels, height, width) -> (batch, rows * columns, hidden_size), in the weights' dtype"""
-        feature_map = pixel_values.to(self.patch_embeddings.projection.weight.dtype)
-        if self.stem is not None:
-            feature_map = self.stem(feature_map)
-        return self.patch_embeddings(feature_map, self.config.resolve_patch_size(patch_size))
+        return self.patch_embeddings(pixel_values.to(self.patch_embeddings.projection.weight.dtype))
+
+    def mask_patches(self, patches: torch.Tensor, bool_masked_pos: torch.Tensor | None) -> torch.Tensor:
+        """Replace masked patches, True in (batch, patches), by the mask token: (batch, patches, hidden_size)"""
+        if bool_masked_pos is None:
+            return patches
+        if self.mask_token is None:
+            raise ValueError("bool_masked_pos needs a mask token: load the model with use_mask_token=True")
+        return torch.where(bool_masked_pos.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
 
     def add_positions(self, patches: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
         """Prepend the class token and add position embeddings.
@@ -174,13 +143,14 @@ class HfViTEmbeddings(nn.Module):
             return None
         if config.position_embedding_type == "sincos2d":
             return fixed_positions(grid, config.hidden_size, like=like)[0]
-        if isinstance(self.position_embeddings, PositionTables):
-            return self.position_embeddings(grid)
         if is_same_grid(grid, config.stored_grid):
             return self.position_embeddings
-        method = config.position_interpolation
         return resize_position_embeddings(
-            self.position_embeddings, config.stored_grid, grid, config.num_prefix_positions, method
+            self.position_embeddings,
+            config.stored_grid,
+            grid,
+            config.num_prefix_positions,
+            config.position_interpolation,
         )
 
 
@@ -242,8 +212,7 @@ class HfViTAttention(nn.Module):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         num_queries: int | None = None,
-        grid: Grid | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Apply self-attention.
 
@@ -251,7 +220,6 @@ class HfViTAttention(nn.Module):
             hidden_states: (batch, tokens, hidden_size)
             attention_mask: as in `eager_attention_forward`.
             num_queries: number of leading tokens that are queries; None: all.
-            grid: (rows, columns) of patches, for subclasses.
 
         Returns:
             (batch, queries, hidden_size); and the probabilities (batch, heads, queries, tokens) with
@@ -260,33 +228,27 @@ class HfViTAttention(nn.Module):
         query = self.split_heads(self.q_proj(hidden_states[:, :num_queries]))
         key = self.split_heads(self.k_proj(hidden_states))
         value = self.split_heads(self.v_proj(hidden_states))
-        bias = self.attention_bias(query, attention_mask, grid)
-        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        name = "eager" if kwargs.get("output_attentions") else self.config._attn_implementation or "eager"
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
-        attended, attentions = attend(self, query, key, value, bias, scaling=self.scaling, dropout=dropout, **kwargs)
+        attended, attentions = self.attend(query, key, value, attention_mask, **kwargs)
         return self.o_proj(attended.flatten(2)), attentions
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute attention with the chosen implementation; shapes as in `eager_attention_forward`."""
+        name = "eager" if output_attentions else self.config._attn_implementation or "eager"
+        compute = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        return compute(self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs)
 
     def split_heads(self, states: torch.Tensor) -> torch.Tensor:
         """(batch, tokens, hidden_size) -> (batch, heads, tokens, head_dim)"""
         return states.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-
-    def attention_bias(
-        self, query: torch.Tensor, attention_mask: torch.Tensor | None, grid: Grid | None
-    ) -> torch.Tensor | None:
-        """Return the mask or bias of the attention logits; subclasses add relative positions."""
-        return attention_mask
-
-
-def build_attention(config: HfViTConfig, layer_index: int) -> HfViTAttention:
-    """Build the attention module of a layer."""
-    if config.attention_axes == "all" and config.position_embedding_type != "relative":
-        return HfViTAttention(config)
-    from .attention_variants import HfViTAxialAttention, HfViTRelativeAttention  # they import this file
-
-    if config.attention_axes == "axial":
-        return HfViTAxialAttention(config, along_columns=layer_index % 2 == 1)
-    return HfViTRelativeAttention(config)
 
 
 class HfViTMLPLinear(nn.Linear):
@@ -331,12 +293,17 @@ class DropPath(nn.Module):
 
 
 class HfViTLayer(GradientCheckpointingLayer):
-    """Pre-norm encoder block, with dropout at the same points as Encoder1DBlock in vit_jax/models_vit.py."""
+    """Pre-norm encoder block, with dropout at the same points as Encoder1DBlock in vit_jax/models_vit.py.
 
-    def __init__(self, config: HfViTConfig, layer_index: int):
+    Args:
+        layer_index: number of layers before this one, on which the rate of stochastic depth depends.
+        attention: None: `HfViTAttention`.
+    """
+
+    def __init__(self, config: HfViTConfig, layer_index: int, attention: HfViTAttention | None = None):
         super().__init__()
         self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.attention = build_attention(config, layer_index)
+        self.attention = attention or HfViTAttention(config)
         self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = HfViTMLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -347,8 +314,7 @@ class HfViTLayer(GradientCheckpointingLayer):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         num_queries: int | None = None,
-        positions: torch.Tensor | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> torch.Tensor:
         """Run the layer.
 
@@ -356,13 +322,11 @@ class HfViTLayer(GradientCheckpointingLayer):
             hidden_states: (batch, tokens, hidden_size)
             attention_mask: as in `eager_attention_forward`.
             num_queries: number of leading tokens to compute; None: all.
-            positions: (tokens, hidden_size), position embeddings of this layer; None: no position embeddings.
+            kwargs: for the attention.
 
         Returns:
             (batch, tokens or num_queries, hidden_size)
         """
-        if positions is not None:
-            hidden_states = hidden_states + positions
         attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, num_queries, **kwargs)
         hidden_states = hidden_states[:, :num_queries] + self.drop_path(self.dropout(attended))
         return hidden_states + self.drop_path(self.mlp(self.layernorm_after(hidden_states)))
@@ -389,7 +353,8 @@ class HfViTMapPooling(nn.Module):
     def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """(batch, tokens, hidden_size) -> (batch, hidden_size); `attention_mask` is (batch, 1, 1, tokens) or None"""
         query = self.split_heads(self.q_proj(self.probe)).expand(hidden_states.shape[0], -1, -1, -1)
-        key, value = self.split_heads(self.k_proj(hidden_states)), self.split_heads(self.v_proj(hidden_states))
+        key = self.split_heads(self.k_proj(hidden_states))
+        value = self.split_heads(self.v_proj(hidden_states))
         pooled = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
         pooled = self.o_proj(pooled.transpose(1, 2).flatten(2))  # (batch, 1, hidden_size)
         return (pooled + self.mlp(self.layernorm(pooled)))[:, 0]
@@ -433,9 +398,11 @@ class HfViTPooler(nn.Module):
         """
         if self.first_token:
             hidden_states = hidden_states[:, self.first_token :]
-            attention_mask = None if attention_mask is None else attention_mask[:, self.first_token :]
+            if attention_mask is not None:
+                attention_mask = attention_mask[:, self.first_token :]
         pooled = self.pool(hidden_states, attention_mask)
-        pooled = pooled if norm is None else norm(pooled)
+        if norm is not None:
+            pooled = norm(pooled)
         return pooled if self.dense is None else torch.tanh(self.dense(pooled))
 
     def pool(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -445,32 +412,15 @@ class HfViTPooler(nn.Module):
         if self.pooling == "none":
             return hidden_states
         if self.map is not None:
-            return self.map(hidden_states, None if attention_mask is None else attention_mask[:, None, None, :].bool())
+            if attention_mask is not None:
+                attention_mask = attention_mask[:, None, None, :].bool()
+            return self.map(hidden_states, attention_mask)
         if attention_mask is None:
             return hidden_states.mean(dim=1)
         real = hidden_states * attention_mask.to(hidden_states.dtype).unsqueeze(-1)
         sum_dtype = torch.promote_types(real.dtype, torch.float32)  # a sum over many tokens can overflow float16
         num_real = attention_mask.sum(dim=1, keepdim=True, dtype=sum_dtype)
         return (real.sum(dim=1, dtype=sum_dtype) / num_real).to(real.dtype)
-
-    def token_weights(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, hidden_size) -> (batch, tokens): the weight of each token in the pooled one, of sum 1
-
-        With attention pooling, it is the attention of the probe, the mean over the heads.
-        """
-        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
-        weights = torch.zeros_like(hidden_states[..., 0], dtype=dtype)
-        pooled = hidden_states[:, self.first_token :]
-        if self.pooling == "cls":
-            weights[:, 0] = 1
-        elif self.map is None:
-            weights[:, self.first_token :] = 1 / pooled.shape[1]
-        else:
-            query = self.map.split_heads(self.map.q_proj(self.map.probe)).to(dtype)  # (1, heads, 1, head_dim)
-            key = self.map.split_heads(self.map.k_proj(pooled)).to(dtype)  # (batch, heads, tokens, head_dim)
-            scores = (query @ key.transpose(2, 3))[:, :, 0] * key.shape[-1] ** -0.5
-            weights[:, self.first_token :] = scores.softmax(dim=-1).mean(dim=1)
-        return weights
 
 
 @dataclass
@@ -490,8 +440,8 @@ _MASKED_PATCH_KEYS = [r"^mask_token$", r"^predictor\.", r"^(vit\.)?embeddings\.m
 _PROJECTION_KEYS = [r"^(vit\.)?projection\."]  # of an image-text model
 
 
-class HfViTPreTrainedModel(FlexibleSizes, HfVisionPreTrainedModel):
-    """Base class of the Vision Transformers and the hybrids."""
+class HfViTPreTrainedModel(HfVisionPreTrainedModel):
+    """Base class of the Vision Transformers."""
 
     config: HfViTConfig
     base_model_prefix = "vit"
@@ -506,35 +456,27 @@ class HfViTPreTrainedModel(FlexibleSizes, HfVisionPreTrainedModel):
         *_MASKED_PATCH_KEYS,
     ]
 
-    @property
-    def tokens_per_image(self) -> int:
-        """Number of tokens for an image of the configured size."""
-        rows, columns = self.config.grid_size
-        return self.config.num_prefix_tokens + rows * columns
-
-    @torch.no_grad()
-    def drop_class_position(self) -> None:
-        """Add the position of the class token to the token itself, and set `no_embed_class`; outputs do not change.
-
-        For models with learned positions at the input.
-        """
-        embeddings: Any = self.base_model.embeddings
-        table = embeddings.position_embeddings  # (1, 1 + patches, hidden_size)
-        embeddings.cls_token += table[:, :1]
-        embeddings.position_embeddings = nn.Parameter(table[:, 1:].clone(), table.requires_grad)
-        self.config.no_embed_class = True
-
-    def grid_of(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> Grid:
+    def grid_of(self, pixel_values: torch.Tensor) -> Grid:
         """Return the (rows, columns) of patches of images (batch, num_channels, height, width).
 
         Raises:
             ValueError: the number of channels is wrong, or the image size is not a multiple of the patch size.
         """
-        self.check_images(pixel_values)
-        height, width = pixel_values.shape[-2:]
-        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - it is public; tensors there
-            height, width = int(height), int(width)
-        return self.config.grid_of(height, width, patch_size)
+        return self.config.grid_of(*self.check_images(pixel_values))
+
+    @torch.no_grad()
+    def set_image_size(self, image_size: Size) -> None:
+        config = self.config
+        if as_pair(image_size) == as_pair(config.image_size):
+            return
+        grid = config.grid_of(*as_pair(image_size))
+        embeddings: Any = self.base_model.embeddings
+        table = embeddings.position_embeddings
+        if table is not None:
+            resized = embeddings.position_embeddings_for(grid, table)
+            embeddings.position_embeddings = nn.Parameter(resized, table.requires_grad)
+        config.image_size_history = [*(config.image_size_history or []), config.image_size]
+        config.image_size = image_size
 
 
 class HfViTEncoder(HfViTPreTrainedModel):
@@ -542,10 +484,19 @@ class HfViTEncoder(HfViTPreTrainedModel):
 
     def __init__(self, config: HfViTConfig, use_mask_token: bool = False):
         super().__init__(config)
-        self.embeddings = HfViTEmbeddings(config, use_mask_token)
-        self.layer_position_embeddings = build_layer_tables(config)
-        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
+        self.embeddings = self.build_embeddings(use_mask_token)
+        self.layers = self.build_layers()
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def build_embeddings(self, use_mask_token: bool) -> HfViTEmbeddings:
+        """Build the module of the input tokens."""
+        if not self.config.is_plain:
+            raise ValueError("this configuration has other embeddings or layers than a plain ViT: install hf_vit")
+        return HfViTEmbeddings(self.config, use_mask_token)
+
+    def build_layers(self) -> nn.ModuleList:
+        """Build the encoder blocks."""
+        return nn.ModuleList(HfViTLayer(self.config, index) for index in range(self.config.num_hidden_layers))
 
     def post_init(self) -> None:
         """Finish the construction; if the model has no pooler, ignore the pooler in a classifier's checkpoint."""
@@ -557,7 +508,6 @@ class HfViTEncoder(HfViTPreTrainedModel):
     def encode(
         self,
         hidden_states: torch.Tensor,
-        grid: Grid | None,
         attention_mask: torch.Tensor | None = None,
         num_queries: int | None = None,
         returned_layers: Collection[int] = (),
@@ -567,16 +517,16 @@ class HfViTEncoder(HfViTPreTrainedModel):
 
         Args:
             hidden_states: (batch, tokens, hidden_size)
-            grid: (rows, columns) of patches, the same for all images; None if the images have different grids.
             attention_mask: (batch, tokens), 0 for padding; None: no padding.
             num_queries: number of leading tokens that the last layer computes; None: all.
             returned_layers: indices of layers whose outputs are returned too.
+            kwargs: for the layers.
 
         Returns:
             The output of the last layer, before the final LayerNorm, (batch, tokens or num_queries, hidden_size); and a
             list of the outputs of `returned_layers`.
         """
-        kwargs["output_attentions"] = kwargs.get("output_attentions", self.config.output_attentions)
+        kwargs.setdefault("output_attentions", self.config.output_attentions)
         if attention_mask is not None:
             if kwargs["output_attentions"] or self.config._attn_implementation in ("eager", "sdpa"):
                 attention_mask = attention_mask[:, None, None, :].bool()
@@ -584,13 +534,11 @@ class HfViTEncoder(HfViTPreTrainedModel):
                 attention_mask = create_bidirectional_mask(
                     config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
                 )
-        positions = [None] * len(self.layers)  # of each layer: (tokens, hidden_size)
-        if self.layer_position_embeddings is not None:
-            positions = self.layer_position_embeddings(grid).expand(len(self.layers), -1, -1)
-        last, returned = len(self.layers) - 1, []
+        returned = []
+        last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             queries = num_queries if index == last else None
-            hidden_states = layer(hidden_states, attention_mask, queries, positions[index], grid=grid, **kwargs)
+            hidden_states = layer(hidden_states, attention_mask, queries, **kwargs)
             if index in returned_layers:
                 returned.append(hidden_states)
         return hidden_states, returned
@@ -602,13 +550,6 @@ class HfViTModel(HfViTEncoder):
     Args:
         add_pooling_layer: compute `pooler_output`, the input of a head or of the projection.
         use_mask_token: add a mask token for `bool_masked_pos`; a new mask token is initialized with zeros.
-
-    Example:
-        >>> import torch
-        >>> from hf_vit import HfViTConfig, HfViTModel
-        >>> model = HfViTModel(HfViTConfig(num_hidden_layers=1, pooling="mean"))
-        >>> model(torch.zeros(2, 3, 224, 320)).last_hidden_state.shape
-        torch.Size([2, 280, 768])
     """
 
     _new_when_missing = ("embeddings.mask_token",)
@@ -631,10 +572,6 @@ class HfViTModel(HfViTEncoder):
         interpolate_pos_encoding: bool | None = None,
         attention_mask: torch.Tensor | None = None,
         *,
-        pixel_attention_mask: torch.Tensor | None = None,
-        spatial_shapes: torch.Tensor | list[list[int]] | None = None,
-        keep: torch.Tensor | None = None,
-        patch_size: Size | None = None,
         only_pooled: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTModelOutput:
@@ -642,21 +579,12 @@ class HfViTModel(HfViTEncoder):
 
         Args:
             pixel_values: (batch, num_channels, height, width) in [-1, 1]; height and width are any multiples of the
-                patch size. Or, with `spatial_shapes`, images of different sizes as patches,
-                (batch, patches, patch height * patch width * num_channels).
+                patch size.
             bool_masked_pos: (batch, patches), True for patches that are replaced by the mask token; needs
                 `use_mask_token`.
             interpolate_pos_encoding: True suppresses the warning about images whose size differs from the configured
                 size. The position embeddings are resampled in any case.
             attention_mask: (batch, tokens), 1 for real tokens and 0 for padding; None: no padding.
-            pixel_attention_mask: (batch, patches), 1 for real patches and 0 for padding; None: derived from
-                `spatial_shapes`.
-            spatial_shapes: (batch, 2), rows and columns of patches of each image. A list or a CPU tensor avoids a
-                synchronization with the device.
-            keep: (batch, kept), indices of the patches to process, row by row, -1 for padding; the others are dropped
-                after their positions were added, and the class token stays. None: all patches.
-            patch_size: patch size for this forward pass of a flexible model, an int or (height, width); None: that of
-                the configuration.
             only_pooled: compute only `pooler_output`. With class-token pooling, `last_hidden_state` then has only the
                 class token, unless there is an attention mask, or hidden states or attentions are returned.
 
@@ -669,48 +597,47 @@ class HfViTModel(HfViTEncoder):
             `attentions`: (batch, heads, tokens, tokens) for every layer, with any attention implementation.
         """
         self.check_forward_arguments(kwargs)
-        grid = None
-        if spatial_shapes is None:
-            grid = self.grid_of(pixel_values, patch_size)
-            self.warn_about_image_size(pixel_values, interpolate_pos_encoding)
-        elif pixel_attention_mask is None:
-            pixel_attention_mask = patch_mask(spatial_shapes, pixel_values)
-        hidden_states = self.embeddings(pixel_values, grid, spatial_shapes, patch_size, bool_masked_pos)
-        if keep is not None:
-            hidden_states, pixel_attention_mask = keep_patches(hidden_states, keep, self.config)
-        if pixel_attention_mask is not None:
-            attention_mask = F.pad(pixel_attention_mask, (self.config.num_prefix_tokens, 0), value=1)
+        grid = self.grid_of(pixel_values)
+        self.warn_about_image_size(pixel_values, interpolate_pos_encoding)
+        hidden_states = self.embeddings(pixel_values, grid, bool_masked_pos)
+        return self.encode_and_pool(hidden_states, attention_mask, only_pooled, **kwargs)
+
+    def encode_and_pool(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, only_pooled: bool, **kwargs: Any
+    ) -> HfViTModelOutput:
+        """Run the layers, the final LayerNorm and the pooling; arguments and result as in `forward`.
+
+        Args:
+            hidden_states: (batch, tokens, hidden_size), from the embeddings.
+        """
         # With class-token pooling, the head needs no other token of the last layer.
         recorded = ("output_hidden_states", "output_attentions")  # of all tokens
         is_recorded = any(kwargs.get(name, getattr(self.config, name)) for name in recorded)
-        only_cls = only_pooled and self.config.pooling == "cls" and attention_mask is None and not is_recorded
-        hidden_states, _ = self.encode(hidden_states, grid, attention_mask, 1 if only_cls else None, **kwargs)
-        norm_after = self.layernorm if self.config.norm_after_pooling else None
-        last_hidden_state = hidden_states if norm_after else self.layernorm(hidden_states)
-        pooler_output = None if self.pooler is None else self.pooler(last_hidden_state, attention_mask, norm_after)
+        needs_all = self.config.pooling != "cls" or attention_mask is not None or is_recorded
+        num_queries = 1 if only_pooled and not needs_all else None
+        hidden_states, _ = self.encode(hidden_states, attention_mask, num_queries, **kwargs)
+        norm = None
+        if self.config.norm_after_pooling:
+            norm = self.layernorm
+        else:
+            hidden_states = self.layernorm(hidden_states)
+        pooler_output = None if self.pooler is None else self.pooler(hidden_states, attention_mask, norm)
         image_embeds = None if self.projection is None else self.projection(pooler_output)
-        return HfViTModelOutput(
-            last_hidden_state=last_hidden_state, pooler_output=pooler_output, image_embeds=image_embeds
-        )
+        return HfViTModelOutput(last_hidden_state=hidden_states, pooler_output=pooler_output, image_embeds=image_embeds)
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel):
     """Vision Transformer with a linear classification head, which is new as `head_init` says.
 
     An image-text model's projection is ignored.
-
-    Example:
-        >>> from hf_vit import HfViTForImageClassification
-        >>> model = HfViTForImageClassification.from_pretrained("folder", image_size=384)
-        >>> model.config.grid_size
-        (24, 24)
     """
 
+    encoder_class = HfViTModel
     _keys_to_ignore_on_load_unexpected = [*_PROJECTION_KEYS, *_MASKED_PATCH_KEYS]  # noqa: RUF012
 
     def __init__(self, config: HfViTConfig):
         super().__init__(config.without_projection())
-        self.vit = HfViTModel(self.config)
+        self.vit = self.encoder_class(self.config)
         self.classifier = HfViTHead(
             config.representation_size or config.hidden_size, config.num_labels, config.initial_head_std
         )
@@ -723,8 +650,6 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         labels: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
         attention_mask: torch.Tensor | None = None,
-        *,
-        patch_size: Size | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
         """Classify images; the other arguments are those of `HfViTModel.forward`.
@@ -736,9 +661,13 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             `logits`: (batch, num_labels), or (batch, tokens, num_labels) with pooling "none".
             `loss`: a scalar, if `labels` is given.
         """
-        sizes = {"interpolate_pos_encoding": interpolate_pos_encoding, "patch_size": patch_size}
         outputs = self.vit(
-            pixel_values, attention_mask=attention_mask, only_pooled=True, return_dict=True, **sizes, **kwargs
+            pixel_values,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            attention_mask=attention_mask,
+            only_pooled=True,
+            return_dict=True,
+            **kwargs,
         )
         logits = self.classifier(outputs.pooler_output)
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
@@ -752,13 +681,6 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
 
     With `reshape_hidden_states=False`, they are sequences of tokens, as DPT, Depth Anything, ZoeDepth and VitPose take
     them; with `apply_layernorm=False`, the LayerNorm is left out.
-
-    Example:
-        >>> import torch
-        >>> from hf_vit import HfViTBackbone, HfViTConfig
-        >>> backbone = HfViTBackbone(HfViTConfig(num_hidden_layers=2, out_features=["stage1", "stage2"]))
-        >>> [feature_map.shape for feature_map in backbone(torch.zeros(1, 3, 224, 320)).feature_maps]
-        [torch.Size([1, 768, 14, 20]), torch.Size([1, 768, 14, 20])]
     """
 
     def __init__(self, config: HfViTConfig):
@@ -769,9 +691,7 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
     @can_return_tuple
     @filter_output_hidden_states
     @capture_outputs(tie_last_hidden_states=False)
-    def forward(
-        self, pixel_values: torch.Tensor, *, patch_size: Size | None = None, **kwargs: Unpack[TransformersKwargs]
-    ) -> BackboneOutput:
+    def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
         """Compute feature maps; the arguments are those of `HfViTModel.forward`.
 
         Returns:
@@ -779,10 +699,18 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
             `reshape_hidden_states` (batch, tokens, hidden_size), with the class token.
         """
         self.check_forward_arguments(kwargs)
-        grid = self.grid_of(pixel_values, patch_size)
-        tokens = self.embeddings(pixel_values, grid, patch_size=patch_size)
+        grid = self.grid_of(pixel_values)
+        return self.encode_to_maps(self.embeddings(pixel_values, grid), grid, **kwargs)
+
+    def encode_to_maps(self, tokens: torch.Tensor, grid: Grid, /, **kwargs: Any) -> BackboneOutput:
+        """Run the layers; the result is as in `forward`.
+
+        Args:
+            tokens: (batch, tokens, hidden_size), from the embeddings.
+            grid: (rows, columns) of patches.
+        """
         stages = [index for index, name in enumerate(self.stage_names) if name in self.out_features]  # 0: "stem"
-        _, maps = self.encode(tokens, grid, returned_layers=[stage - 1 for stage in stages], **kwargs)
+        _, maps = self.encode(tokens, returned_layers=[stage - 1 for stage in stages], **kwargs)
         if 0 in stages:
             maps = [tokens, *maps]
         if self.config.apply_layernorm:
@@ -792,21 +720,3 @@ class HfViTBackbone(BackboneMixin, HfViTEncoder):
             maps = [states.transpose(1, 2).unflatten(2, grid) for states in patches]
         feature_maps: Any = tuple(maps)  # `Any`, because transformers declares a tuple of one tensor
         return BackboneOutput(feature_maps=feature_maps)
-
-
-class HfViTHybridModel(HfViTModel):
-    """Hybrid (ResNet stem and Vision Transformer) without a head; see `HfViTModel`."""
-
-    config: HfViTHybridConfig
-
-
-class HfViTHybridForImageClassification(HfViTForImageClassification):
-    """Hybrid (ResNet stem and Vision Transformer) with a linear head; see `HfViTForImageClassification`."""
-
-    config: HfViTHybridConfig
-
-
-class HfViTHybridBackbone(HfViTBackbone):
-    """Feature maps of a hybrid (ResNet stem and Vision Transformer); see `HfViTBackbone`."""
-
-    config: HfViTHybridConfig

@@ -15,7 +15,7 @@ from transformers.utils.generic import ModelOutput, TransformersKwargs, merge_wi
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
-from .modeling_hf_vit import HfViTModel, HfViTPreTrainedModel
+from .modeling_hf_vit_variants import HfViTModel, HfViTVariant
 from .pretrained import HEAD_KEYS, HfViTHead
 from .sizes import as_pair
 
@@ -92,7 +92,7 @@ class MaskedPatchPredictionOutput(ModelOutput):
     attentions: tuple[torch.Tensor, ...] | None = None
 
 
-class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
+class HfViTForMaskedPatchPrediction(HfViTVariant):
     """Vision Transformer with a mask token and a linear layer that predicts corrupted patches."""
 
     # Training can start from the encoder of a classifier.
@@ -154,7 +154,7 @@ class HfViTForMaskedPatchPrediction(HfViTPreTrainedModel):
             corruption = sample_corruption(*patches.shape[:2], device=pixel_values.device)
         patches = self.corrupt(patches, corruption)
         tokens = embeddings.add_positions(patches, embeddings.position_embeddings_for(grid, patches))
-        hidden_states, _ = self.vit.encode(tokens, grid, attention_mask, **kwargs)
+        hidden_states, _ = self.vit.encode(tokens, attention_mask, **self.vit.layer_arguments(grid), **kwargs)
         hidden_states = self.vit.layernorm(hidden_states)[:, self.config.num_prefix_tokens :]
         logits = self.predictor(hidden_states)
         targets = patch_targets(pixel_values, grid, self.config.patch_target)
@@ -183,7 +183,8 @@ def _num_outputs(config: HfViTConfig) -> int:
     """Return the number of outputs of the predictor for each patch."""
     colors = LEVELS**config.num_channels
     if config.patch_target == "pixels":
-        (height, width), (rows, columns) = as_pair(config.image_size), config.grid_size
+        height, width = as_pair(config.image_size)
+        rows, columns = config.grid_size
         return config.num_channels * (height // rows) * (width // columns)
     return colors if config.patch_target == "mean_color" else _CELLS * _CELLS * colors
 

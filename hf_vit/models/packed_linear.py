@@ -97,10 +97,14 @@ class FrozenLinear(nn.Module):
     def __init__(self, linear: nn.Linear, rows: int):
         super().__init__()
         weight = linear.weight.detach()
-        self._dtype, self.is_packed, self.activation = weight.dtype, packing_is_faster(weight), ("none", "")
+        self._dtype = weight.dtype
+        self.is_packed = packing_is_faster(weight)
+        self.activation = ("none", "")
         if self.is_packed:
             _register_operator()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, rows) if self.is_packed else weight.clone()
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+        else:
+            self._weight = weight.clone()
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -122,7 +126,8 @@ class FrozenConv2d(nn.Module):
 
     def __init__(self, conv: StandardizedConv2d):
         super().__init__()
-        self.stride, self.padding_kind = conv.stride[0], conv.config.padding
+        self.stride = conv.stride[0]
+        self.padding_kind = conv.config.padding
         self._weight = conv.standardized_weight().contiguous(memory_format=torch.channels_last)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -169,13 +174,53 @@ def freeze(model: _Module, rows: int) -> _Module:
     Args:
         rows: typical number of input rows of the linear layers (batch * tokens).
     """
-    layers = {id(module): layer for module in model.modules() if (layer := _frozen_layer(module, rows)) is not None}
-    copies = dict[int, Any](layers)  # deepcopy's memo: it takes the frozen layers instead of copying the originals
+    copies: dict[int, Any] = {}  # deepcopy's memo: it takes the frozen layers instead of copying the originals
+    for module in model.modules():
+        layer = _frozen_layer(module, rows)
+        if layer is not None:
+            copies[id(module)] = layer
     frozen = copy.deepcopy(model, copies).requires_grad_(False).eval()
     for module in frozen.modules():
-        approximate, fc1 = _APPROXIMATIONS.get(getattr(module, "hidden_act", "")), getattr(module, "fc1", None)
+        approximate = _APPROXIMATIONS.get(getattr(module, "hidden_act", ""))
+        fc1 = getattr(module, "fc1", None)
         if approximate is not None and isinstance(fc1, FrozenLinear) and fc1.is_packed:
-            fc1.activation, module.activation = ("gelu", approximate), nn.Identity()
+            fc1.activation = ("gelu", approximate)
+            module.activation = nn.Identity()
         if isinstance(module, PreTrainedModel):
             forbid_changes(module)
     return frozen
+
+
+class OptimizeForInference:
+    """The method of the models that returns a frozen copy."""
+
+    config: Any
+
+    def optimize_for_inference(self: _Module, batch_size: int = 1) -> _Module:
+        """Return a frozen copy of the model, which is faster on some CPUs; the outputs are equal up to rounding.
+
+        The linear layers of the copy have packed weights, and a ResNet's convolutions have standardized weights (see
+        `hf_vit.models.packed_linear`). The copy is for inference only, on the device and in the dtype of the model.
+        Training, changing, moving, copying, saving or exporting it raises `FrozenModelError`. To change it, change the
+        model and call `optimize_for_inference` again.
+
+        Args:
+            batch_size: typical number of images per forward pass.
+
+        Returns:
+            The copy, in evaluation mode.
+
+        Example:
+            >>> import hf_vit
+            >>> model, processor = hf_vit.load("folder")
+            >>> model = model.optimize_for_inference()
+        """
+        return freeze(self, batch_size * _tokens_per_image(self.config))
+
+
+def _tokens_per_image(config: Any) -> int:
+    """Return the number of input rows of the linear layers for one image of the configured size."""
+    if not hasattr(config, "num_prefix_tokens"):  # a ResNet, which has a head only
+        return 1
+    rows, columns = config.grid_size
+    return config.num_prefix_tokens + rows * columns

@@ -16,14 +16,14 @@ from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs
 
 from .configuration_hf_vit import HfVisionConfig
-from .packed_linear import freeze
-from .sizes import Size, as_pair, check_arguments, check_removed_arguments
+from .sizes import Size, as_pair, check_arguments, check_removed_arguments, check_size
 
 logger = logging.get_logger(__name__)
 
 _Model = TypeVar("_Model", bound="HfVisionPreTrainedModel")
 
-CONVERSION_RECORD, QUANTIZATION_RECORD = "conversion.json", "quantization.json"
+CONVERSION_RECORD = "conversion.json"
+QUANTIZATION_RECORD = "quantization.json"
 HEAD_KEYS = r"^classifier\."  # pattern of a classification head's parameters
 _ADAPTED = ("image_size", "patch_size", "num_channels")  # `from_pretrained` adapts the weights if these fields change
 # Arguments of `forward` of any model of transformers, used or not
@@ -167,7 +167,8 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         """Set the sizes of `_ADAPTED` that differ from the configuration."""
         changed = {}
         for field, size in sizes.items():
-            if as_pair(size) != as_pair(getattr(self.config, field, size)):
+            check_size(field, size)
+            if as_pair(size) != as_pair(getattr(self.config, field, 0)):  # a ResNet has no patch_size
                 changed[field] = size
         if "num_channels" in changed:
             self.set_num_channels(changed["num_channels"])
@@ -242,9 +243,9 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         """Set another patch size.
 
         Raises:
-            ValueError: the model has no patches.
+            ValueError: the model has no patches, or its code is that of a plain ViT alone.
         """
-        raise ValueError(f"cannot set patch_size {patch_size}: {type(self).__name__} has no patches")
+        raise ValueError(f"cannot set patch_size {patch_size}: {type(self).__name__} has a fixed one, or none")
 
     @torch.no_grad()
     def set_num_channels(self, num_channels: int) -> None:
@@ -256,7 +257,8 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: the number is invalid, or the model's outputs depend on it.
         """
-        before, self.config.num_channels = self.config.num_channels, num_channels  # raises if invalid
+        before = self.config.num_channels
+        self.config.num_channels = num_channels  # raises if invalid
         convolution = next(module for module in self.modules() if isinstance(module, nn.Conv2d))
         kernel = convolution.weight
         if num_channels == 1:
@@ -267,11 +269,19 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         convolution.weight = nn.Parameter(adapted, kernel.requires_grad)
         convolution.in_channels = num_channels
 
-    def check_images(self, pixel_values: torch.Tensor) -> None:
-        """Raise ValueError unless `pixel_values` is (batch, num_channels, height, width)."""
-        shape, channels = tuple(pixel_values.shape), self.config.num_channels
+    def check_images(self, pixel_values: torch.Tensor) -> tuple[int, int]:
+        """Return (height, width) of images.
+
+        Raises:
+            ValueError: `pixel_values` is not (batch, num_channels, height, width).
+        """
+        shape = tuple(pixel_values.shape)
+        channels = self.config.num_channels
         if len(shape) != 4 or shape[1] != channels:
             raise ValueError(f"pixel_values has shape {shape}; expected (batch, {channels}, height, width)")
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage] - it is public; tensors there
+            return int(shape[2]), int(shape[3])
+        return shape[2], shape[3]
 
     def warn_about_image_size(self, pixel_values: torch.Tensor, is_intended: bool | None) -> None:
         """Warn once if the images do not have the configured size; never while torch traces the model.
@@ -282,39 +292,14 @@ class HfVisionPreTrainedModel(PreTrainedModel):
         """
         if is_intended or is_tracing() or self._has_warned_about_image_size:
             return
-        size, own = (pixel_values.shape[-2], pixel_values.shape[-1]), as_pair(self.config.image_size)
+        size = (pixel_values.shape[-2], pixel_values.shape[-1])
+        own = as_pair(self.config.image_size)
         if size != own:
             self._has_warned_about_image_size = True
             logger.warning(
                 f"The images have {size[0]} x {size[1]} pixels, but the model's image_size is {own[0]} x {own[1]}. "
                 "Use hf_vit.load(..., image_size=...), or pass interpolate_pos_encoding=True if this is intended."
             )
-
-    def optimize_for_inference(self: _Model, batch_size: int = 1) -> _Model:
-        """Return a frozen copy of the model, which is faster on some CPUs; the outputs are equal up to rounding.
-
-        The linear layers of the copy have packed weights, and a ResNet's convolutions have standardized weights (see
-        `hf_vit.models.packed_linear`). The copy is for inference only, on the device and in the dtype of the model.
-        Training, changing, moving, copying, saving or exporting it raises `FrozenModelError`. To change it, change the
-        model and call `optimize_for_inference` again.
-
-        Args:
-            batch_size: typical number of images per forward pass.
-
-        Returns:
-            The copy, in evaluation mode.
-
-        Example:
-            >>> import hf_vit
-            >>> model, processor = hf_vit.load("folder")
-            >>> model = model.optimize_for_inference()
-        """
-        return freeze(self, batch_size * self.tokens_per_image)
-
-    @property
-    def tokens_per_image(self) -> int:
-        """Number of input rows of the linear layers for one image."""
-        return 1
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -17,7 +17,7 @@ from .configuration_hf_vit import VARIANTS as VIT_VARIANTS
 from .configuration_hf_vit import HfViTConfig, HfViTHybridConfig
 from .image_processing_hf_vit import HfViTImageProcessor
 from .modeling_hf_bit import HfBiTBackbone, HfBiTForImageClassification, HfBiTModel
-from .modeling_hf_vit import (
+from .modeling_hf_vit_variants import (
     HfViTBackbone,
     HfViTForImageClassification,
     HfViTHybridBackbone,

@@ -106,6 +106,26 @@ def _pool(
     return weights
 
 
+def token_weights(pooler: HfViTPooler, hidden_states: torch.Tensor) -> torch.Tensor:
+    """(batch, tokens, hidden_size) -> (batch, tokens): the weight of each token in the pooled one, of sum 1
+
+    With attention pooling, it is the attention of the probe, the mean over the heads.
+    """
+    dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+    weights = torch.zeros_like(hidden_states[..., 0], dtype=dtype)
+    pooled = hidden_states[:, pooler.first_token :]
+    if pooler.pooling == "cls":
+        weights[:, 0] = 1
+    elif pooler.map is None:
+        weights[:, pooler.first_token :] = 1 / pooled.shape[1]
+    else:
+        query = pooler.map.split_heads(pooler.map.q_proj(pooler.map.probe)).to(dtype)  # (1, heads, 1, head_dim)
+        key = pooler.map.split_heads(pooler.map.k_proj(pooled)).to(dtype)  # (batch, heads, tokens, head_dim)
+        scores = (query @ key.transpose(2, 3))[:, :, 0] * key.shape[-1] ** -0.5
+        weights[:, pooler.first_token :] = scores.softmax(dim=-1).mean(dim=1)
+    return weights
+
+
 def visible_image(pixel_values: torch.Tensor, processor: Any) -> np.ndarray:
     """Undo the normalization: (channels, height, width) -> (height, width, 3) or (height, width) in [0, 1]"""
     scale, offset = Normalize.of(processor).scale_and_offset()

@@ -77,8 +77,10 @@ def area_weights(old: int, new: int, part: range) -> tuple[np.ndarray, np.ndarra
     """
     scale = np.float32(old) / np.float32(new)
     edges = np.arange(part.start, part.stop + 1, dtype=np.float32)[:, None] * scale
-    start, end = edges[:-1], edges[1:]
-    first, last = np.floor(start), np.ceil(end)
+    start = edges[:-1]
+    end = edges[1:]
+    first = np.floor(start)
+    last = np.ceil(end)
     left = first + np.arange((last - first).max(), dtype=np.float32)
     covered = np.minimum(left + 1, end) - np.maximum(left, start)
     covered = np.where((left < start) & (left + 1 > end), scale, covered)

@@ -200,7 +200,8 @@ class ResNetStem(nn.Module):
         self.stages = nn.Sequential()
         self.out_channels = width
         for index, depth in enumerate(depths):
-            channels, stride = width * 2**index, 1 if index == 0 else 2
+            channels = width * 2**index
+            stride = 1 if index == 0 else 2
             self.stages.append(ResNetStage(self.out_channels, channels, depth, stride, config))
             self.out_channels = 4 * channels
 

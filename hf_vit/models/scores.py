@@ -21,7 +21,8 @@ def score_function(config: "PreTrainedConfig") -> Literal["softmax", "sigmoid", 
 
 def scores_of(logits: "torch.Tensor", config: "PreTrainedConfig") -> "torch.Tensor":
     """Convert logits (..., num_labels) to scores of the same shape, in float32; see `score_function`."""
-    logits, function = logits.float(), score_function(config)
+    logits = logits.float()
+    function = score_function(config)
     if function == "sigmoid":
         return logits.sigmoid()
     return logits.softmax(dim=-1) if function == "softmax" else logits
@@ -29,7 +30,8 @@ def scores_of(logits: "torch.Tensor", config: "PreTrainedConfig") -> "torch.Tens
 
 def thresholds_of(config: "PreTrainedConfig") -> list[float]:
     """Return the lowest score at which a multi-label classifier predicts each class."""
-    stored, classes = getattr(config, "label_thresholds", None) or [], len(config.id2label or ())
+    stored = getattr(config, "label_thresholds", None) or []
+    classes = len(config.id2label or ())
     return stored if len(stored) == classes else [0.5] * classes
 
 

@@ -24,6 +24,7 @@ from ..conversion.tables import ConversionError
 from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, flip_channels
 from ..models.image_resizing import PILLOW_BITS, pillow_resizes_rows_first
 from ..models.pretrained import HfVisionPreTrainedModel
+from ..models.relevance import token_weights
 from ..models.resize_weights import AREA, KERNELS, crop_rounding
 from .programs import run_onnx, trace_onnx
 
@@ -156,7 +157,7 @@ class AnySizeClassifier(nn.Module):
 def attention_rollout(encoder: Any, outputs: Any) -> torch.Tensor:
     """Return the share of each patch in the head's input, (batch, patches); see `analysis.attention_rollout`."""
     tokens = outputs.last_hidden_state.shape[1]
-    shares = encoder.pooler.token_weights(outputs.last_hidden_state)[:, None]  # (batch, 1, tokens)
+    shares = token_weights(encoder.pooler, outputs.last_hidden_state)[:, None]  # (batch, 1, tokens)
     for attentions in reversed(outputs.attentions):
         mixing = attentions.mean(dim=1) + torch.eye(tokens)  # the identity stands for the residual connection
         shares = shares @ (mixing / mixing.sum(dim=-1, keepdim=True))

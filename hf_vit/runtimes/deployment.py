@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ..conversion.image_sizes import output_size, set_processor_size
 from ..conversion.reading_back import TOLERANCES, check_outputs, model_output
 from ..conversion.tables import ConversionError
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
-from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize, output_size, set_processor_size
+from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize
 from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.scores import score_function, stored_thresholds
 from ..models.sizes import Size
@@ -42,8 +43,6 @@ RUNNER = (  # files of hf_vit, which do not need torch
     "files/predictions.py",
     "files/printable.py",
     "models/image_decoding.py",
-    "models/image_formats.py",
-    "models/jpeg.py",
     "models/resize_weights.py",
     "files/image_files.py",
 )

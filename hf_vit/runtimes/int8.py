@@ -19,7 +19,7 @@ from ..files.manifest import sha256_of
 from ..files.model_files import find_file
 from ..files.reading import read_json_object
 from ..files.versions import require
-from ..models.modeling_hf_vit import HfViTForImageClassification
+from ..models.modeling_hf_vit_variants import HfViTForImageClassification
 from ..models.pretrained import QUANTIZATION_RECORD
 from ..models.sizes import as_pair
 from .program_model import OpenVINOProgram, ProgramModel, read_openvino

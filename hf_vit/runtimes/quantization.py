@@ -39,7 +39,7 @@ from ..files.output import new_folder, refuse_existing, refuse_inputs, write_jso
 from ..files.runs import copy_reports
 from ..files.versions import require
 from ..loading import check_name, find_model, load
-from ..models.modeling_hf_vit import HfViTForImageClassification
+from ..models.modeling_hf_vit_variants import HfViTForImageClassification
 from ..models.pretrained import CONVERSION_RECORD, QUANTIZATION_RECORD
 from ..models.sizes import as_pair
 from .int8 import FORMAT, PROGRAM_FILES, Int8Model

@@ -17,11 +17,12 @@ from accelerate.utils import broadcast_object_list
 from ..data.devices import describe_device, is_accelerator
 from ..data.samplers import BatchLayout
 from ..data.splits import Split, open_splits
+from ..files.pictures import read_size
 from ..loading import check_name
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_processing_hf_vit import HfViTImageProcessor
-from ..models.image_reading import ImageReadingError, read_size
-from ..models.modeling_hf_vit import HfViTForImageClassification
+from ..models.image_reading import ImageReadingError
+from ..models.modeling_hf_vit_variants import HfViTForImageClassification
 from ..settings.fields import FinetuneSettings
 from ..settings.recipes import build_settings, read_recipe
 from .build import build_objective, count_steps, load_for_finetuning, train_transform, training_batches

@@ -19,7 +19,7 @@ from hf_vit.analysis.attention import (
 )
 from hf_vit.models.configuration_hf_vit import HfViTConfig
 from hf_vit.models.image_processing_hf_vit import patchify
-from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTModel
+from hf_vit.models.modeling_hf_vit_variants import HfViTBackbone, HfViTModel
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 
 from ..tiny_models import TINY, images, tiny

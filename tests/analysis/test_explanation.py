@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_vit.analysis import faithfulness, relevance
-from hf_vit.models.modeling_hf_vit import HfViTModel
+from hf_vit.models.modeling_hf_vit_variants import HfViTModel
 from hf_vit.models.relevance import class_relevance
 
 from ..tiny_models import images, tiny, tiny_bit

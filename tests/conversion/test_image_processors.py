@@ -10,9 +10,9 @@ import transformers
 from hf_vit import HfViTImageProcessor, load
 from hf_vit.conversion import convert, export
 from hf_vit.conversion.image_processors import translate_processor
+from hf_vit.conversion.image_sizes import output_size
 from hf_vit.conversion.tables import IMAGENET
 from hf_vit.hub.cards import Sources
-from hf_vit.models.image_processing_hf_vit import output_size
 
 from ..tiny_models import SIZES, save_tiny, tiny
 

@@ -20,10 +20,11 @@ from hf_vit.data.loaders import TrainDataset
 from hf_vit.data.native_resolution import NativeDataset, NativeTransform
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import SKIPPED_IMAGES, Split, open_named, open_split
+from hf_vit.files.pictures import read_size
 from hf_vit.inference.batches import ImageReader, Read
 from hf_vit.inference.predictions import EvaluationBatches, SplitImages
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.models.image_reading import ImageReadingError, read_size
+from hf_vit.models.image_reading import ImageReadingError
 from hf_vit.settings.fields import EvaluateSettings, FinetuneSettings
 from hf_vit.training.build import train_transform
 

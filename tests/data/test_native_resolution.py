@@ -15,10 +15,10 @@ from hf_vit.data.native_resolution import NativeDataset, NativeTransform, collat
 from hf_vit.data.samplers import BatchLayout, BucketBatchSampler
 from hf_vit.data.sources import load_split
 from hf_vit.data.splits import open_split
+from hf_vit.files.pictures import read_size
 from hf_vit.inference.predictions import model_inputs
 from hf_vit.models.flexible_sizes import unpatchify
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
-from hf_vit.models.image_reading import read_size
 from hf_vit.training.objectives import Normalizer
 from hf_vit.training.trainer import Trainer
 

@@ -23,7 +23,7 @@ from hf_vit.evaluation.features import Extractor, open_train_and_test
 from hf_vit.models.configuration_hf_bit import HfBiTConfig
 from hf_vit.models.image_processing_hf_vit import HfViTImageProcessor
 from hf_vit.models.modeling_hf_bit import HfBiTForImageClassification
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from hf_vit.models.modeling_hf_vit_variants import HfViTForImageClassification, HfViTModel
 from hf_vit.settings.fields import EvaluateSettings
 from hf_vit.settings.options import parse_settings
 

@@ -12,6 +12,7 @@ from hf_vit import add_code
 from hf_vit.hub.remote_code import code_of
 from hf_vit.inference.predictor import predict
 from hf_vit.loading import save_folder
+from hf_vit.models.modeling_hf_vit import HfViTModel as PlainModel
 
 from ..comparing import change_json
 from ..processes import finish, start
@@ -33,7 +34,7 @@ LOAD = """
         model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).eval()
         features = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()(pixel_values).pooler_output
         torch.save((pixel_values, model(pixel_values).logits, features), f"{folder}/results.pt")
-        if model.config.model_type != "hf_bit":
+        if "AutoModelForMaskedImageModeling" in model.config.auto_map:
             masked = AutoModelForMaskedImageModeling.from_pretrained(folder, trust_remote_code=True)
             assert masked(pixel_values).logits.isfinite().all()
     for kept in (model.config, processor):
@@ -43,7 +44,13 @@ LOAD = """
 """
 
 
-MODELS = {"plain": lambda: tiny(representation_size=9), "hybrid": lambda: tiny(hybrid=True), "bit": tiny_bit}
+MODELS = {
+    "plain": lambda: tiny(representation_size=9),
+    "hybrid": lambda: tiny(hybrid=True),
+    "relative": lambda: tiny(position_embedding_type="relative"),
+    "flexible": lambda: tiny(stored_patch_size=(7, 5)),
+    "bit": tiny_bit,
+}
 
 
 @pytest.fixture(params=MODELS)
@@ -71,7 +78,7 @@ def test_the_same_logits_where_hf_vit_cannot_be_imported(folder_with_code, run_w
 
 def test_register_for_auto_class_copies_the_same_code(tmp_path):
     """`register_for_auto_class` changes every later save, so it runs in a separate process."""
-    folder = save_tiny(tmp_path / "ours")
+    folder = save_tiny(tmp_path / "ours", position_embedding_type="relative")
     code = f"""
 import hf_vit
 model, processor = hf_vit.load({str(folder)!r})
@@ -87,6 +94,45 @@ for part in (model, processor):
     assert saved == {file.name for file in (tmp_path / "ours").glob("*.py")}
     ours, theirs = (json.loads((tmp_path / name / "config.json").read_text())["auto_map"] for name in ("ours", "saved"))
     assert theirs.items() <= ours.items()
+
+
+PLAIN_CODE = {
+    "configuration_hf_vit.py",
+    "image_decoding.py",
+    "image_processing_hf_vit.py",
+    "image_reading.py",
+    "image_resizing.py",
+    "modeling_hf_vit.py",
+    "position_embeddings.py",
+    "pretrained.py",
+    "resize_weights.py",
+    "sizes.py",
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_plain"),
+    [
+        ({}, True),
+        ({"pooling": "map"}, True),
+        ({"pooling": "mean", "position_embedding_type": "sincos2d", "hidden_size": 16}, True),
+        ({"position_embedding_type": "learned2d"}, False),
+        ({"position_embedding_placement": "every_layer"}, False),
+        ({"stored_patch_size": 7}, False),
+    ],
+)
+def test_a_plain_model_is_pushed_with_the_code_of_a_plain_model(fields, is_plain, tmp_path):
+    folder = save_tiny(tmp_path / "folder", **fields)
+    add_code(folder)
+    code = {file.name for file in folder.glob("*.py")}
+    assert (code == PLAIN_CODE) == is_plain
+    assert is_plain or code > PLAIN_CODE
+
+
+def test_a_model_that_needs_more_than_the_code_of_a_plain_model_is_refused_by_it():
+    """Such as a configuration that was edited after the push."""
+    with pytest.raises(ValueError, match="hf_vit"):
+        PlainModel(tiny(position_embedding_type="relative").config)
 
 
 def test_only_code_that_auto_map_reaches_is_pushed(folder_with_code, tmp_path):

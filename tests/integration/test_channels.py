@@ -12,7 +12,8 @@ import hf_vit
 from hf_vit.data.augmentation import ArrayTransform, TrainTransform
 from hf_vit.data.loaders import channel_statistics
 from hf_vit.data.splits import open_named
-from hf_vit.models.image_reading import ImageReadingError, load_image, read_for_display, read_image
+from hf_vit.files.pictures import read_for_display
+from hf_vit.models.image_reading import ImageReadingError, load_image, read_image
 from hf_vit.settings.fields import EvaluateSettings
 
 from ..photographs import encode

@@ -13,7 +13,7 @@ from hf_vit.conversion.converting import convert
 from hf_vit.loading import load
 from hf_vit.models.flexible_sizes import resize_patch_kernel
 from hf_vit.models.image_processing_hf_vit import patchify
-from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification
+from hf_vit.models.modeling_hf_vit_variants import HfViTBackbone, HfViTForImageClassification
 
 from ..tiny_models import VARIANTS, save_tiny, tiny, tiny_bit
 

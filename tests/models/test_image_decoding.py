@@ -13,9 +13,10 @@ import pytest
 import tifffile
 from PIL import Image
 
+from hf_vit.files.image_files import IMAGE_FORMATS
+from hf_vit.files.pictures import read_size, to_mode
 from hf_vit.models.image_decoding import FORMATS
-from hf_vit.models.image_formats import IMAGE_FORMATS
-from hf_vit.models.image_reading import ImageReadingError, load_image, read_image, read_size, to_mode
+from hf_vit.models.image_reading import ImageReadingError, load_image, read_image
 
 from ..photographs import encode
 
@@ -319,4 +320,5 @@ def test_suffixes_are_those_of_pillow():
     """Pillow's registry judges; MPO is opened by its JPEG plugin."""
     Image.init()
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS or kind == "MPO"}
+    assert set(FORMATS) <= set(IMAGE_FORMATS)
     assert known <= {suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes}

@@ -1,16 +1,14 @@
 """JPEGs decoded as TensorFlow decodes them; the goldens are those of tensorflow-cpu 2.21.0 (tests/goldens)."""
 
 import hashlib
-import importlib
 import io
-import sys
 import zipfile
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from hf_vit.models import jpeg
+from hf_vit.models import image_decoding
 from hf_vit.models.image_reading import ImageReadingError, read_image
 
 from ..paths import GOLDENS
@@ -77,25 +75,16 @@ def test_damaged_files(dct):
 def test_the_number_of_scans_is_limited(dct):
     whole = file_of("progressive")
     last = whole.rfind(b"\xff\xda")
-    with pytest.raises(ImageReadingError, match=f"at most {jpeg.MAX_SCANS} "):
-        read(whole[:-2] + whole[last:-2] * jpeg.MAX_SCANS + whole[-2:], dct)
+    with pytest.raises(ImageReadingError, match=f"at most {image_decoding.MAX_SCANS} "):
+        read(whole[:-2] + whole[last:-2] * image_decoding.MAX_SCANS + whole[-2:], dct)
     # data behind the image is no scan: phones append a video
     np.testing.assert_array_equal(read(whole + b"\xff\xda" * 1000, dct), read(whole, dct))
 
 
-@pytest.fixture
-def without_simplejpeg(monkeypatch):
-    """The module as it is imported where simplejpeg is not installed."""
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "simplejpeg", None)
-        importlib.reload(jpeg)
-        yield
-    importlib.reload(jpeg)
-
-
-@pytest.mark.usefixtures("without_simplejpeg")
-def test_without_simplejpeg(caplog):
+def test_without_simplejpeg(monkeypatch, caplog):
     """Code on the Hub reads JPEGs with the accurate DCT, and says once what this changes."""
+    monkeypatch.setattr(image_decoding, "simplejpeg", None)
+    monkeypatch.setattr(image_decoding, "_warned", set())
     fast, again, accurate = (read(file_of("420"), dct) for dct in ("fast", "fast", "accurate"))
     np.testing.assert_array_equal(fast, accurate)
     np.testing.assert_array_equal(again, accurate)

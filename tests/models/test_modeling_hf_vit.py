@@ -10,7 +10,8 @@ from transformers import AutoBackbone, AutoModel, AutoModelForImageClassificatio
 
 import hf_vit
 from hf_vit.models.configuration_hf_vit import HfViTConfig
-from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel, HfViTPooler
+from hf_vit.models.modeling_hf_vit import HfViTPooler
+from hf_vit.models.modeling_hf_vit_variants import HfViTBackbone, HfViTForImageClassification, HfViTModel
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
 
 from ..comparing import assert_same_weights

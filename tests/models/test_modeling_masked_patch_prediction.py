@@ -7,7 +7,7 @@ from transformers.testing_utils import CaptureLogger
 
 from hf_vit.models import pretrained
 from hf_vit.models.configuration_hf_vit import HfViTConfig
-from hf_vit.models.modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from hf_vit.models.modeling_hf_vit_variants import HfViTForImageClassification, HfViTModel
 from hf_vit.models.modeling_masked_patch_prediction import (
     Corruption,
     HfViTForMaskedPatchPrediction,

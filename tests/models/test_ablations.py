@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from hf_vit.conversion import ConversionError, export
-from hf_vit.models.modeling_hf_vit import HfViTBackbone, HfViTForImageClassification
+from hf_vit.models.ablations import resize_relative_embeddings
+from hf_vit.models.modeling_hf_vit_variants import HfViTBackbone, HfViTForImageClassification
 from hf_vit.models.modeling_masked_patch_prediction import HfViTForMaskedPatchPrediction
-from hf_vit.models.position_embeddings import resize_relative_embeddings
 
 from ..tiny_models import images, tiny
 
