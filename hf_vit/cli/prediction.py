@@ -117,7 +117,7 @@ def predict(
         folder, len(found), "logits", device=device, backend=backend, image_size=image_size, preset=preset
     )
     if program is not None:
-        in_percent = program.program["scores"] != "none"
+        is_regression = program.program["scores"] == "none"
         batches = program.predict(found, batch_size, fetch, **chosen)
     else:
         from ..inference.predictor import Predictor
@@ -126,7 +126,7 @@ def predict(
         model, processor = load_on(
             folder, device, backend, min(batch_size, len(found)), image_size=image_size, preset=preset
         )
-        in_percent = score_function(model.config) != "none"
+        is_regression = score_function(model.config) == "none"
         predictor = Predictor((model, processor), batch_size=batch_size, workers=num_workers, **chosen)
         batches = predictor.batches(found, skip_unreadable=True)
     progress = BatchProgress("hf-vit predict", found)
@@ -135,7 +135,7 @@ def predict(
         if output:
             draft = opened.enter_context(new_file(output, overwrite))
             file = opened.enter_context(open(draft, "w", encoding="utf-8", errors="backslashreplace", newline=""))
-        write = predictions_writer(kind, file, in_percent)
+        write = predictions_writer(kind, file, is_regression)
         for names, classes in progress.follow(batches):
             for name, predictions in zip(names, classes, strict=True):
                 write(name, predictions)

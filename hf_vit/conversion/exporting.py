@@ -134,8 +134,13 @@ def _warn_of_losses(config: Any, to: str) -> None:
             f"The projection to {width} features is written as the head, so the file converts back to a classifier "
             f"of {width} classes; pass original=ORIGINAL to keep a projection."
         )
-    if to != "transformers" and getattr(config, "problem_type", None) == "multi_label_classification":
+    if to == "transformers":
+        return
+    problem = getattr(config, "problem_type", None)
+    if problem == "multi_label_classification":
         logger.warning(f"{to} does not store that an image has several labels: take the sigmoid of each logit")
+    if problem == "regression":
+        logger.warning(f"{to} does not store that the logits are numbers of a regression: take them as they are")
 
 
 def find_writer(model: HfVisionPreTrainedModel, to: str, dialect: str | None = None) -> tuple[Source, str]:

@@ -62,6 +62,11 @@ _LABELS: tuple[Callable[[Any], bool], ...] = (
 )
 
 
+def has_classes(features: Mapping[str, Any]) -> bool:
+    """Return whether a column has classes by its type."""
+    return any(is_label(feature) for is_label in _LABELS for feature in features.values())
+
+
 def named_like_labels(columns: Iterable[str]) -> list[str]:
     """Return the columns whose names say that they have labels."""
     return [column for column in columns if column.lower() in LABEL_NAMES]
@@ -87,7 +92,10 @@ def find_label_column(features: Mapping[str, Any], name: str | None) -> str:
                 return find_column(features, None, is_label, "label")
         raise no_classes(features)
     if not _may_be_labels(features[find_column(features, name, is_text, "label")]):
-        raise ValueError(f"the column {name} has no class labels; the columns are {_listing(features)}")
+        raise ValueError(
+            f"the column {name} has no class labels; the columns are {_listing(features)}. For numbers in place of "
+            "classes, set --task regression"
+        )
     return name
 
 

@@ -50,6 +50,8 @@ def fingerprint_data(split: Split) -> dict[str, Any]:
     """
     meaning = {"names": split.label_names, "numbers": split.numbers, "labels": split.num_labels}
     meaning |= {"image_column": split.image_column, "label_column": split.label_column}
+    if split.targets:
+        meaning["targets"] = split.target_values().tolist()
     if split.is_sharded:
         names = [os.path.basename(file) for file in split.samples.index.files]
         return {"shards": _digest([meaning, names, split.samples.index.stamps]), "images": len(split)}

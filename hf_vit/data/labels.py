@@ -49,6 +49,8 @@ def match_to_split(split: "Split", other: "Split", name: str, other_name: str) -
     Raises:
         ValueError: `other` has labels that `split` does not have.
     """
+    if split.targets:
+        return other
     if split.multi_label != other.multi_label:
         several, one = (name, other_name) if split.multi_label else (other_name, name)
         raise ValueError(f"{several} has several labels per image, but {one} has one; both need the same kind")

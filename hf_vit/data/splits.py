@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ..files.addresses import redact_secrets
 from ..files.messages import join_names, shorten
 from ..models.image_reading import ImageReadingError
 from ..models.sizes import MAX_LABELS
-from ..settings.fields import AUTO, DataSettings, TrainingSettings
+from ..settings.fields import AUTO, REGRESSION_LOSSES, DataSettings, TrainingSettings
 from .columns import find_column, find_label_column, is_image, is_list_of, is_text, no_classes
 from .issues import clean
 from .labels import match_to_split, require_labels, state_classes
@@ -24,6 +25,7 @@ from .layout import EVALUATION_SPLITS, resolve_split, split_named
 from .shards import Columns, ShardedDataset, open_index, plan_blocks, stored_class_names
 from .sources import Source, open_source
 from .summary import log_classes_without_evaluation, log_holdout, log_splits
+from .targets import find_target_columns, read_targets
 
 SKIPPED_IMAGES = "skipped_images.txt"  # file of an output folder: a line for each unreadable image
 _ROWS_AT_ONCE = 1000
@@ -43,6 +45,7 @@ class Split:
     label_names: list[str] | None
     num_labels: int
     multi_label: bool = False
+    targets: list[str] = field(default_factory=list)  # columns of numbers, of a regression; then there are no labels
     numbers: list[int] | None = None  # the data's class number -> the one to use; None: the same
     are_counted: bool = False  # the classes are the values of a column, not stated by the data or an option
     unused: dict[str, list[str]] = field(default_factory=dict)  # names of what is not used of the data, by reason
@@ -104,7 +107,12 @@ class Split:
             logger.warning(f"skipped: {message}")
 
     def label(self, sample: dict) -> Any:
-        """Return a sample's class number; -1 without a label; indicators (num_labels,) if it may have several."""
+        """Return a sample's class number; -1 without a label; indicators (num_labels,) if it may have several.
+
+        Of a regression, it is the targets, (num_labels,).
+        """
+        if self.targets:
+            return np.array([float(sample[column]) for column in self.targets], np.float32)
         if self.label_column is None:
             return -1
         label = sample[self.label_column]
@@ -113,6 +121,10 @@ class Split:
         indicators = np.zeros(self.num_labels, np.float32)
         indicators[[self._renumber(number) for number in label]] = 1
         return indicators
+
+    def target_values(self) -> np.ndarray:
+        """Return the targets of all images, (images, num_labels) float64; see `read_targets`."""
+        return read_targets(self.samples, self.targets, self.image_column)
 
     def label_counts(self) -> Counter[tuple[int, ...]]:
         """Count the images with each combination of class numbers; (-1,) are images without a label."""
@@ -256,11 +268,18 @@ def source_of(settings: DataSettings) -> Source:
     return open_source(str(settings.dataset), settings.dataset_config, settings.layout, settings.label_column)
 
 
-def open_named(settings: DataSettings, name: str, needs_labels: bool = True, source: Source | None = None) -> Split:
+def open_named(
+    settings: DataSettings,
+    name: str,
+    needs_labels: bool = True,
+    source: Source | None = None,
+    targets: Sequence[str] | None = None,
+) -> Split:
     """Open the split of the settings' data set that has this name, or a slice of it.
 
     Args:
         source: the data set, if it was opened before.
+        targets: columns of numbers, of a regression; None: as the task of the settings says.
 
     Raises:
         ValueError: there is no such split, or it cannot be read; or a slice of a folder lacks a class.
@@ -271,7 +290,16 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True, sou
     buffer = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
     columns = settings.image_column, settings.label_column
     try:
-        split = open_split(samples, *columns, needs_labels, not are_stated, buffer)
+        if targets is None and needs_labels and isinstance(settings, TrainingSettings):
+            targets = _find_targets(samples, settings)
+        if targets:
+            split = open_split(samples, settings.image_column, needs_labels=False)
+            split = dataclasses.replace(
+                split, targets=list(targets), label_names=list(targets), num_labels=len(targets)
+            )
+            split.target_values()  # raises for a value that is no number
+        else:
+            split = open_split(samples, *columns, needs_labels, not are_stated, buffer)
     except ValueError as error:
         raise ValueError(f"{redact_secrets(source.name)}, {name}: {error}") from error
     if split.label_column is not None and split.label_names is None and not split.is_sharded:
@@ -283,6 +311,15 @@ def open_named(settings: DataSettings, name: str, needs_labels: bool = True, sou
         split, _ = clean(split, settings, name)
     split.skipped_file = None if settings.output_dir is None else Path(settings.output_dir) / SKIPPED_IMAGES
     return state_classes(split, settings.num_labels, settings.label_names) if are_stated else split
+
+
+def _find_targets(samples: Any, settings: TrainingSettings) -> list[str]:
+    """Return the columns of the targets; none for a classification. Shards are for classification."""
+    if not isinstance(samples, list):
+        return find_target_columns(samples, settings.label_column, settings.task)
+    if settings.task == "regression":
+        raise ValueError("task is regression, which does not work with images in shards")
+    return []
 
 
 def _refuse_partial_slice(split: Split, settings: DataSettings, name: str, source: Source) -> None:
@@ -329,7 +366,14 @@ def open_splits(
         require_labels(split, settings.train_split, two_classes)
     if split.multi_label and settings.task == "single-label":
         raise ValueError(f"task is single-label, but images of {settings.dataset} have several labels")
-    if settings.loss == AUTO:
+    if split.targets:
+        settings.task = "regression"
+        settings.check_regression()
+    elif settings.loss in REGRESSION_LOSSES:
+        raise ValueError(f"loss is {settings.loss}, but {settings.dataset} has classes: numbers need --task regression")
+    if settings.loss == AUTO and split.targets:
+        settings.loss = "mse"
+    elif settings.loss == AUTO:
         settings.loss = "sigmoid" if split.multi_label or settings.task == "multi-label" else "softmax"
     if settings.eval_split == AUTO:
         settings.eval_split = find_eval_split(source, settings.train_split)
@@ -338,7 +382,7 @@ def open_splits(
     if settings.eval_split == AUTO:
         split, eval_split = split_off_holdout(split, settings.eval_fraction)
     elif settings.eval_split is not None:
-        eval_split = open_named(settings, settings.eval_split, needs_labels, source)
+        eval_split = open_named(settings, settings.eval_split, needs_labels, source, split.targets)
         require_labels(eval_split, settings.eval_split)
         eval_split = match_to_split(split, eval_split, settings.train_split, settings.eval_split)
         used[settings.eval_split] = eval_split

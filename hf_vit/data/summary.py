@@ -69,7 +69,8 @@ def log_holdout(held_out: "Split | None", fraction: float) -> None:
     if held_out is None:
         logger.warning("held out: nothing, of shards and of fewer than 10 images")
     else:
-        logger.warning("held out: %s (%s of each class)", _describe(held_out), f"{fraction:.3g}")
+        share = f"{fraction:.3g}" if held_out.targets else f"{fraction:.3g} of each class"
+        logger.warning("held out: %s (%s)", _describe(held_out), share)
 
 
 def log_classes_without_evaluation(train: "Split", evaluation: "Split | None") -> None:

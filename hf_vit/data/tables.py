@@ -32,7 +32,15 @@ TABLES = {
     "metadata.parquet": "file_name",
 }
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)")
-_KINDS_OF_LABELS = (pa.types.is_integer, pa.types.is_string, pa.types.is_list, pa.types.is_boolean)
+_KINDS_OF_VALUES = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_list,
+    pa.types.is_boolean,
+)
+_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)", re.IGNORECASE)
+_FRACTION = re.compile(r"[+-]?\d*\.\d*[1-9]\d*(e[+-]?\d+)?|[+-]?\d+(\.\d*)?e-\d+", re.IGNORECASE)
 _NO_ROW = "not used, images without a row in a table"
 _NO_IMAGE = "not used, rows of tables without an image"
 _OTHER_TABLES = "not used, tables beside labels.csv"
@@ -44,7 +52,8 @@ def has_labels(folder: Path, tables: list[str], label_column: str | None) -> boo
     for name in tables:
         header = _read_header(folder / name)
         columns = [column for column in header if column not in (TABLES[PurePosixPath(name).name], "split")]
-        if PurePosixPath(name).name == "labels.csv" or label_column in columns or named_like_labels(columns):
+        named = {label_column, *(label_column or "").split(",")}
+        if PurePosixPath(name).name == "labels.csv" or named.intersection(columns) or named_like_labels(columns):
             return True
     return False
 
@@ -263,13 +272,35 @@ def _convert(column: str, values: list[Any], are_texts: bool) -> tuple[list[Any]
         array = pa.array(values)
     except (pa.ArrowException, OverflowError):
         return values, None
-    if not any(is_kind(array.type) for is_kind in _KINDS_OF_LABELS):
+    if not any(is_kind(array.type) for is_kind in _KINDS_OF_VALUES):
         return values, None
     return values, datasets.features.features.generate_from_arrow_type(array.type)
 
 
 def _parse_texts(values: list[Any]) -> list[Any]:
-    """Return the whole numbers of a CSV file's column, if all its fields are; an empty field is None."""
+    """Return the numbers of a CSV file's column, if all its fields are whole, or some have fractions; else texts.
+
+    An empty field is None.
+    """
     given = [value for value in values if value]
-    parse: Any = int if all(map(_WHOLE_NUMBER.fullmatch, given)) else str
+    parse: Any = str
+    if all(map(_WHOLE_NUMBER.fullmatch, given)):
+        parse = int
+    elif all(map(_NUMBER.fullmatch, given)) and any(map(_FRACTION.fullmatch, given)):
+        parse = float
     return [parse(value) if value else None for value in values]
+
+
+def locate_row(image: str) -> str | None:
+    """Return "TABLE, line N" for the row of an image in a metadata table; None if there is none."""
+    path = Path(os.path.abspath(image))
+    for folder in path.parents:
+        for name, column in TABLES.items():
+            table = folder / name
+            if name == "labels.csv" or not table.is_file():
+                continue
+            rows, are_csv = _read_rows(table)
+            for number, row in enumerate(rows, start=2 if are_csv else 1):
+                if _image_path("", str(row.get(column))) == path.relative_to(folder).as_posix():
+                    return f"{table}, line {number}"
+    return None

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -15,11 +16,13 @@ from ..data.labels import match_to_model, names_of
 from ..data.sources import Source
 from ..data.splits import Split, find_eval_split, open_named, source_of
 from ..data.summary import log_splits, write_unused
+from ..data.targets import split_columns
 from ..files.download import fetch
 from ..files.messages import join_names, shorten
 from ..files.pictures import to_mode
 from ..files.reading import read_json, read_yaml
 from ..inference.predictions import EvaluationBatches, predict, score
+from ..inference.regression import evaluate_regression
 from ..inference.result_page import HeldOut, title_of, write_results
 from ..models.image_reading import load_image
 from ..models.scores import score_function, thresholds_of
@@ -35,14 +38,28 @@ _RED_BORDER = 2  # pixels at each side of ObjectNet's images, which its authors'
 
 
 def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:
-    """Measure loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy."""
+    """Measure loss, top-1, top-5 and mean per-class accuracy; with `real_labels`, ReaL accuracy.
+
+    Of a regression, measure the errors, R2 and rank correlation.
+    """
     model, processor = load_evaluated(settings, accelerator, needs_head=True)
-    split, name = open_default_split(settings)
+    is_regression = score_function(model.config) == "none"
+    targets = names_of(model.config) if is_regression else []
+    if targets and settings.label_column is not None:  # columns with other names
+        targets = split_columns(settings.label_column, len(targets))
+    split, name = open_default_split(settings, targets)
     if accelerator.is_main_process:
         print(f"evaluating {settings.model} on {settings.dataset}, {name}: {len(split):,} images", file=sys.stderr)
-    split = match_to_model(split, model.config, str(settings.model), settings.label_map)
+    if not is_regression:
+        split = match_to_model(split, model.config, str(settings.model), settings.label_map)
     real = None if settings.real_labels is None else _match_real_labels(read_real_labels(settings.real_labels), split)
-    predictions, thresholds = _run(settings, accelerator, model, processor, split), thresholds_of(model.config)
+    thresholds = thresholds_of(model.config)
+    if is_regression:
+        batches = EvaluationBatches(settings, split, processor, model.config, accelerator)
+        predictions, metrics = evaluate_regression(accelerator, model, batches, names_of(model.config))
+    else:
+        predictions = _run(settings, accelerator, model, processor, split)
+        metrics = score(predictions, real, thresholds)
     if settings.output_dir and settings.protocol == "accuracy" and accelerator.is_main_process:
         held_out = HeldOut(predictions, split, names_of(model.config), Path(str(settings.dataset)), thresholds)
         processes = f", {accelerator.num_processes} processes" if accelerator.num_processes > 1 else ""
@@ -55,13 +72,16 @@ def evaluate(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, 
         }
         title = title_of(settings.model, settings.dataset)
         write_results(Path(settings.output_dir), held_out, title, facts, dump(settings))
-    return score(predictions, real, thresholds)
+    return metrics
 
 
-def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
+def open_default_split(settings: EvaluateSettings, targets: Sequence[str] = ()) -> tuple[Split, str]:
     """Open the split of the settings, or by default test, else the images that the model's training held out.
 
     For data without either, it is another held-out split, or the only split.
+
+    Args:
+        targets: columns of numbers, for a regression.
 
     Returns:
         The split, and its name for messages.
@@ -70,23 +90,24 @@ def open_default_split(settings: EvaluateSettings) -> tuple[Split, str]:
         ValueError: the model was trained on an unknown part of these data.
     """
     source = source_of(settings)
-    split, name, whole = _choose_split(settings, source)
+    split, name, whole = _choose_split(settings, source, targets)
     log_splits(source, {whole: split})
     if settings.output_dir is not None:
         write_unused(Path(settings.output_dir), source.unused)
     return split, name
 
 
-def _choose_split(settings: EvaluateSettings, source: Source) -> tuple[Split, str, str]:
+def _choose_split(settings: EvaluateSettings, source: Source, targets: Sequence[str]) -> tuple[Split, str, str]:
     """Return the split of `open_default_split`, its name for messages, and the name of the split that it is part of."""
     if settings.split is not None or "test" in (source.names or ["test"]):
         name = settings.split or "test"
-        return open_named(settings, name, source=source), name, name
+        return open_named(settings, name, source=source, targets=targets), name, name
     record = read_record(str(settings.model)) or {}
     train_split = record.get("train_split") or settings.train_split
     is_trained_on = Path(str(record.get("dataset"))).resolve() == Path(source.name).resolve()
     if is_divided(record):
-        train, held_out = divide_as_recorded(open_named(settings, train_split, source=source), record)
+        whole = open_named(settings, train_split, source=source, targets=targets)
+        train, held_out = divide_as_recorded(whole, record)
         if held_out is not None and fingerprint_data(train) == record.get("fingerprint"):
             return held_out, f"the held-out images of {train_split}", train_split
         if is_trained_on:
@@ -97,7 +118,7 @@ def _choose_split(settings: EvaluateSettings, source: Source) -> tuple[Split, st
             )
     name = record.get("eval_split") if is_trained_on else find_eval_split(source, train_split)
     name = train_split if name in (None, AUTO) else name
-    return open_named(settings, name, source=source), name, name
+    return open_named(settings, name, source=source, targets=targets), name, name
 
 
 def evaluate_real(settings: EvaluateSettings, accelerator: Accelerator) -> dict[str, Any]:

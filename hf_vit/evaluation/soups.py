@@ -76,6 +76,8 @@ def soup(
     refuse_existing(output_dir, overwrite)
     model, processor = load(names[0], backend="eager")
     check_classifier(model, names[0])
+    if dataset is not None and score_function(model.config) == "none":
+        raise ValueError("the soup of a regression is not measured: leave the dataset out, with the method uniform")
     model.config.clear_calibration()  # which belongs to the weights of one model
     weights = {name: read_weights(name, model, names[0]) for name in names}
     measure = None

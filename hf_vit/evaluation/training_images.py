@@ -49,7 +49,7 @@ def training_digests(model: str) -> set[bytes]:
     stated = record.get("settings") or {}
     if stated.get("add") or stated.get("remove"):
         raise ValueError(f"classes of {model} were added or removed, and its record lacks the earlier images")
-    names = [one.name for one in fields(FinetuneSettings) if one.metadata["group"] == "data"]
+    names = ["task", *(one.name for one in fields(FinetuneSettings) if one.metadata["group"] == "data")]
     settings = FinetuneSettings(**{name: stated[name] for name in names if name in stated})
     split, _ = divide_as_recorded(open_named(settings, settings.train_split), record)
     if split.is_sharded or fingerprint_data(split) != record.get("fingerprint"):

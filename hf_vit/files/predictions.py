@@ -15,7 +15,14 @@ class Prediction(NamedTuple):
     """A class and its score."""
 
     label: str
-    score: float  # probability, or the value of a regression; see `scores_of`
+    score: float  # probability; see `scores_of`
+
+
+class TargetValue(NamedTuple):
+    """A target of a regression and its predicted value."""
+
+    label: str
+    value: float
 
 
 class Batch(NamedTuple):
@@ -37,9 +44,11 @@ class ClassRule:
         coverage: instead of `top_k`, the share of images whose predicted set holds the right class, one that the model
             was calibrated for.
         reject: predict no class for an image that shows none of them, see `distances_to_classes`.
+        is_regression: the labels are targets of numbers, which are all predicted, in their order.
 
     Raises:
-        ValueError: threshold and coverage are given, or the model is not calibrated for coverage or rejection.
+        ValueError: threshold and coverage are given, or the model is not calibrated for coverage or rejection; or one
+            of them is given for a regression.
     """
 
     def __init__(
@@ -50,7 +59,11 @@ class ClassRule:
         threshold: float | Literal["auto"] | None = None,
         coverage: float | None = None,
         reject: bool = False,
+        is_regression: bool = False,
     ):
+        if is_regression and (threshold is not None or coverage is not None or reject):
+            raise ValueError("the model predicts numbers, not classes: threshold, coverage and reject must be unset")
+        self.is_regression = is_regression
         self.labels = labels
         self.count = top_k if threshold is None and coverage is None else len(labels)
         self.lowest = _lowest_scores(thresholds, len(labels), threshold, coverage)
@@ -60,12 +73,16 @@ class ClassRule:
             if len(self.limits) != len(labels):
                 raise ValueError("the model has no rejection_thresholds: calibrate it first (hf-vit calibrate)")
 
-    def classes(self, logits: np.ndarray, scores: np.ndarray) -> list[list[Prediction]]:
-        """Return the classes of each image, most likely first.
+    def classes(self, logits: np.ndarray, scores: np.ndarray) -> list[Any]:
+        """Return the classes of each image, most likely first; of a regression, all targets.
 
         Args:
             logits, scores: (batch, num_labels) each, float32.
         """
+        if self.is_regression:
+            return [
+                [TargetValue(self.labels[index], value) for index, value in enumerate(row)] for row in logits.tolist()
+            ]
         order = np.argsort(-scores, axis=1, kind="stable")[:, : self.count]
         rejected = np.zeros(len(logits), bool)
         if self.limits is not None:
@@ -123,14 +140,17 @@ def unit_length(features: np.ndarray) -> np.ndarray:
     return features / np.where(lengths == 0, 1, lengths)
 
 
-def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Callable[[str, list[Any]], None]:
+def predictions_writer(kind: str, file: TextIO, is_regression: bool = False) -> Callable[[str, list[Any]], None]:
     """Return a function that writes the predictions of an image, most likely first.
 
     Args:
         kind: "text", "jsonl" or "csv"; the header of a CSV is written at once.
         file: open text file.
-        in_percent: write the scores of a text in percent, for probabilities.
+        is_regression: they are of `TargetValue`, not `Prediction`.
     """
+    if kind == "csv" and is_regression:
+        values = Table(file, ["image", "label", "value"])
+        return lambda image, predictions: values.extend([image, *entry] for entry in predictions)
     if kind == "csv":
         table = Table(file, ["image", "rank", "label", "score"])
         return lambda image, predictions: table.extend(
@@ -140,11 +160,11 @@ def predictions_writer(kind: str, file: TextIO, in_percent: bool = True) -> Call
         return lambda image, predictions: print(
             json.dumps({"image": image, "predictions": [entry._asdict() for entry in predictions]}), file=file
         )
-    form = "6.1%" if in_percent else "10.4g"
+    form = "10.4g" if is_regression else "6.1%"
     nothing = ["  none of the classes"]
 
     def write(image: str, predictions: list[Prediction]) -> None:
-        lines = [f"  {entry.score:{form}}  {printable(entry.label)}" for entry in predictions]
+        lines = [f"  {number:{form}}  {printable(label)}" for label, number in predictions]
         print(printable(image), *(lines or nothing), sep="\n", file=file)
 
     return write

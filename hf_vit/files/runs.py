@@ -14,6 +14,7 @@ REPORTS = (
     "card_data.json",
     "learning_curve.png",
     "confusion_matrix.png",
+    "scatter.png",
     "recipe.yaml",
     "calibration.json",
     "soup.json",
@@ -34,6 +35,11 @@ def copy_reports(find_report: Callable[[str], str | None], output: str | os.Path
                 shutil.copyfile(file, draft)
 
 
+def is_error(metric: str) -> bool:
+    """Return whether a smaller value of a metric is better."""
+    return metric.partition("/")[0] in ("loss", "mae")
+
+
 def best_checkpoint_dir(folder: str | os.PathLike) -> Path | None:
     """Return the folder best/ of a training run, if its model was better than that of the last step; None otherwise."""
     best = Path(folder, "best")
@@ -46,5 +52,5 @@ def best_checkpoint_dir(folder: str | os.PathLike) -> Path | None:
     last = metrics.get(name)
     if not isinstance(reached, float) or not isinstance(last, float):
         return None
-    is_better = reached < last if name == "loss" else reached > last
+    is_better = reached < last if is_error(name) else reached > last
     return best if is_better else None

@@ -32,6 +32,7 @@ _JAX = ("vit_jax", "flax", "big_vision", "big_transfer", "bit_paper", "bit")  # 
 _MARKUP = re.compile(r"[\\`*\[\]<>|~$&]")
 _FIGURES = {  # figures of a training run: their alternative texts
     "confusion_matrix.png": "Confusion matrix: held-out images by label (rows) and prediction (columns)",
+    "scatter.png": "Predicted and true values of the held-out images",
     "learning_curve.png": "Learning curve: loss, accuracy and learning rate by optimizer step",
 }
 # Settings of a training run that do not change its result, and those in other parts of the card.

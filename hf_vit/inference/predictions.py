@@ -46,7 +46,7 @@ class EvaluationBatches:
         self.loader: Any = eval_loader(SplitImages(split, self.reader), size, *processes, settings.num_workers)
         height, width = as_pair(config.image_size)
         black = Image.new("RGB" if config.num_channels == 3 else "L", (width, height))
-        label: Any = np.zeros(split.num_labels, np.float32) if split.multi_label else -1
+        label: Any = np.zeros(split.num_labels, np.float32) if split.multi_label or split.targets else -1
         blank = _merge(self.reader([(-1, black)]), [label])
         self.padding = {name: tensor.expand(size, *tensor.shape[1:]).clone() for name, tensor in blank.items()}
 

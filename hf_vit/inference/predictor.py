@@ -17,7 +17,7 @@ from ..files.predictions import Batch, ClassRule, Prediction, unit_length
 from ..files.versions import versions_of
 from ..loading import check_classifier, load, model_and_processor
 from ..models.configuration_hf_vit import HfViTConfig
-from ..models.scores import scores_of, stored_thresholds
+from ..models.scores import score_function, scores_of, stored_thresholds
 from .batches import choose_workers, compute_batches, list_of_images, number_batches
 from .columns import add_columns, images_of, is_batch
 
@@ -105,7 +105,9 @@ class Predictor:
             limits = {"top_k": top_k, "threshold": threshold, "coverage": coverage, "reject": reject}
             self._settings = {"task": task, **limits}
             config = self.model.config
-            self._rule = ClassRule(config.id2label, stored_thresholds(config), top_k, threshold, coverage, reject)
+            is_regression = score_function(config) == "none"
+            limits["is_regression"] = is_regression
+            self._rule = ClassRule(config.id2label, stored_thresholds(config), **limits)
         elif getattr(self.model.config, "pooling", "cls") == "none":
             raise ValueError("cannot embed images: the model's pooling is 'none' (expected 'cls', 'mean' or 'map')")
 
@@ -220,7 +222,7 @@ class Predictor:
                     features[row] = answer
             return {"features": features, "error": errors}
         labels = [[one.label for one in answer or []] for answer in answers]
-        scores = [[one.score for one in answer or []] for answer in answers]
+        scores = [[number for _, number in answer or []] for answer in answers]
         return {"labels": labels, "scores": scores, "error": errors}
 
     @property
@@ -321,7 +323,8 @@ def predict(
             wrote.
 
     Returns:
-        For each image, in their order, its classes as `Prediction`, (label, score).
+        For each image, in their order, its classes as `Prediction`, (label, score); of a regression, all targets as
+        `TargetValue`, (label, value).
 
     Raises:
         ValueError: an argument is invalid, there are no images, an image cannot be read (the message names it), or the

@@ -1,4 +1,4 @@
-"""Results of a classifier on a split: report.html, predictions.csv, and what the model card shows by class."""
+"""Results of a classifier or a regression on a split: report.html, predictions.csv, and what the model card shows."""
 
 import io
 import os
@@ -25,6 +25,7 @@ from ..models.image_reading import ImageReadingError
 from ..models.relevance import NoRelevance, class_relevance, visible_image
 from .batches import ImageReader
 from .multi_label import average_precision, score_labels
+from .regression_page import describe_regression, draw_scatter, list_values
 
 _PICTURES = 24  # number of images on each of the two contact sheets
 _PICTURE_SIZE = 128  # pixels of the longer side; shown at 96 or more
@@ -66,6 +67,11 @@ class HeldOut:
         """Return whether each image has one label or none."""
         return self.predictions["label"].ndim == 1
 
+    @property
+    def is_regression(self) -> bool:
+        """Return whether images have targets, not labels."""
+        return "values" in self.predictions
+
     def labeled(self, name: str) -> np.ndarray:
         """Return one column of the predictions, without images that have no label."""
         return self.predictions[name][self.predictions["label"] >= 0]
@@ -101,7 +107,9 @@ class HeldOut:
 
 
 def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
-    """Draw confusion_matrix.png of 2 to 30 classes, and return the results by class that the model card shows.
+    """Draw a figure for the model card, and return the results by class that it shows.
+
+    The figure is confusion_matrix.png of 2 to 30 classes, or scatter.png of a regression.
 
     Returns:
         "num_classes" that have images, and "classes" with their "name", "images" and "right": all of 20 or fewer, in
@@ -109,6 +117,10 @@ def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
         "mistaken": label, prediction and number of images of the 10 most frequent mistakes. Empty if no image has a
         label, or an image may have several.
     """
+    if held_out.is_regression:
+        with own_file(output / "scatter.png") as file:
+            file.write_bytes(draw_scatter(held_out))
+        return {}
     if not held_out.is_single_label or not len(held_out.labeled("label")):
         return {}
     names, confusion = held_out.names, Confusion(held_out.labeled("label"), held_out.labeled("ranked")[:, 0])
@@ -152,8 +164,14 @@ def write_results(
     write_text(output / "predictions.csv", _as_csv(held_out))
     if single and not len(held_out.labeled("label")):
         return
-    template = f"{'result' if single else 'multi_label'}_page.html.jinja"
-    content = (_single_label if single else _multi_label)(held_out)
+    unlabeled = 0
+    if held_out.is_regression:
+        kind, content = "regression", describe_regression(held_out)
+    elif single:
+        kind, content = "result", _single_label(held_out)
+        unlabeled = int((held_out.predictions["label"] < 0).sum())
+    else:
+        kind, content = "multi_label", _multi_label(held_out)
     content |= {
         "title": title,
         "names": held_out.names,
@@ -163,18 +181,21 @@ def write_results(
         "audit": audit,
         "curve": "" if curve is None else data_uri("png", curve.read_bytes()),
         "skipped": held_out.predictions["skipped"],
-        "unlabeled": int((held_out.predictions["label"] < 0).sum()),
+        "unlabeled": unlabeled,
     }
-    write_text(output / "report.html", render_page("hf_vit.inference", template, **content))
+    write_text(output / "report.html", render_page("hf_vit.inference", f"{kind}_page.html.jinja", **content))
 
 
 def _as_csv(held_out: HeldOut) -> str:
     """Return CSV with a row per image: row in the split, file, label, and the top classes with probabilities.
 
-    If an image may have several labels: labels, predicted labels, and the score of each class.
+    If an image may have several labels: labels, predicted labels, and the score of each class. Of a regression: the
+    targets and their predictions.
     """
     found, names, rows = held_out.predictions, held_out.names, []
-    if held_out.is_single_label:
+    if held_out.is_regression:
+        header, *rows = list_values(held_out)
+    elif held_out.is_single_label:
         ranks = ["", *(f"_{rank}" for rank in range(2, found["ranked"].shape[1] + 1))]
         header = ["label", *(name + rank for rank in ranks for name in ("prediction", "probability"))]
         for label, ranked, shares in zip(found["label"], found["ranked"], found["probabilities"], strict=True):

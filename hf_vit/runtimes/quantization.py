@@ -89,6 +89,8 @@ def quantize(
     require("nncf", "openvino")
     files = _choose_images(images)
     model, processor = load(folder, backend="eager")  # the folder may be quantized already
+    if model.config.problem_type == "regression":
+        raise ValueError(f"cannot quantize {folder}: it predicts numbers (expected a classifier)")
     if not isinstance(model, HfViTForImageClassification) or model.config.pooling == "none":
         raise ValueError(f"cannot quantize {folder}: it holds a {type(model).__name__} (expected a ViT classifier)")
     model = model.float()

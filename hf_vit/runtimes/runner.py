@@ -130,7 +130,8 @@ class Classifier:
             fetch: function that is called with each image before it is read, in a thread.
             rule: `top_k`, `threshold`, `coverage` and `reject`, as in `ClassRule`.
         """
-        classes = ClassRule(self.labels, self.thresholds, **rule).classes
+        is_regression = self.program["scores"] == "none"
+        classes = ClassRule(self.labels, self.thresholds, is_regression=is_regression, **rule).classes
 
         def answer(logits):
             if not np.isfinite(logits).all():
@@ -380,7 +381,7 @@ def main(folder):
             print(printable(str(error)), file=sys.stderr)
             status = 1
     classifier = Classifier(folder, len(paths))
-    write = predictions_writer("text", sys.stdout, in_percent=classifier.program["scores"] != "none")
+    write = predictions_writer("text", sys.stdout, is_regression=classifier.program["scores"] == "none")
     for batch in classifier.predict(paths, **options):
         for number, classes in zip(batch.numbers, batch.outputs, strict=True):
             write(str(paths[number]), classes)

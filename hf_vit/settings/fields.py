@@ -74,6 +74,7 @@ def check_bounds(settings: Any) -> None:
 
 
 AUTO = "auto"  # a value of several settings
+REGRESSION_LOSSES = ("mse", "huber")
 _HOLDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 _data = partial(setting, group="data")
@@ -135,7 +136,9 @@ class DataSettings:
     )
     dataset_config: str | None = _data(None, "configuration of a Hub data set that has several")
     image_column: str | None = _data(None, "name of the image column; by default the only column of images")
-    label_column: str | None = _data(None, "name of the label column; by default the only column of labels")
+    label_column: str | None = _data(
+        None, "name of the label column; by default the only column of labels; for a regression, one or several (A,B)"
+    )
     layout: Literal["class", "split/class"] | None = _data(
         None,
         "what the folders at the top are, where names can be read in two ways: class (no name is a split) or "
@@ -379,13 +382,19 @@ class TrainingSettings(DataSettings):
         0.0, "fraction of patches to drop (NaViT); needs preset native", at_least=0, at_most=0.95
     )
 
-    task: Literal["auto", "single-label", "multi-label"] = _loss(
-        AUTO, "labels of an image: one (single-label) or any number (multi-label); auto: as in the data"
-    )
-    loss: Literal["auto", "softmax", "sigmoid"] = _loss(
+    task: Literal["auto", "single-label", "multi-label", "regression"] = _loss(
         AUTO,
-        "softmax: cross-entropy over all classes; sigmoid: binary cross-entropy of each class; auto: sigmoid for a "
-        "multi-label task, else softmax",
+        "labels of an image: one class (single-label), any number of classes (multi-label), or numbers (regression); "
+        "auto: as in the data, where numbers with fractions are a regression",
+    )
+    loss: Literal["auto", "softmax", "sigmoid", "mse", "huber"] = _loss(
+        AUTO,
+        "softmax: cross-entropy over all classes; sigmoid: binary cross-entropy of each class; mse, huber: squared "
+        "error and Huber loss of a regression; auto: sigmoid for a multi-label task, mse for a regression, else "
+        "softmax",
+    )
+    huber_delta: float = _loss(
+        1.0, "huber: error above which the loss is linear, in standard deviations of the target", above=0, in_steps=True
     )
     class_weights: Literal["none", "balanced"] = _loss(
         "none",
@@ -420,7 +429,7 @@ class TrainingSettings(DataSettings):
     best_metric: str = _report(
         AUTO,
         "metric that chooses the best model, such as loss or accuracy/cat; auto: accuracy; mean_average_precision for "
-        "a multi-label task; loss without labels",
+        "a multi-label task; loss for a regression and without labels",
         in_steps=True,
     )
     early_stopping: int | None = _report(
@@ -491,6 +500,18 @@ class TrainingSettings(DataSettings):
             )
         self._check_schedule()
         self._check_images()
+        if self.task == "regression":
+            self.check_regression()
+        if self.huber_delta != 1 and self.loss != "huber":
+            raise ValueError(f"huber_delta is {self.huber_delta}, which needs loss huber")
+
+    def check_regression(self) -> None:
+        """Raise ValueError if settings have no meaning for a regression."""
+        names = "class_sampling class_weights label_smoothing teacher head_bias mixup_alpha cutmix_alpha relabel"
+        if wrong := self.changed(f"{names} num_labels label_names"):
+            raise ValueError(f"{', '.join(wrong)} must be unset for a regression, which has no classes")
+        if self.loss not in (AUTO, *REGRESSION_LOSSES):
+            raise ValueError(f"loss is {self.loss}; for a regression it must be {' or '.join(REGRESSION_LOSSES)}")
 
     def _check_length(self) -> None:
         """Raise ValueError unless the length of the run is set, in one way."""
@@ -661,6 +682,8 @@ class FinetuneSettings(TrainingSettings):
                 raise ValueError(f"{', '.join(wrong)} must be unset with add and remove, which keep the model's")
         if self.closed_form and (wrong := self.changed(" ".join(self.unused_fields()))):
             raise ValueError(f"{', '.join(wrong)} must be unset: a head in closed form is not trained in steps")
+        if self.closed_form and self.loss == "huber":
+            raise ValueError("loss is huber, but a head in closed form has the smallest squared error")
         if not self.closed_form and self.l2_reg != AUTO:
             raise ValueError("l2_reg needs closed_form, or the recipe instant")
 

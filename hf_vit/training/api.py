@@ -182,7 +182,8 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
         accelerator.print(fold)
         found.append(_finetune(own, accelerator, split, parts, command))
         accelerator.free_memory()
-    names = [name for name in found[0] if not name.startswith(("train_", "best"))]
+    names = [name for name, value in found[0].items() if not name.startswith(("train_", "best")) and value is not None]
+    names = [name for name in names if not isinstance(found[0][name], list)]  # no intervals
     names = [name for name in names if all(name in metrics for metrics in found)]
     rows = {name: [metrics[name] for metrics in found] for name in names}
     mean = {name: statistics.fmean(values) for name, values in rows.items()}
@@ -191,9 +192,13 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
     if accelerator.is_main_process:
         write_json(output / "folds.json", results)
     shown = "mean_average_precision" if split.multi_label else "accuracy"
+    form = ".2%"
+    if split.targets:
+        shown = next(name for name in names if name.startswith("mae"))
+        form = ".4g"
     accelerator.print(
-        f"{shown.replace('_', ' ')} {mean[shown]:.2%}, standard deviation {deviation[shown]:.2%} over {len(found)} "
-        f"folds: {output / 'folds.json'}"
+        f"{shown.replace('_', ' ')} {mean[shown]:{form}}, standard deviation {deviation[shown]:{form}} over "
+        f"{len(found)} folds: {output / 'folds.json'}"
     )
     return results
 

@@ -26,6 +26,7 @@ from ..data.splits import Split
 from ..files.messages import did_you_mean, join_names
 from ..files.removed_names import check_removed_arguments
 from ..inference.predictions import TOP_K
+from ..inference.regression import METRICS, TargetScale
 from ..loading import ModelFiles, find_model, load, set_class_names, set_preset
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig, HfViTHybridConfig
@@ -34,14 +35,23 @@ from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.pretrained import HfViTHead
 from ..models.registry import config_of_variant
 from ..models.sizes import as_pair
-from ..settings.fields import AUTO, FinetuneSettings, PretrainSettings, TrainingSettings
+from ..settings.fields import AUTO, REGRESSION_LOSSES, FinetuneSettings, PretrainSettings, TrainingSettings
 from .launch import (
     compile_options,
     is_sharded,
     make_states,
     shard_by_layers,
 )
-from .objectives import Classification, Distillation, MaskedPatches, Normalizer, Objective, Teacher, balanced_weights
+from .objectives import (
+    Classification,
+    Distillation,
+    MaskedPatches,
+    Normalizer,
+    Objective,
+    Regression,
+    Teacher,
+    balanced_weights,
+)
 from .optimization import build_optimizer, freeze_parameters
 
 logger = logging.getLogger(__name__)
@@ -86,6 +96,8 @@ def load_for_finetuning(settings: FinetuneSettings, split: Split) -> tuple[PreTr
         set_class_names(model.config, names)  # removes what calibration wrote, which training changes
         model.conversion_record = None
     _set_problem_type(model.config, settings.loss)
+    if split.targets and head["head"] == "new":
+        _scale_head(model, split)
     measure_channels(processor, split)
     if settings.save_for == "transformers":
         from ..conversion.exporting import find_writer  # slow to import
@@ -138,8 +150,15 @@ def _dropout_rates(settings: TrainingSettings, is_resnet: bool) -> dict[str, Any
 
 
 def _set_problem_type(config: Any, loss: str) -> None:
-    """Set the problem type of a configuration, which selects sigmoid or softmax."""
-    config.problem_type = "multi_label_classification" if loss == "sigmoid" else "single_label_classification"
+    """Set the problem type of a configuration, which selects sigmoid, softmax, or values as they are."""
+    types = {"sigmoid": "multi_label_classification", **dict.fromkeys(REGRESSION_LOSSES, "regression")}
+    config.problem_type = types.get(loss, "single_label_classification")
+
+
+def _scale_head(model: Any, split: Split) -> None:
+    """Change a new head, made for standardized targets, to the units of the training images' targets."""
+    scale = TargetScale(split.target_values(), split.targets)
+    scale.set_heads(model, scale.fold)
 
 
 def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[PreTrainedModel, Any]:
@@ -157,6 +176,8 @@ def build_for_pretraining(settings: PretrainSettings, split: Split) -> tuple[Pre
         set_class_names(config, class_names_of(split))
         _set_problem_type(config, settings.loss)
         model = AutoModelForImageClassification.from_config(config)
+        if split.targets:
+            _scale_head(model, split)
     freeze_parameters(model, settings.freeze)
     height, width = as_pair(config.image_size)
     processor = HfViTImageProcessor(size={"height": height, "width": width}, num_channels=config.num_channels)
@@ -373,6 +394,8 @@ def build_objective(
     normalizer = Normalizer(processor, device)
     if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
         return MaskedPatches(settings, normalizer)
+    if split.targets:
+        return Regression(settings, normalizer, TargetScale(split.target_values(), split.targets))
     if settings.teacher is not None:
         teacher = Teacher(settings.teacher, config, normalizer, device)
         num_images = 0 if split.is_sharded else len(split)
@@ -464,6 +487,9 @@ def choose_best_metric(settings: TrainingSettings, split: Split | None, config: 
         return name
     if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
         known = ["loss", "patch_accuracy"]
+    elif split.targets:
+        ends = [f"/{name}" for name in split.targets] if len(split.targets) > 1 else [""]
+        known = ["loss", *[metric + end for metric in METRICS for end in ends]]
     elif split.multi_label:
         known = ["mean_average_precision", "loss", "accuracy", "micro_f1", "macro_f1"]
         known += [f"average_precision/{one}" for one in distinguish(names_of(config))]

@@ -22,6 +22,7 @@ from ..files.messages import join_names
 from ..files.output import new_model_files, write_json, write_text
 from ..inference.least_squares import LeastSquares, class_targets
 from ..inference.predictions import EvaluationBatches, collect, evaluate_classifier, model_inputs
+from ..inference.regression import TargetScale, evaluate_regression
 from ..loading import find_model, load
 from ..models.configuration_hf_vit import HfViTConfig
 from ..settings.fields import AUTO, FinetuneSettings
@@ -36,7 +37,7 @@ class TrainingFeatures(NamedTuple):
     """The inputs of a head and their labels: all that its solution in closed form depends on."""
 
     values: torch.Tensor  # (images, features) float32
-    labels: torch.Tensor  # class numbers (images,), or indicators of several labels (images, classes)
+    labels: torch.Tensor  # class numbers (images,); or several labels' indicators or targets (images, outputs)
 
     def save(self, folder: Path) -> None:
         """Write them next to a model."""
@@ -63,7 +64,7 @@ def read_features(model: str) -> TrainingFeatures:
         )
     stored = load_file(file)
     if stored["labels"].ndim > 1:
-        raise ValueError(f"images of {model} have several labels each, so that no class can be added or removed alone")
+        raise ValueError(f"images of {model} have several labels or targets each: none can be added or removed alone")
     return TrainingFeatures(stored["features"], stored["labels"])
 
 
@@ -195,13 +196,23 @@ class ClosedFormRun:
     @torch.no_grad()
     def solve(self, features: TrainingFeatures) -> tuple[float, dict[str, Any]]:
         """Set the head to the solution; return its regularization and the leave-one-out accuracy."""
-        targets = class_targets(features.labels, self.config.num_labels)
+        scale = None
+        if self.config.problem_type == "regression":
+            scale = TargetScale(features.labels.double().numpy(), names_of(self.config))
+            targets = scale.standardize(features.labels.double())
+        else:
+            targets = class_targets(features.labels, self.config.num_labels)
         solver = LeastSquares(features.values, targets)
         l2 = solver.choose_l2() if self.settings.l2_reg == AUTO else float(self.settings.l2_reg)
         head: nn.Linear = self.accelerator.unwrap_model(self.model).classifier
         weight, bias = solver.linear(l2)
+        if scale is not None:
+            weight, bias = scale.fold(weight, bias)
         head.weight.copy_(weight)
         head.bias.copy_(bias)
+        if scale is not None:
+            errors = solver.leave_one_out(l2) - targets  # whose variance is 1
+            return l2, {"leave_one_out_r2": 1 - errors.square().mean().item()}
         if features.labels.ndim > 1:
             return l2, {}
         right = solver.leave_one_out(l2).argmax(dim=1) == features.labels
@@ -212,6 +223,9 @@ class ClosedFormRun:
         if self.eval_split is None:
             return {}
         batches = EvaluationBatches(self.settings, self.eval_split, self.processor, self.config, self.accelerator)
-        loss = self.settings.loss
-        self.predictions, metrics = evaluate_classifier(self.accelerator, self.model, batches, loss, self.config)
+        place = self.accelerator, self.model, batches
+        if self.eval_split.targets:
+            self.predictions, metrics = evaluate_regression(*place, names_of(self.config))
+        else:
+            self.predictions, metrics = evaluate_classifier(*place, self.settings.loss, self.config)
         return metrics

@@ -118,6 +118,7 @@ class Console:
 
     def log_evaluation(self, metrics: dict[str, float]) -> None:
         """Record the metrics of an evaluation; metrics per class only with at most 20 classes."""
+        metrics = {name: value for name, value in metrics.items() if not isinstance(value, list)}  # no intervals
         few = sum("/" in name for name in metrics) <= _LOGGED_CLASSES
         best = self.settings.best_metric
         self.log({f"eval_{name}": x for name, x in metrics.items() if few or "/" not in name or name == best})
@@ -215,6 +216,11 @@ def print_results(run: Run, metrics: dict[str, Any]) -> None:
         write(f"{name.replace('_', ' ')} {metrics[name]:.2%} on {metrics['samples']:,} held-out images")
         if run.num_steps:
             write(f"best: {describe_best(metrics)}")
+    for name in (name for name in metrics if name.partition("/")[0] == "r2"):
+        low, high = metrics[name.replace("r2", "r2_interval", 1)]
+        error = metrics[name.replace("r2", "mae", 1)]
+        title = name.replace("r2", "R²", 1).replace("/", " of ")
+        write(f"{title} {metrics[name]:.3f} ({low:.3f} to {high:.3f}), mean absolute error {error:.4g}")
     if (output / "report.html").exists():
         write(f"mistakes are shown in {output / 'report.html'}")
     has_classes = getattr(run.settings, "objective", "supervised") == "supervised"

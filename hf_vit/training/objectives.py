@@ -1,7 +1,7 @@
-"""Training objectives: classification (with mixup, CutMix and class weights), distillation, masked patch prediction.
+"""Training objectives: classification (mixup, CutMix, class weights), regression, distillation, masked patches.
 
-An objective is called with the model, a batch and the random generator of the step (classification also with a
-`patch_size`). It returns the loss and the accuracy of each sample, both (batch,).
+An objective is called with the model, a batch and the random generator of the step (classification and regression also
+with a `patch_size`). It returns the loss and the accuracy, or another `measure`, of each sample, both (batch,).
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ..data.devices import send
 from ..data.labels import names_of
 from ..inference.predictions import Batch, EvaluationBatches, collect, cross_entropy, make_targets, model_inputs
+from ..inference.regression import TargetScale, regression_loss
 from ..loading import load
 from ..models.image_processing_hf_vit import Normalize, flip_channels
 from ..models.modeling_masked_patch_prediction import LEVELS, Corruption, sample_corruption
@@ -162,6 +163,8 @@ class Normalizer:
 class Classification:
     """Cross-entropy with label smoothing, mixup, CutMix and class weights (num_labels,)."""
 
+    measure = "accuracy"
+
     def __init__(
         self, settings: TrainingSettings, normalizer: Normalizer, num_labels: int, weights: torch.Tensor | None = None
     ):
@@ -189,6 +192,8 @@ class Classification:
 
 class MaskedPatches:
     """Masked patch prediction; see `hf_vit.models.modeling_masked_patch_prediction`."""
+
+    measure = "accuracy"
 
     def __init__(self, settings: PretrainSettings, normalizer: Normalizer):
         self.shares = (settings.corruption, settings.mask_share, settings.random_patch_share)
@@ -251,7 +256,33 @@ class MaskedPatches:
         return results
 
 
-Objective: TypeAlias = Classification | MaskedPatches
+class Regression:
+    """Squared error or Huber loss of standardized targets.
+
+    Args:
+        scale: of the targets, which the head computes standardized.
+    """
+
+    measure = "mae"
+
+    def __init__(self, settings: TrainingSettings, normalizer: Normalizer, scale: TargetScale):
+        self.loss = settings.loss
+        self.delta = settings.huber_delta
+        self.normalizer = normalizer
+        self.scale = scale
+
+    def prepare(self, batch: Batch, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the normalized pixels and the standardized targets (batch, targets)."""
+        return self.normalizer(batch["image"]), self.scale.standardize(batch["label"])
+
+    def __call__(self, model, batch, rng, **sizes):
+        pixel_values, targets = self.prepare(batch, rng)
+        values = model(**{**model_inputs(batch), "pixel_values": pixel_values}, **sizes).logits
+        errors = self.scale.restore(values.detach().float()) - batch["label"]
+        return regression_loss(values, targets, self.loss, self.delta), errors.abs().mean(dim=1)
+
+
+Objective: TypeAlias = Classification | MaskedPatches | Regression
 
 
 class Teacher:

@@ -67,7 +67,8 @@ class Plan:
     def describe(self) -> str:
         """Return the plan as lines of text."""
         data, (low, median, high) = self.data, self.data["shorter_side"]
-        images = f"{data['images']:,} training images of {data['classes']:,} classes"
+        what = f"{data['targets']:,} targets" if "targets" in data else f"{data['classes']:,} classes"
+        images = f"{data['images']:,} training images of {what}"
         rows = [("data", f"{images}, {data['held_out']:,} held-out images")]
         if data["largest_class"]:  # shards are not inspected
             rows += [
@@ -121,7 +122,11 @@ def plan(
             setattr(run, name, value)
 
     _choose_batches_and_length(choose, len(split), run)
-    if data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1) and not split.multi_label:
+    if (
+        not split.targets
+        and data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1)
+        and not split.multi_label
+    ):
         reason = f"{_span(data['smallest_class'], data['largest_class'])} images per class"
         choose("class_sampling", "balanced", reason)
 
@@ -199,14 +204,14 @@ def describe_images(split: Split, eval_split: Split | None) -> dict[str, Any]:
     held_out = Counter() if eval_split is None else _read(eval_split)[0]
     leaks = sum(count for digest, count in held_out.items() if digest in digests)
     counts = np.zeros(split.num_labels, int)
-    if not split.is_sharded:
+    if not split.is_sharded and not split.targets:
         for numbers, count in split.label_counts().items():
             counts[[number for number in numbers if number >= 0]] += count
     shorter = sizes.min(axis=1)
     return {
         "images": len(split),
         "held_out": 0 if eval_split is None else len(eval_split),
-        "classes": len(split.classes_with_images()),
+        **({"targets": len(split.targets)} if split.targets else {"classes": len(split.classes_with_images())}),
         "smallest_class": int(counts.min()),
         "largest_class": int(counts.max()),
         "shorter_side": [int(shorter.min()), int(np.median(shorter)), int(shorter.max())],

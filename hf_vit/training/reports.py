@@ -15,16 +15,17 @@ from ..data.devices import describe_device
 from ..data.labels import distinguish, names_of
 from ..files.output import own_file, write_json
 from ..files.pages import page_color
+from ..files.runs import is_error
 from ..files.versions import versions_of
 from ..inference.result_page import Explanation, HeldOut, title_of, write_card_results, write_results
 from ..models.scores import thresholds_of
 from ..models.sizes import as_pair
 from ..settings.fields import AUTO, TrainingSettings, fields_with
 from ..settings.recipes import dump
-from .objectives import Objective
+from .objectives import Objective, Regression
 from .run import Run, TrainState
 
-_FIGURES = ("confusion_matrix.png", "learning_curve.png")  # of the model card
+_FIGURES = ("confusion_matrix.png", "scatter.png", "learning_curve.png")  # of the model card
 # Launches in which the main process has all weights.
 _WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 _PACKAGES = ("hf_vit", "torch", "transformers", "accelerate", "datasets")
@@ -125,7 +126,8 @@ def describe_best(metrics: Mapping[str, Any]) -> str:
     name, value = metrics["best_metric"], metrics["best"]
     if value is None:
         return "none"
-    shown = f"{value:.4g}" if name == "loss" else f"{value:.2%}"
+    is_share = not is_error(name) and name.partition("/")[0] not in ("r2", "spearman")
+    shown = f"{value:.2%}" if is_share else f"{value:.4g}"
     return f"{name.replace('_', ' ')} {shown} after step {metrics['best_step']:,}, in best/"
 
 
@@ -135,7 +137,8 @@ def write_curve(history: list[dict], path: Path) -> None:
 
     figure = Figure(figsize=(10, 3.2), layout="constrained")
     colors = {"": page_color("soft"), "eval_": page_color("bar")}  # as in report.html
-    for axes, name in zip(figure.subplots(1, 3), ("loss", "accuracy", "learning_rate"), strict=True):
+    measure = "mae" if any("mae" in entry for entry in history) else "accuracy"
+    for axes, name in zip(figure.subplots(1, 3), ("loss", measure, "learning_rate"), strict=True):
         for prefix, color in colors.items():
             key = f"{prefix}{name}"
             if points := [(entry["step"], entry[key]) for entry in history if key in entry]:
@@ -161,7 +164,9 @@ def draw_batch(run: Run, objective: Objective, batch: dict[str, torch.Tensor], p
     rng = np.random.default_rng((run.settings.seed, 0))  # as in `Trainer.train_step`
     pixels, targets = objective.prepare(batch, rng)
     pixels, captions = objective.normalizer.inverse(pixels[:_DRAWN]).cpu(), [""] * _DRAWN
-    if targets is not None:
+    if isinstance(objective, Regression):
+        captions = [", ".join(f"{value:.4g}" for value in values) for values in batch["label"][:_DRAWN].tolist()]
+    elif targets is not None:
         names = distinguish(names_of(run.config))
         captions = [describe_target(target, names) for target in targets[:_DRAWN].cpu().numpy()]
     if "spatial_shapes" in batch:

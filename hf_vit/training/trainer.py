@@ -22,13 +22,16 @@ from transformers import PreTrainedModel
 
 from ..data.device_augmentation import CropTransform, DeviceAugmentation
 from ..data.devices import is_deferred, mark_step
+from ..data.labels import names_of
 from ..data.loaders import TimedBatches
 from ..data.samplers import BatchLayout
 from ..data.splits import Split
 from ..data.summary import write_unused
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
+from ..files.runs import is_error
 from ..inference.predictions import EvaluationBatches, evaluate_classifier, to_cpu, to_device
+from ..inference.regression import evaluate_regression
 from ..settings.fields import TrainingSettings
 from ..settings.recipes import dump
 from .build import (
@@ -58,7 +61,7 @@ from .checkpoint import (
 )
 from .console import Console
 from .launch import sharded_parameters
-from .objectives import MaskedPatches, draw_patch_size
+from .objectives import MaskedPatches, Regression, draw_patch_size
 from .optimization import MovingAverage, build_schedule, set_learning_rate
 from .preemption import PREEMPTED, Preempted, Preemption
 from .reports import card_data, draw_batch, explanation_of, write_run_reports
@@ -117,6 +120,8 @@ class Trainer:
         if isinstance(self.transform, CropTransform):
             self.augmentation = DeviceAugmentation(self.transform, device)
         prepare_for_training(model, settings)
+        if isinstance(self.objective, Regression):
+            self.objective.scale.set_heads(model, self.objective.scale.unfold)
         self.layout = self._choose_layout(model)
         accelerator.gradient_accumulation_steps = self.layout.accumulation
         self.model, self.optimizer = prepare(settings, accelerator, model, self.num_steps)
@@ -246,7 +251,7 @@ class Trainer:
         samples = len(norms) * self.layout.batch_size
         self.state.skipped += int(skipped)
         self._sums, self._norms = torch.zeros_like(self._sums), []
-        means = {"loss": loss / samples, "accuracy": correct / samples}
+        means = {"loss": loss / samples, self.objective.measure: correct / samples}
         return {**means, "gradient_norm": norms[-1], "learning_rate": self.schedule(last)}
 
     def evaluate(self) -> dict[str, float]:
@@ -271,9 +276,12 @@ class Trainer:
     def _evaluate_classifier(self, **sizes: int) -> dict[str, float]:
         """Return the metrics at one patch size; `predictions` keeps the scores, for the reports."""
         loss = self.settings.loss
-        self.predictions, metrics = evaluate_classifier(
-            self.accelerator, self.model, self.eval_batches, loss, self.config, **sizes
-        )
+        place = self.accelerator, self.model, self.eval_batches
+        if isinstance(self.objective, Regression):
+            regression = names_of(self.config), self.objective.scale, loss, self.objective.delta
+            self.predictions, metrics = evaluate_regression(*place, *regression, **sizes)
+        else:
+            self.predictions, metrics = evaluate_classifier(*place, loss, self.config, **sizes)
         return metrics
 
     def keep_best(self, metrics: dict[str, float]) -> None:
@@ -372,6 +380,8 @@ class Trainer:
         model: Any = self.accelerator.unwrap_model(self.model)
         tensors = full_state_dict(model, keep=self.accelerator.is_main_process)
         if self.accelerator.is_main_process:
+            if isinstance(self.objective, Regression):
+                tensors = self.objective.scale.fold_state(model, tensors)
             with new_model_files(folder) as draft:
                 save_merged(model, tensors, draft)
                 self.processor.save_pretrained(draft)
@@ -399,7 +409,7 @@ class Trainer:
         name = self.best_metric
         if name not in metrics:
             raise TrainingStopped(f"--best-metric is {name}, but the evaluation computes {', '.join(metrics)}")
-        return -metrics[name] if name == "loss" else metrics[name]
+        return -metrics[name] if is_error(name) else metrics[name]
 
     @property
     def has_plateaued(self) -> bool:
@@ -411,7 +421,7 @@ class Trainer:
         """Return the "best" value of the "best_metric" and its "best_step"; each is None without an evaluation."""
         if self.state.best_step is None:
             return {"best": None, "best_metric": None, "best_step": None}
-        best = -self.state.best if self.best_metric == "loss" else self.state.best
+        best = -self.state.best if is_error(self.best_metric) else self.state.best
         return {"best": best, "best_metric": self.best_metric, "best_step": self.state.best_step}
 
     def swap_ema(self) -> None:
