@@ -1,8 +1,12 @@
 """Options of the commands: help, suggestions for unknown ones, and names of recipes."""
 
+import inspect
+
 import pytest
 
+import hf_vit
 from hf_vit.cli import main
+from hf_vit.cli.command_line import build_parser, commands_of
 from hf_vit.settings.fields import FinetuneSettings
 from hf_vit.settings.options import parse_settings
 from hf_vit.settings.recipes import about_recipe, installed_recipes, read_recipe
@@ -61,3 +65,17 @@ def test_completion_of_commands_and_settings(run_command):
     script = run_command(["completion", "bash"])
     assert "--learning-rate" in script
     assert "--top-k" in script
+
+
+@pytest.mark.parametrize("command", ["predict", "embed", "soup", "plan", "calibrate", "quantize", "push"])
+def test_a_command_and_its_python_function_have_the_same_defaults(command):
+    run = commands_of(build_parser(command))[command].get_default("run")
+    options = inspect.signature(run).parameters
+    arguments = inspect.signature(getattr(hf_vit, command)).parameters
+    optional = [
+        name for name in options if name in arguments and arguments[name].default is not inspect.Parameter.empty
+    ]
+    assert optional
+    for name in optional:
+        default = arguments[name].default
+        assert options[name].default in (default, False if default is None else default), name  # a flag has no None
