@@ -24,6 +24,7 @@ from .files.messages import check_choice
 from .files.model_files import HUB_NAME, LOCATION_ARGUMENTS, find_file, read_config, saved_class
 from .files.output import new_folder, restore_interrupted
 from .files.reading import read_image_processor, read_json_object
+from .files.readme import write_readme
 from .files.removed_names import check_removed, check_removed_arguments, describe_removed
 from .files.versions import require
 from .models.configuration_hf_bit import HfBiTConfig
@@ -673,3 +674,4 @@ def save_folder(
     with new_folder(output, overwrite) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
+        write_readme(folder, model.config.model_type, type(model).__name__)

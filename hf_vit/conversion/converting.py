@@ -16,9 +16,9 @@ from ..catalog import address_of, built_in_class_names, layers_missing_in, relea
 from ..files.download import Fetched, public_name, sha256_at
 from ..files.manifest import write_manifest
 from ..files.messages import check_choice
-from ..files.output import new_folder, refuse_inputs, write_text
+from ..files.output import new_folder, refuse_inputs
 from ..files.reading import read_json, read_json_object, read_text
-from ..files.readme import render_readme
+from ..files.readme import write_readme
 from ..files.removed_names import check_removed_arguments
 from ..files.versions import versions_of
 from ..models.configuration_hf_bit import HfBiTConfig
@@ -123,8 +123,7 @@ class Conversion:
             else:
                 saved.model.save_pretrained(draft)
             saved.processor.save_pretrained(draft)
-            card = render_readme(saved.model.config.model_type, type(saved.model).__name__)
-            write_text(draft / "README.md", card)
+            write_readme(draft, saved.model.config.model_type, type(saved.model).__name__)
             write_manifest(draft)
         return saved
 

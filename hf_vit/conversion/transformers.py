@@ -18,6 +18,7 @@ from transformers.utils import logging
 from ..files.manifest import check_manifest
 from ..files.output import write_json
 from ..files.reading import read_image_processor
+from ..files.readme import write_readme
 from ..models.configuration_hf_bit import HfBiTConfig
 from ..models.configuration_hf_vit import HfViTConfig
 from ..models.image_processing_hf_vit import HfViTImageProcessor, add_jpeg_dct, record_of_original
@@ -475,6 +476,7 @@ def save_for_transformers(model: Model, processor: Any, folder: Path) -> None:
     elif processor is not None:
         processor.save_pretrained(folder)
     theirs.save_pretrained(folder)
+    write_readme(folder, theirs.config.model_type, type(theirs).__name__)
     if record:
         write_json(folder / CONVERSION_RECORD, record)
     if not isinstance(model.config, HfBiTConfig) and not isinstance(model, HfViTForMaskedPatchPrediction):

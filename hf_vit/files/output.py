@@ -185,6 +185,9 @@ def new_model_files(folder: str | os.PathLike) -> Iterator[Path]:
         add_to_marker(draft)
         yield draft
         (draft / MARK).unlink()
+        readme = folder / "README.md"
+        if os.path.lexists(readme) and not is_own_readme(readme):  # the user's own
+            (draft / "README.md").unlink(missing_ok=True)
         write_manifest(draft)
         folder.mkdir(exist_ok=True)
         for name in _names(draft):

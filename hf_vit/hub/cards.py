@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import jinja2
@@ -25,6 +25,7 @@ from ..files.messages import shorten
 from ..files.model_files import HUB_NAME, check_model_path
 from ..files.reading import parse_json, parse_yaml, read_text
 from ..files.readme import BEGIN, END
+from ..files.removed_names import with_new_keys
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.registry import MODEL_CLASSES
 
@@ -76,7 +77,9 @@ class Sources:
         for name, content in contents.items():
             if not isinstance(content, dict):
                 raise ValueError(f"{name} holds a {type(content).__name__} (expected an object with names and values)")
-        self.config, self.processor, self.conversion, self.training, self.calibration = contents.values()
+        self.config, self.processor, conversion, training, self.calibration = contents.values()
+        self.conversion = with_new_keys(conversion)
+        self.training = without_folders(training)
         self.is_of_transformers = self.config.get("model_type") in THEIR_MODELS
         if self.is_of_transformers:
             config = build_config(translate_settings(self.config))
@@ -92,7 +95,7 @@ class Sources:
                 "`hf-vit convert`"
             )
         self.readme = texts.get("README.md", "")
-        source = self.conversion.get("source")
+        source = conversion.get("source")
         self.released: Released | None = None if source is None else find_released(source)
         self.facts: dict[str, Any] = {} if self.released is None else self.released.facts
         self.classifies = "ForImageClassification" in named
@@ -100,6 +103,28 @@ class Sources:
         trained_on = self.training.get("dataset")
         # Datasets that the model was trained on: keys of released.yaml, and that of our training.
         self.data_sets: list[str] = [*self.facts.get("datasets", ()), *([trained_on] if trained_on else ())]
+
+
+def without_folders(content: Any, key: str = "") -> Any:
+    """Return the content of a file with the last part alone of every absolute path: readers do not have the folder.
+
+    Args:
+        key: name of the content in its object; the words of a "command" may be paths.
+    """
+    if isinstance(content, dict):
+        return {name: without_folders(value, name) for name, value in content.items()}
+    if isinstance(content, list):
+        return [without_folders(value) for value in content]
+    if key == "command":
+        return shlex.join(_without_folder(word) for word in shlex.split(content))
+    return _without_folder(content) if isinstance(content, str) else content
+
+
+def _without_folder(word: str) -> str:
+    option, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    path = PureWindowsPath(value)  # also splits at the slashes of other systems
+    is_absolute = value.startswith(("/", "~")) or path.is_absolute()
+    return f"{option}{equals}{path.name}" if is_absolute else word
 
 
 def render_card(
@@ -364,6 +389,9 @@ def _eval_results(sources: Sources, name: str) -> Iterator[EvalResult]:
             source_url=row["source"]["url"],
         )
     trained_on, metrics = sources.training.get("dataset"), sources.training.get("metrics") or {}
+    source = {}
+    if HUB_NAME.fullmatch(name):  # a folder has no address yet
+        source = {"source_name": "measured by hf_vit after training", "source_url": f"{constants.ENDPOINT}/{name}"}
     for metric in metrics if trained_on else ():
         if metric in _ACCURACIES:
             yield result(
@@ -373,8 +401,7 @@ def _eval_results(sources: Sources, name: str) -> Iterator[EvalResult]:
                 metric_type="accuracy",
                 metric_value=metrics[metric],
                 metric_name="accuracy",
-                source_name="measured by hf_vit after training",
-                source_url=f"{constants.ENDPOINT}/{name}",
+                **source,
             )
 
 

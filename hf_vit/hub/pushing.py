@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
-from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils import httpx
 
 from ..conversion.converting import FOLDER_FORMATS
@@ -143,11 +149,9 @@ def push(
             _logger.warning(f"Not pushed (not part of the model, or not listed in {MARK}): {join_names(skipped)}.")
         if code:
             local |= {name: text.encode() for name, text in code_files(Path(folder)).items()}
-        if "/" not in repo_id:
-            repo_id = f"{api.whoami(cache=True)['name']}/{repo_id}"
 
         def attempt() -> Pushed:
-            remote = _look_up(api, repo_id, revision, private)
+            remote = _find_remote(api, repo_id, revision, private, dry_run)
             files, problems = _with_card(local, remote, license=license, tags=tags or (), space=space)
             others = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
             outdated = others if any(map(_WEIGHTS.fullmatch, files)) else []
@@ -158,18 +162,18 @@ def push(
                 return pushed
             if problems and not allow_incomplete_card:
                 raise PushError(
-                    f"{repo_id}: the card has problems: {'; '.join(problems)}. Nothing was pushed; "
+                    f"{remote.repo_id}: the card has problems: {'; '.join(problems)}. Nothing was pushed; "
                     "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
                 )
             if remote.sha is None:
                 if isinstance(card := files.get("README.md"), bytes):  # first, so that no empty repository stays
                     ModelCard(card.decode(), ignore_metadata_errors=True).validate()
-                api.create_repo(repo_id, private=private, exist_ok=True)
+                api.create_repo(remote.repo_id, private=private, exist_ok=True)
             if revision is not None and not create_pr and not revision.startswith("refs/pr/"):
-                api.create_branch(repo_id, branch=revision, exist_ok=True)
+                api.create_branch(remote.repo_id, branch=revision, exist_ok=True)
             title, _, description = message.partition("\n\n")
             commit = api.create_commit(
-                repo_id,
+                remote.repo_id,
                 [*map(CommitOperationAdd, files, files.values()), *map(CommitOperationDelete, outdated)],
                 commit_message=title,
                 commit_description=description,
@@ -303,16 +307,19 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 class _Remote(NamedTuple):
-    """Revision of a repository: its commit (None if it does not exist yet) and its files."""
+    """Revision of a repository: its commit (None if it does not exist yet) and its files.
 
-    api: HfApi
+    api: None if the Hub is not reached.
+    """
+
+    api: HfApi | None
     repo_id: str
     sha: str | None = None
     names: Sequence[str] = ()
 
     def text(self, name: str, local: _Files) -> str | None:
         """Return the text of a small file of the folder, else of the repository; for the README the other way round."""
-        if name in self.names and (name == "README.md" or name not in local):
+        if self.api and name in self.names and (name == "README.md" or name not in local):
             return read_source(self.api.hf_hub_download(self.repo_id, name, revision=self.sha))
         content = local.get(name)
         return content.decode() if isinstance(content, bytes) else content and read_source(content)
@@ -324,6 +331,20 @@ class _Remote(NamedTuple):
             return str(yaml.safe_load(text)["tasks"][0]["id"])
         except (OSError, yaml.YAMLError, TypeError, KeyError, IndexError):
             return None
+
+
+def _find_remote(api: HfApi, repo_id: str, revision: str | None, private: bool | None, dry_run: bool) -> _Remote:
+    """Return the revision to push to; for a dry run without a network or a token, that of a new repository."""
+    try:
+        if "/" not in repo_id:
+            repo_id = f"{api.whoami(cache=True)['name']}/{repo_id}"
+        return _look_up(api, repo_id, revision, private)
+    except (httpx.TransportError, OfflineModeIsEnabled, LocalTokenNotFoundError) as error:
+        if not dry_run:
+            raise
+        reason = str(error).partition("\n")[0]
+        _logger.warning(f"The Hub was not asked ({reason}): the list is that of a new repository.")
+        return _Remote(None, repo_id)
 
 
 def _look_up(api: HfApi, repo_id: str, revision: str | None, private: bool | None) -> _Remote:

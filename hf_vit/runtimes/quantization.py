@@ -36,6 +36,7 @@ from ..files.fingerprint import fingerprint_weights
 from ..files.image_files import images_below
 from ..files.manifest import sha256_of
 from ..files.output import new_folder, refuse_existing, refuse_inputs, write_json
+from ..files.readme import write_readme
 from ..files.runs import copy_reports
 from ..files.versions import require
 from ..loading import check_name, find_model, load
@@ -102,6 +103,7 @@ def quantize(
     with new_folder(output, overwrite) as draft:
         model.save_pretrained(draft)
         processor.save_pretrained(draft)
+        write_readme(draft, model.config.model_type, type(model).__name__)
         copy_reports(find_model(folder).find_report, draft, CONVERSION_RECORD)
         ranges = _write_program(model, pixel_values[~held_out], outliers, draft)
         record = {

@@ -24,6 +24,7 @@ from ..data.native_resolution import NativeDataset, NativeTransform, collate_pat
 from ..data.samplers import BatchLayout, BucketBatchSampler, StepBatchSampler
 from ..data.splits import Split
 from ..files.messages import did_you_mean, join_names
+from ..files.readme import write_adapter_readme
 from ..files.removed_names import check_removed_arguments
 from ..inference.predictions import TOP_K
 from ..inference.regression import METRICS, TargetScale
@@ -324,15 +325,18 @@ def _base_of_adapter(model: PreTrainedModel, settings: FinetuneSettings) -> str 
     return None
 
 
-def save_merged(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+def save_merged(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> PreTrainedModel:
     """Save a model, with PEFT's adapters merged into the weights; the adapter alone is in the subfolder adapter/.
 
     Args:
         tensors: the full state dict; the model's own weights may be sharded.
+
+    Returns:
+        The saved model.
     """
     if not hasattr(model, "merge_and_unload"):
         model.save_pretrained(folder, state_dict=tensors)
-        return
+        return model
     from peft import get_peft_model
 
     base = AutoModelForImageClassification.from_config(model.get_base_model().config)
@@ -342,8 +346,10 @@ def save_merged(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> N
     model.peft_config["default"].base_model_name_or_path = name  # get_peft_model writes that of its own base
     if name is not None:
         whole.save_pretrained(folder / "adapter")
-        (folder / "adapter" / "README.md").unlink(missing_ok=True)  # PEFT's form of a card, with nothing filled in
-    whole.merge_and_unload().save_pretrained(folder)
+        write_adapter_readme(folder / "adapter")  # instead of PEFT's form of a card, with nothing filled in
+    merged = whole.merge_and_unload()
+    merged.save_pretrained(folder)
+    return merged
 
 
 def prepare(

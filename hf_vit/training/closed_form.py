@@ -20,6 +20,7 @@ from ..data.splits import Split
 from ..data.summary import write_unused
 from ..files.messages import join_names
 from ..files.output import new_model_files, write_json, write_text
+from ..files.readme import write_readme
 from ..inference.least_squares import LeastSquares, class_targets
 from ..inference.predictions import EvaluationBatches, collect, evaluate_classifier, model_inputs
 from ..inference.regression import TargetScale, evaluate_regression
@@ -153,9 +154,11 @@ class ClosedFormRun:
             metrics = {**self.evaluate(), "l2_reg": l2, **metrics}
             metrics |= {"best": None, "best_metric": None, "best_step": None}  # there is one model
             if self.accelerator.is_main_process:
+                model = self.accelerator.unwrap_model(self.model)
                 with new_model_files(self.output) as draft:
-                    self.accelerator.unwrap_model(self.model).save_pretrained(draft)
+                    model.save_pretrained(draft)
                     self.processor.save_pretrained(draft)
+                    write_readme(draft, model.config.model_type, type(model).__name__)
                     features.save(draft)
                 write_text(self.output / "recipe.yaml", dump(settings))
                 write_json(self.output / "metrics.json", metrics)

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -30,8 +30,16 @@ _LISTED = 4  # number of class names to list
 _MAX_WARM_UP = 5  # steps before the profiler records
 _FORWARDS_PER_STEP = 3  # a backward costs as much as two forwards
 _MIN_SECONDS = 60.0  # of training before a warning of slow data; in the first ones, workers start
-# On a terminal, as many as fit beside a bar of ten cells; a log file has all values
-_SHOWN = ("accuracy", "loss", "eval_accuracy", "eval_mean_average_precision", "images_per_second")
+# At 80 columns, ten cells of bar leave room for two values, and at 100 for three
+BAR_FORMAT = "{percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+# On a terminal, as many as fit, the most important first; a log file has all values
+_SHOWN = {
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "eval_accuracy": "held out",
+    "eval_mean_average_precision": "held out",
+    "images_per_second": "images/s",
+}
 
 
 class Console:
@@ -58,6 +66,7 @@ class Console:
             total=run.num_steps,
             initial=self.start_step,
             unit=" steps",
+            bar_format=BAR_FORMAT,
             disable=not is_main,
             dynamic_ncols=True,
             mininterval=0.2 if sys.stderr.isatty() else 30,  # seconds; rarely in a log file
@@ -84,21 +93,17 @@ class Console:
         if step > self.step:  # not only an evaluation since
             values = values | self._measure()
         self.shown |= values
-        self._show()
+        if sys.stderr.isatty():
+            self.bar.set_postfix_str("", refresh=False)
+            room = shutil.get_terminal_size().columns - len(str(self.bar))
+            self.bar.set_postfix_str(describe_progress(self.shown, room))
+        else:
+            shown = {name: f"{value:.4g}" for name, value in self.shown.items() if "/" not in name}
+            self.bar.set_postfix(shown, refresh=False)
         seconds = time.perf_counter() - self.started
         left = (self.run.num_steps - step) * seconds / max(step - self.start_step, 1)
         self.accelerator.log({**values, "seconds_left": left}, step=step)  # to the trackers
         self.restart()
-
-    def _show(self) -> None:
-        """Show the latest values beside the bar."""
-        is_terminal = sys.stderr.isatty()
-        names = _SHOWN if is_terminal else [name for name in self.shown if "/" not in name]
-        shown = [f"{name}={self.shown[name]:.4g}" for name in names if name in self.shown]
-        text = ", ".join(shown)
-        if is_terminal:
-            text = fit_beside(self.bar, shown, shutil.get_terminal_size().columns)
-        self.bar.set_postfix_str(text, refresh=is_terminal)
 
     def restart(self) -> None:
         """Start a new measurement of the speed."""
@@ -150,15 +155,17 @@ class Console:
         return {**rates, "train_images_skipped": self.state.skipped}
 
 
-def fit_beside(bar: tqdm, values: list[str], columns: int) -> str:
-    """Return as many of the first values as leave a bar of ten cells on a line of a terminal."""
-    while values:
-        text = ", ".join(values)
-        line = tqdm.format_meter(**bar.format_dict | {"ncols": None, "postfix": text})  # has ten cells
-        if len(line) <= columns:
-            return text
-        values = values[:-1]
-    return ""
+def describe_progress(values: Mapping[str, float], room: int) -> str:
+    """Return the most important of the values that fit into `room` columns, with the separator before each."""
+    shown: list[str] = []
+    for name, label in _SHOWN.items():
+        if name in values:
+            text = f"{label} {values[name]:.4g}"
+            room -= len(f", {text}")
+            if room < 0:
+                break
+            shown.append(text)
+    return ", ".join(shown)
 
 
 def print_plan(run: Run, parameters: Collection[torch.Tensor], augments_on_device: bool) -> None:

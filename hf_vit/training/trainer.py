@@ -29,6 +29,7 @@ from ..data.splits import Split
 from ..data.summary import write_unused
 from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
+from ..files.readme import write_readme
 from ..files.runs import is_error
 from ..inference.predictions import EvaluationBatches, evaluate_classifier, to_cpu, to_device
 from ..inference.regression import evaluate_regression
@@ -383,8 +384,9 @@ class Trainer:
             if isinstance(self.objective, Regression):
                 tensors = self.objective.scale.fold_state(model, tensors)
             with new_model_files(folder) as draft:
-                save_merged(model, tensors, draft)
+                saved = save_merged(model, tensors, draft)
                 self.processor.save_pretrained(draft)
+                write_readme(draft, saved.config.model_type, type(saved).__name__)
                 if with_card_data:
                     write_json(
                         draft / "card_data.json", card_data(self.run, {**self.metrics, **self.best_evaluation()})

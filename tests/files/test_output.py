@@ -27,7 +27,7 @@ from hf_vit.files.output import (
     write_json,
     write_text,
 )
-from hf_vit.files.readme import render_readme
+from hf_vit.files.readme import write_readme
 
 from ..processes import Forked, start
 
@@ -207,7 +207,7 @@ def test_a_folder_of_hf_vit_is_replaced(kind, tmp_path):
     names, marker = OURS[kind]
     folder = save_ours(tmp_path / "it", *names, marker=marker)
     if kind == "model and card":
-        (folder / "README.md").write_text(render_readme("hf_vit", "HfViTModel"))
+        write_readme(folder, "hf_vit", "HfViTModel")
     write_either("folder", folder, "new")
     assert contents(folder) == {"recipe.yaml": "recipe.yaml", TEXT: "new"}
 
@@ -237,7 +237,7 @@ def test_our_files_are_listed_as_they_are_written_and_the_users_own_are_not(tmp_
     write_text(folder / "audit" / "audit.html", "")
     with own_file(folder / "[0-9].png") as file:
         file.touch()
-    write_text(folder / "README.md", render_readme("hf_vit", "HfViTModel"))
+    write_readme(folder, "hf_vit", "HfViTModel")
     save(folder, "checkpoints/step_00000001/state.json")
     for name in ("mine.csv", "checkpoints/step_00000001/diary", "1.png"):
         with new_file(folder / name) as file:

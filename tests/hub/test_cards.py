@@ -98,11 +98,17 @@ def card_of_run(folder, **run) -> str:
 
 
 def test_a_card_of_a_training_run(folder):
-    card = card_of_run(folder, base_model="./runs/before", dataset="/home/me/pictures", metrics={"accuracy": 0.5})
+    """Absolute paths are those of another machine, and a folder has no address on the Hub."""
+    command = "hf-vit finetune ti16 /home/me/pictures --exclude=/home/me/a.csv --output-dir 'C:\\Users\\me\\run'"
+    settings = {"exclude": ["/home/me/a.csv"], "teacher": "~/home/teacher"}
+    run = {"base_model": "./runs/before", "dataset": "/home/me/pictures", "metrics": {"accuracy": 0.5}}
+    card = card_of_run(folder, **run, settings=settings, command=command)
     metadata = split_readme(card)[0]
     assert not {"base_model", "datasets"} & set(metadata)  # folders are no names on the Hub
     assert metadata["model-index"][0]["results"][0]["dataset"]["type"] == "pictures"
-    assert "| pictures | accuracy | 50.00% |" in card.replace("/home/me/", "")
+    assert "| pictures | accuracy | 50.00% |" in card
+    assert "hf-vit finetune ti16 pictures --exclude=a.csv --output-dir run" in card
+    assert not any(word in card for word in ("home", "Users", "huggingface.co/folder"))
 
 
 def test_a_card_shows_classes_and_figures_of_its_run(folder):

@@ -116,6 +116,16 @@ def test_branches_pull_requests_and_dry_runs(hub, client, folder):
     assert list(commits_of(hub, "acme/vit")[0]["files"]) == [".gitattributes"]
 
 
+@pytest.mark.parametrize("name", ["alice/vit", "vit"])
+def test_a_dry_run_needs_no_network(name, folder, run_command, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setattr("hf_vit.hub.pushing._RETRY_WAITS", ())
+    arguments = push(folder, name, *MIT)
+    printed = run_command([*arguments, "--dry-run"])
+    assert all(file in printed for file in ("model.safetensors", "README.md", "manifest.json"))
+    assert run_command(arguments, status=2)
+
+
 def test_failures_are_one_sentence_and_commit_nothing(hub, client, folder, tmp_path):
     hub.fail("/commit/", "POST", status=413, times=1)
     odd = shutil.copytree(folder, tmp_path / "odd")

@@ -1,12 +1,14 @@
 """What a run prints and logs: warnings, its speed, and the trace of its steps."""
 
-import io
 import json
+import re
+from functools import partial
 
 import datasets
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tqdm import tqdm
 
 from hf_vit.training import console
 
@@ -37,17 +39,18 @@ def test_a_class_that_only_the_evaluation_has_is_named_before_training(tmp_path,
     assert "2 classes" in trained
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100, 200])
-def test_values_leave_room_for_a_bar(columns):
-    """The first ones, on a line that tqdm fits into the terminal."""
-    values = ["accuracy=0.875", "loss=1.093", "eval_accuracy=0.6667", "images_per_second=17.95"]
-    with console.tqdm(total=1000, initial=300, unit=" steps", file=io.StringIO()) as bar:
-        text = console.fit_beside(bar, values, columns)
-        line = bar.format_meter(**bar.format_dict | {"ncols": columns, "postfix": text})
-    assert values[: len(text.split(", "))] == text.split(", ") or not text
-    assert len(line) <= columns
-    assert len(line.split("|")[1]) >= 10
-    assert (columns < 200) == (text != ", ".join(values))
+@pytest.mark.parametrize(
+    ("columns", "labels"),
+    [(80, "loss accuracy"), (100, "loss accuracy held out"), (132, "loss accuracy held out images/s")],
+)
+def test_the_progress_line_fits_with_ten_cells(columns, labels):
+    """Of a run of half a day and 100,000 steps."""
+    values = {"eval_accuracy": 0.9012, "loss": 0.1234, "data_wait": 0.1, "accuracy": 0.9531, "images_per_second": 3510}
+    line = partial(tqdm.format_meter, 49_999, 100_000, 43_000, ncols=columns, bar_format=console.BAR_FORMAT)
+    text = line(postfix=console.describe_progress(values, columns - len(line())))
+    assert len(text) <= columns
+    assert len(text.split("|")[1]) == 10
+    assert re.findall("[a-z/]+[a-z/ ]*(?= [0-9])", text) == re.findall("held out|[a-z/]+", labels)
 
 
 @pytest.mark.parametrize(("seconds", "warnings"), [(0, 1), (1000, 0)])

@@ -40,6 +40,12 @@ def flags(tmp_path_factory):
     return root
 
 
+def run_readme(folder):
+    """The Python of a folder's README.md loads its model."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    exec(code.replace("FOLDER", str(folder)), {})
+
+
 def test_folds(flags, tiny, tmp_path):
     """Mean and deviation are NumPy's over the runs; a second call resumes the folds; wrong numbers are refused."""
     run = {**EVERY_RUN, "folds": 4, "report_to": "tensorboard"}
@@ -52,13 +58,19 @@ def test_folds(flags, tiny, tmp_path):
     logs = (tmp_path / "out").glob("**/training/events.out*")
     assert sorted(log.parent.parent.name for log in logs) == ["fold_1", "fold_2", "fold_3", "fold_4"]
     assert hf_vit.predict(tmp_path / "out" / "fold_4", sorted(flags.rglob("*.png")))
+    run_readme(tmp_path / "out" / "fold_3")
+    run_readme(tmp_path / "out" / "fold_3" / "best")
+    mine = tmp_path / "out" / "fold_4" / "README.md"
+    mine.write_text("# Mine")
     again = hf_vit.finetune(tiny, flags, tmp_path / "out", **run, resume=True)
     assert again["mean"] == results["mean"]
+    assert mine.read_text() == "# Mine"
     damaged = shutil.copytree(flags, tmp_path / "damaged")
     (damaged / "blue" / "0.png").write_bytes(b"no image")
     hf_vit.finetune(tiny, damaged, tmp_path / "theirs", **{**run, "folds": 2}, save_for="transformers")
     configs = [json.loads((tmp_path / "theirs" / f"fold_{fold}" / "config.json").read_text()) for fold in (1, 2)]
     assert [config["model_type"] for config in configs] == ["vit", "vit"]
+    run_readme(tmp_path / "theirs" / "fold_1")
     with pytest.raises(ValueError, match="4"):
         hf_vit.finetune(tiny, flags, tmp_path / "other", **run | {"folds": 5})
     assert not (tmp_path / "other").exists()
@@ -93,6 +105,7 @@ def test_adapters_are_beside_the_merged_model(flags, tiny, tmp_path):
         adapted, _ = hf_vit.load(tmp_path / "out" / "adapter")
         pixel_values = torch.ones(1, 3, 20, 36)
         torch.testing.assert_close(adapted(pixel_values).logits, merged(pixel_values).logits)
+        run_readme(tmp_path / "out" / "adapter")
     hf_vit.finetune(tiny, flags, tmp_path / "out", **run)  # removes the pre-logits layer: an adapter would not fit
     assert not (tmp_path / "out" / "adapter").exists()
     with pytest.raises(ValueError, match="q_proj"):
