@@ -34,7 +34,8 @@ from ..tiny_models import tiny
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = ["README.md", "CONTRIBUTING.md"]
-PAGES += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
+PAGES += sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))
+OWN_TESTS = ("docs/frameworks.md",)  # pages whose blocks another test runs
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 NOT_RUN = re.compile("predict .* https:")  # needs a network
 # Of the images of the fixtures, which resemble each other, all would be left out.
@@ -175,7 +176,7 @@ def needs_missing_package(code: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if read_blocks(page)])
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in OWN_TESTS and read_blocks(page)])
 def test_every_block_of_a_page_runs(page, reader):
     blocks = read_blocks(page)
     imports = prelude(blocks)
