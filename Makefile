@@ -5,9 +5,10 @@ BIN := .venv/bin
 .PHONY: demo test test-all test-xla docs versions release-check workflows update check types fix bench bench-gpu bench-models fuzz
 
 .venv/installed: pyproject.toml setup.py constraints.txt
+	@echo "Installing torch, this package and what its tests need into .venv, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --constraint constraints.txt torch
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: .venv/installed
