@@ -362,19 +362,10 @@ def _removed_names() -> str:
     return "\n".join(["| name | instead |", "| --- | --- |", *rows])
 
 
-def _removed_names() -> str:
-    """Return a table of the names that were removed or renamed."""
-    from hf_vit.files.removed_names import REMOVED_NAMES
-
-    rows = [f"| `{name}` | {replacement} |" for name, replacement in REMOVED_NAMES.items()]
-    return "\n".join(["| name | instead |", "| --- | --- |", *rows])
-
-
 TABLES = {
     "recipes": _recipes,
     "launch_templates": _launch_templates,
     "packages": _packages,
-    "removed_names": _removed_names,
     "removed_names": _removed_names,
     "live_page": _live_page,
 }
