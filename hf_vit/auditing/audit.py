@@ -23,13 +23,15 @@ from accelerate import Accelerator
 from PIL import Image, ImageDraw, ImageFont
 from torch.nn import functional as F
 
+from ..data.fingerprint import fingerprint_data
 from ..data.issues import Issue, clean, name_images, write_issues
 from ..data.labels import match_to_split, require_labels
 from ..data.sources import names_of_splits
-from ..data.splits import Split, assign_folds, open_named, source_of
+from ..data.splits import Split, assign_folds, divide, open_named, source_of
 from ..data.summary import log_splits, write_unused
 from ..data.workers import count_workers
 from ..evaluation.features import Extractor, LogisticRegression
+from ..evaluation.training_images import is_divided, read_record, rows_held_out
 from ..files.output import own_file, refuse_existing, write_text
 from ..files.pages import data_uri, page_color, render_page
 from ..files.pictures import read_for_display, read_size
@@ -187,6 +189,8 @@ def open_audited(settings: AuditSettings) -> list[AuditedSplit]:
     names = settings.splits or sorted(source.names, key=_rank)
     raw = replace(settings, exclude=None, relabel=None)
     opened = [AuditedSplit(name, *clean(open_named(raw, name, source=source), settings, name)) for name in names]
+    opened = [part for one in opened for part in _divide_as_recorded(one, settings.model)]
+    names = [one.name for one in opened]
     log_splits(source, {one.name: one.split for one in opened})
     if settings.output_dir is not None:
         write_unused(Path(settings.output_dir), source.unused)
@@ -208,6 +212,29 @@ def open_audited(settings: AuditSettings) -> list[AuditedSplit]:
             images = [str(Path(settings.train, image)) for image in name_images(split, other, name)]
             splits.append(AuditedSplit(name, split, images))
     return splits
+
+
+def _divide_as_recorded(audited: AuditedSplit, model: str) -> list[AuditedSplit]:
+    """Divide the training split of the model into the images that its training used and those that it held out.
+
+    An image of both is a leak. Other splits, and images that have changed since, stay as they are.
+    """
+    name, split, images = audited
+    record = read_record(model) or {}
+    if name != record.get("train_split") or not is_divided(record):
+        return [audited]
+    rows = rows_held_out(split, record)
+    if rows is None:
+        return [audited]
+    train, held_out = divide(split, rows)
+    if fingerprint_data(train) != record.get("fingerprint"):
+        return [audited]
+    held_out_images = [images[row] for row in rows]
+    train_images = [images[row] for row in np.setdiff1d(np.arange(len(images)), rows)]
+    return [
+        AuditedSplit(name, train, train_images),
+        AuditedSplit(f"held-out images of {name}", held_out, held_out_images),
+    ]
 
 
 def _rank(name: str) -> int:

@@ -13,9 +13,12 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file
+from transformers.utils import logging
 
 from ..models.sizes import as_pair
 from .tables import ConversionError
+
+logger = logging.get_logger(__name__)
 
 # Largest difference of outputs, relative to the largest output. Rounding, and numbers that a format fixes (epsilons),
 # give less than 1e-3; a wrong setting gave 0.14 and more.
@@ -117,8 +120,11 @@ def read_timm_back(path: Path, arrays: Mapping[str, torch.Tensor], model: Any) -
     check_arrays("safetensors", load_file(file), arrays)
     if not is_folder or find_spec("timm") is None:
         return
-    import timm
-
+    try:
+        import timm
+    except Exception as error:  # such as a torchvision that does not fit the installed PyTorch
+        logger.warning(f"timm did not open {path.name}, because it cannot be imported here: {error}")
+        return
     theirs = timm.create_model(f"local-dir:{path}", pretrained=True).to(model.dtype).eval()
     pixel_values = noise(model.config)
     with torch.no_grad():

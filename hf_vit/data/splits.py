@@ -409,8 +409,14 @@ def split_off_holdout(split: Split, fraction: float = 0.1) -> tuple[Split, Split
     At least one image of each class that has two is held out. Nothing is held out of shards and of fewer than 10
     images.
     """
+    held_out = rows_to_hold_out(split, fraction)
+    return (split, None) if held_out is None else divide(split, held_out)
+
+
+def rows_to_hold_out(split: Split, fraction: float) -> np.ndarray | None:
+    """Return the rows that `split_off_holdout` holds out, in order; None if it holds out nothing."""
     if split.is_sharded or len(split) < _FEWEST:
-        return split, None
+        return None
     classes = _classes_to_divide(split, "a held-out share of each class")
     drawn = np.random.default_rng(0).permutation(len(split))
     held_out = []
@@ -421,11 +427,25 @@ def split_off_holdout(split: Split, fraction: float = 0.1) -> tuple[Split, Split
     held_out = np.concatenate(held_out)
     if not len(held_out):
         held_out = drawn[:1]  # at least one image
-    return _select(split, np.setdiff1d(drawn, held_out)), _select(split, np.sort(held_out))
+    return np.sort(held_out)
+
+
+def divide(split: Split, held_out: np.ndarray) -> tuple[Split, Split]:
+    """Divide a split into the rows that are not held out, and those that are."""
+    return _select(split, np.setdiff1d(np.arange(len(split)), held_out)), _select(split, held_out)
 
 
 def split_into_folds(split: Split, folds: int) -> list[tuple[Split, Split]]:
     """Return the training images and the held-out images of each fold; every image is held out once.
+
+    Raises:
+        ValueError: as in `rows_of_folds`.
+    """
+    return [divide(split, held_out) for held_out in rows_of_folds(split, folds)]
+
+
+def rows_of_folds(split: Split, folds: int) -> list[np.ndarray]:
+    """Return the rows that each fold holds out, in order.
 
     The images of each class are shuffled with a fixed seed and dealt to the folds in turn.
 
@@ -436,10 +456,7 @@ def split_into_folds(split: Split, folds: int) -> list[tuple[Split, Split]]:
     if (fewest := np.unique(classes, return_counts=True)[1].min()) < folds:
         raise ValueError(f"folds is {folds}, but a class has {fewest} images (expected one for each fold)")
     numbers = assign_folds(classes, folds)
-    return [
-        (_select(split, np.flatnonzero(numbers != fold)), _select(split, np.flatnonzero(numbers == fold)))
-        for fold in range(folds)
-    ]
+    return [np.flatnonzero(numbers == fold) for fold in range(folds)]
 
 
 def assign_folds(classes: np.ndarray, folds: int, seed: int = 0) -> np.ndarray:

@@ -6,8 +6,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..data.fingerprint import fingerprint_data, image_digests
-from ..data.splits import Split, open_named, split_into_folds, split_off_holdout
+from ..data.splits import Split, divide, open_named, rows_of_folds, rows_to_hold_out
 from ..files.reading import read_json_object
 from ..loading import find_model
 from ..settings.fields import AUTO, FinetuneSettings
@@ -29,12 +31,18 @@ def is_divided(record: Mapping[str, Any]) -> bool:
 
 def divide_as_recorded(split: Split, record: Mapping[str, Any]) -> tuple[Split, Split | None]:
     """Divide a training split as a run did: the images that it trained on, and those that it held out of them."""
+    held_out = rows_held_out(split, record)
+    return (split, None) if held_out is None else divide(split, held_out)
+
+
+def rows_held_out(split: Split, record: Mapping[str, Any]) -> np.ndarray | None:
+    """Return the rows of a training split that a run held out; None if it held out none of them."""
     name = str(record.get("eval_split"))
     if name == AUTO:
-        return split_off_holdout(split, record.get("settings", {}).get("eval_fraction", 0.1))
+        return rows_to_hold_out(split, record.get("settings", {}).get("eval_fraction", 0.1))
     if fold := _FOLD.fullmatch(name):
-        return split_into_folds(split, int(fold[2]))[int(fold[1]) - 1]
-    return split, None
+        return rows_of_folds(split, int(fold[2]))[int(fold[1]) - 1]
+    return None
 
 
 def training_digests(model: str) -> set[bytes]:

@@ -1,6 +1,9 @@
 """The audit of a folder with planted faults, as a function, a command and after training; and flipped labels."""
 
+import csv
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +93,25 @@ def test_images_of_another_data_set_are_leaks(tiny, faulty, tmp_path):
     expected = {f"test/blue/0{number}.png": str(other / f"{number}.jpg") for number in (1, 2)}
     assert {name: issue.other for name, issue in named(issues, "leak").items()} == expected
     assert not (tmp_path / "audit").exists()
+
+
+@pytest.mark.slow
+def test_held_out_images_are_those_of_the_models_training(tiny, faulty, tmp_path):
+    """predictions.csv of the run lists them; a training image of which they have a copy is a leak."""
+    data = tmp_path / "data"
+    for folder in ("blue", "red"):
+        shutil.copytree(faulty / "test" / folder, data / folder)
+        for file in sorted((data / folder).iterdir()):
+            shutil.copy(file, file.with_name(f"copy_{file.name}"))
+    hf_vit.finetune(tiny, data, tmp_path / "run", steps=1, batch_size=4, report_to="none", **QUICK)
+    with open(tmp_path / "run" / "predictions.csv", newline="", encoding="utf-8") as table:
+        held_out = {row["file"] for row in csv.DictReader(table)}
+    copies = {name: str(Path(name).with_name(f"copy_{Path(name).name}")) for name in held_out if "copy_" not in name}
+    copies |= {name: name.replace("copy_", "") for name in held_out if "copy_" in name}
+    expected = {copy: name for name, copy in copies.items() if copy not in held_out}
+    assert expected
+    issues = hf_vit.audit(tmp_path / "run", data, **QUICK)
+    assert {name: issue.other for name, issue in named(issues, "leak").items()} == expected
 
 
 def test_the_table_corrects_the_data(tiny, faulty, audited):
