@@ -248,9 +248,9 @@ def bare_name(name: str) -> str:
 def _augreg_facts(name: SimpleNamespace) -> dict[str, Any]:
     """Return the facts in the name of an AugReg file, under the keys of released.yaml."""
     datasets = [PRETRAINED_ON[name.data]]
-    facts: dict[str, Any] = {"title": f"pre-trained on {data_set_name(datasets[0])}", "resolution": 224}
+    facts: dict[str, Any] = {"title": f"pre-trained on {dataset_name(datasets[0])}", "resolution": 224}
     if name.adapted_to is not None:
-        facts["title"] += f" and fine-tuned on {data_set_name(ADAPTED_TO[name.adapted_to])}"
+        facts["title"] += f" and fine-tuned on {dataset_name(ADAPTED_TO[name.adapted_to])}"
         facts["resolution"] = int(name.resolution or 0)
         datasets.append(ADAPTED_TO[name.adapted_to])
     classes_of = name.adapted_to or {"i1k": "imagenet2012"}.get(name.data)
@@ -259,7 +259,7 @@ def _augreg_facts(name: SimpleNamespace) -> dict[str, Any]:
     return facts | {"datasets": list(dict.fromkeys(datasets)), "hyper_parameters": augreg_hyper_parameters(name)}
 
 
-def data_set_name(key: str) -> str:
+def dataset_name(key: str) -> str:
     """Return the display name of a dataset, given its key in released.yaml."""
     return released_facts()["datasets"][key]["name"]
 
@@ -301,7 +301,9 @@ def imagenet_numbers(names: Sequence[str]) -> list[int] | None:
         return None
     known = [_first_word(name) for name in built_in_class_names("imagenet1k")]
     others = [word for word, expected in zip(map(_first_word, names), known, strict=True) if word != expected]
-    return list(range(len(names))) if len(others) <= _MAX_REWORDED and not set(others) & set(known) else None
+    if len(others) > _MAX_REWORDED or not set(known).isdisjoint(others):
+        return None
+    return list(range(len(names)))
 
 
 def _first_word(name: str) -> str:
@@ -354,33 +356,40 @@ def search(
     if adapted_to is not None:
         check_choice("dataset", adapted_to, ADAPTED_TO)
     if index is None:
-        found = [
-            Found(entry.location, entry.facts["title"])
-            for entry in released()
-            if _plain(entry.variant) == _plain(variant)
-            and (adapted_to is None or entry.facts["datasets"][1:][-1:] == [ADAPTED_TO[adapted_to]])
-            and resolution in (None, entry.facts.get("resolution"))
-        ]
-        if adapted_to is None and resolution is None:
-            for family, facts in released_facts()["patterns"].items():
-                found += files_of(family) if variant in facts["variants"] else []
-        return found[:limit]
+        return _search_list(variant, adapted_to, resolution)[:limit]
+    return _search_index(index, variant, adapted_to, resolution)[:limit]
+
+
+def _search_list(variant: str, adapted_to: str | None, resolution: int | None) -> list[Found]:
+    """Search the built-in list."""
+    found = []
+    for entry in released():
+        if _plain(entry.variant) != _plain(variant) or resolution not in (None, entry.facts.get("resolution")):
+            continue
+        fine_tuned_on = entry.facts["datasets"][1:][-1:]  # none, or the last
+        if adapted_to is None or fine_tuned_on == [ADAPTED_TO[adapted_to]]:
+            found.append(Found(entry.location, entry.facts["title"]))
+    if adapted_to is None and resolution is None:
+        for family, facts in released_facts()["patterns"].items():
+            if variant in facts["variants"]:
+                found += files_of(family)
+    return found
+
+
+def _search_index(
+    index: str | os.PathLike, variant: str, adapted_to: str | None, resolution: int | None
+) -> list[Found]:
+    """Search AugReg's index: fine-tuned files, or the pre-trained ones if no fine-tuning is asked for."""
     rows = [row for row in _read_index(index) if row["name"] == variant]
     if adapted_to is None and resolution is None:
         best = sorted({(row["final_val"], row["filename"], row["ds"]) for row in rows}, reverse=True)
-        return [Found(f"{AUGREG}/{file}.npz", f"pre-trained on {ds}: {value:.4f}") for value, file, ds in best[:limit]]
-    chosen = [
-        row for row in rows
-        if adapted_to in (None, row["adapt_ds"]) and resolution in (None, row["adapt_resolution"])
-    ]  # fmt: skip
-    chosen.sort(key=lambda row: row["adapt_final_val"], reverse=True)
-    return [
-        Found(
-            f"{AUGREG}/{row['adapt_filename']}.npz",
-            f"{row['adapt_ds']}: validation {row['adapt_final_val']:.4f}, test {row['adapt_final_test']:.4f}",
-        )
-        for row in chosen[:limit]
-    ]
+        return [Found(f"{AUGREG}/{file}.npz", f"pre-trained on {ds}: {value:.4f}") for value, file, ds in best]
+    found = []
+    for row in sorted(rows, key=lambda row: row["adapt_final_val"], reverse=True):
+        if adapted_to in (None, row["adapt_ds"]) and resolution in (None, row["adapt_resolution"]):
+            accuracies = f"validation {row['adapt_final_val']:.4f}, test {row['adapt_final_test']:.4f}"
+            found.append(Found(f"{AUGREG}/{row['adapt_filename']}.npz", f"{row['adapt_ds']}: {accuracies}"))
+    return found
 
 
 def _plain(variant: str) -> str:
@@ -532,7 +541,7 @@ def _describe(entry: Released) -> str:
     for result in facts.get("results", ()):
         of = f" of {result['of']}" if "of" in result else ""
         lines.append(
-            f"  {data_set_name(result['dataset'])} {result['metric']}{of}: {result['value']}% "
+            f"  {dataset_name(result['dataset'])} {result['metric']}{of}: {result['value']}% "
             f"({result['source']['name']}, {result['table']})"
         )
     if copies := copies_of(entry.location):

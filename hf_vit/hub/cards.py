@@ -85,9 +85,8 @@ class Sources:
             config = build_config(translate_settings(self.config))
             model_class = MODELS[type(config)][is_classifier(self.config)]
             self.config = config.to_dict() | {"architectures": [model_class.__name__]}
-            self.processor = (
-                HfViTImageProcessor(**translate_processor(self.processor)).to_dict() if self.processor else {}
-            )
+            if self.processor:
+                self.processor = HfViTImageProcessor(**translate_processor(self.processor)).to_dict()
         named = (self.config.get("architectures") or ["no model"])[0]
         if named not in MODEL_CLASSES:
             raise ValueError(
@@ -100,9 +99,14 @@ class Sources:
         self.facts: dict[str, Any] = {} if self.released is None else self.released.facts
         self.classifies = "ForImageClassification" in named
         self.is_bit = self.config.get("model_type") == "hf_bit"
-        trained_on = self.training.get("dataset")
         # Datasets that the model was trained on: keys of released.yaml, and that of our training.
-        self.data_sets: list[str] = [*self.facts.get("datasets", ()), *([trained_on] if trained_on else ())]
+        self.datasets: list[str] = list(self.facts.get("datasets", ()))
+        if self.training.get("dataset"):
+            self.datasets.append(self.training["dataset"])
+        # The Hub shows this library's code snippet; transformers alone cannot load our folders without their code.
+        self.library_name = "hf_vit"
+        if self.is_of_transformers or "auto_map" in self.config:
+            self.library_name = "transformers"
 
 
 def without_folders(content: Any, key: str = "") -> Any:
@@ -223,13 +227,13 @@ def render_sections(sources: Sources, name: str, license: str | None, has_title:
     return _template().render(
         **vars(sources),
         papers=released["papers"],
-        known_data_sets=released["datasets"],
+        known_datasets=released["datasets"],
         has_title=has_title,
         name=name,
         space=space,
         license=license,
         parameters=_count_parameters(sources.config) if sources.config["image_size"] else None,
-        saw_imagenet=any(key.startswith("imagenet") for key in sources.data_sets),
+        saw_imagenet=any(key.startswith("imagenet") for key in sources.datasets),
         image=COCO_CATS,
         output=output,
         shape=shape,
@@ -341,23 +345,26 @@ def render_metadata(
     sources: Sources, name: str, own: Mapping[str, Any], license: str | None, tags: Sequence[str]
 ) -> dict[str, Any]:
     """Return the front matter; fields of the README are kept, except those that follow from the model."""
-    names = released_facts()["datasets"]
-    data_sets = [
-        names[key]["hub"] if key in names else key for key in sources.data_sets if key in names or _on_hub(key)
-    ]
+    known = released_facts()["datasets"]
+    datasets = []
+    for key in sources.datasets:
+        if key in known:
+            datasets.append(known[key]["hub"])  # None: it is not on the Hub
+        elif _on_hub(key):
+            datasets.append(key)
     base_model = sources.training.get("base_model") or ""
     ours = ModelCardData(
         license=license or own.get("license") or sources.facts.get("license"),
-        # The Hub shows this library's code snippet; transformers alone cannot load our folders without their code.
-        library_name="transformers" if sources.is_of_transformers or "auto_map" in sources.config else "hf_vit",
+        library_name=sources.library_name,
         pipeline_tag="image-classification" if sources.classifies else "image-feature-extraction",
         tags=_union(own.get("tags"), ["hf_vit", "bit" if sources.is_bit else "vit", "vision", *tags]),
-        datasets=_union(own.get("datasets"), filter(None, data_sets)) or None,
+        datasets=_union(own.get("datasets"), filter(None, datasets)) or None,
         base_model=base_model if _on_hub(base_model) else None,
         model_name=name.split("/")[-1],
         eval_results=[*_eval_results(sources, name)] or None,
     ).to_dict()
-    kept = {field: value for field, value in own.items() if field not in (*_OURS, *ours) or field == "base_model"}
+    replaced = {*_OURS, *ours} - {"base_model"}
+    kept = {field: value for field, value in own.items() if field not in replaced}
     return {**ours, **kept}
 
 
@@ -428,8 +435,10 @@ def eval_results_file(texts: Mapping[str, str], name: str, task_of: Callable[[st
 
 def check_card(card: str) -> list[str]:
     """Return the problems of a card, a sentence each; none for a good card."""
-    license, problems = split_readme(card)[0].get("license"), []
-    if not all(_LICENSE.fullmatch(str(name)) for name in (license if isinstance(license, list) else [license or ""])):
+    license = split_readme(card)[0].get("license") or ""
+    problems = []
+    licenses = license if isinstance(license, list) else [license]
+    if not all(_LICENSE.fullmatch(str(name)) for name in licenses):
         problems.append(
             f"the license is {license or 'missing'} (expected an identifier of the Hub, such as apache-2.0 or mit); "
             "give license= (--license), or add `license:` to the front matter"

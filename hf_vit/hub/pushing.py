@@ -56,6 +56,8 @@ _PUSHED_IF_OURS = (*REPORTS, "*.onnx", "*.onnx.data")
 _RESULTS, _OUR_RESULTS = ".eval_results/*.yaml", ".eval_results/hf_vit.yaml"
 _NOT_REPORTED = (MARK, MANIFEST, ".eval_results", "1_Pooling", ".gitattributes")  # not pushed, without a message
 _NOT_LISTED = ("README.md", ".eval_results/*")  # not in the manifest, because they are edited on the Hub
+# Files with the address of a dataset, which may hold a password
+_WITH_ADDRESSES = ("recipe.yaml", "card_data.json", "metrics.json", "soup.json")
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 _PROCESSOR = "preprocessor_config.json"
 _RETRY_WAITS = (1, 2, 4)  # seconds before another attempt
@@ -153,10 +155,9 @@ def push(
         def attempt() -> Pushed:
             remote = _find_remote(api, repo_id, revision, private, dry_run)
             files, problems = _with_card(local, remote, license=license, tags=tags or (), space=space)
-            others = [name for name in remote.names if _WEIGHTS.fullmatch(name) and name not in files]
-            outdated = others if any(map(_WEIGHTS.fullmatch, files)) else []
+            outdated = _replaced_weights(remote.names, files)
             _add_manifest(files, local, remote, outdated)
-            sizes = {name: len(it) if isinstance(it, bytes) else it.stat().st_size for name, it in files.items()}
+            sizes = {name: _size_of(content) for name, content in files.items()}
             pushed = Pushed(None, sizes, outdated, problems, tuple(skipped))
             if dry_run:
                 return pushed
@@ -165,25 +166,53 @@ def push(
                     f"{remote.repo_id}: the card has problems: {'; '.join(problems)}. Nothing was pushed; "
                     "allow_incomplete_card=True (--allow-incomplete-card) pushes it as it is"
                 )
-            if remote.sha is None:
-                if isinstance(card := files.get("README.md"), bytes):  # first, so that no empty repository stays
-                    ModelCard(card.decode(), ignore_metadata_errors=True).validate()
-                api.create_repo(remote.repo_id, private=private, exist_ok=True)
-            if revision is not None and not create_pr and not revision.startswith("refs/pr/"):
-                api.create_branch(remote.repo_id, branch=revision, exist_ok=True)
-            title, _, description = message.partition("\n\n")
-            commit = api.create_commit(
-                remote.repo_id,
-                [*map(CommitOperationAdd, files, files.values()), *map(CommitOperationDelete, outdated)],
-                commit_message=title,
-                commit_description=description,
-                revision=revision,
-                create_pr=create_pr,
-                parent_commit=None if create_pr else remote.sha,  # refuses to overwrite a later commit
-            )
+            commit = _commit(remote, files, outdated, message, private=private, revision=revision, create_pr=create_pr)
             return pushed._replace(commit=commit)
 
         return _retry(attempt)
+
+
+def _replaced_weights(remote_names: Sequence[str], files: _Files) -> list[str]:
+    """Return the weights of an earlier push that those among the files replace."""
+    if not any(_WEIGHTS.fullmatch(name) for name in files):
+        return []
+    return [name for name in remote_names if _WEIGHTS.fullmatch(name) and name not in files]
+
+
+def _size_of(content: Path | bytes) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+
+def _commit(
+    remote: "_Remote",
+    files: _Files,
+    outdated: Sequence[str],
+    message: str,
+    *,
+    private: bool | None,
+    revision: str | None,
+    create_pr: bool,
+) -> CommitInfo:
+    """Commit files and deletions, in a new repository or branch if there is none."""
+    api = remote.api
+    assert api is not None  # which only a dry run lacks
+    if remote.sha is None:
+        card = files.get("README.md")
+        if isinstance(card, bytes):  # first, so that no empty repository stays
+            ModelCard(card.decode(), ignore_metadata_errors=True).validate()
+        api.create_repo(remote.repo_id, private=private, exist_ok=True)
+    if revision is not None and not create_pr and not revision.startswith("refs/pr/"):
+        api.create_branch(remote.repo_id, branch=revision, exist_ok=True)
+    title, _, description = message.partition("\n\n")
+    return api.create_commit(
+        remote.repo_id,
+        [*map(CommitOperationAdd, files, files.values()), *map(CommitOperationDelete, outdated)],
+        commit_message=title,
+        commit_description=description,
+        revision=revision,
+        create_pr=create_pr,
+        parent_commit=None if create_pr else remote.sha,  # refuses to overwrite a later commit
+    )
 
 
 def save_as(folder: str | os.PathLike, output: str | os.PathLike, format: str) -> None:
@@ -203,7 +232,8 @@ def save_as(folder: str | os.PathLike, output: str | os.PathLike, format: str) -
         model.conversion_record = record_of(model) or None
         save_folder(output, model, processor)
     copy_reports(find_model(folder).find_report, output, "README.md")
-    if (results := Path(folder, ".eval_results")).is_dir():
+    results = Path(folder, ".eval_results")
+    if results.is_dir():
         shutil.copytree(results, Path(output, results.name))
 
 
@@ -269,15 +299,19 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
         OSError: the folder holds no model.
         ValueError: it holds no weights, or symbolic links.
     """
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    entries = sorted(folder.glob("*"))
     code = code_of(folder)
     ours = listed_files(folder)
-
-    def is_pushed(entry: Path) -> bool:
-        is_ours = entry.name in ours and _matches(entry.name, _PUSHED_IF_OURS)
-        return is_ours or entry in code or _matches(entry.name, _PUSHED)
-
-    chosen = [entry for entry in entries if is_pushed(entry)]
+    chosen = []
+    skipped = []
+    for entry in entries:
+        patterns = _PUSHED
+        if entry.name in ours:
+            patterns = (*_PUSHED, *_PUSHED_IF_OURS)
+        if entry in code or (_matches(entry.name, patterns) and not entry.is_dir()):
+            chosen.append(entry)
+        elif entry.name not in _NOT_REPORTED:
+            skipped.append(entry.name)
     chosen += [*sorted(folder.glob(_RESULTS)), *folder.glob("1_Pooling/config.json")]
     for entry in (*chosen, folder / ".eval_results"):
         if entry.is_symlink():
@@ -285,20 +319,16 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
                 f"cannot push {entry}: it is a symbolic link (to {os.readlink(entry)}); nothing was pushed. "
                 "Replace it with a copy of the file, for example with `cp -rL`"
             )
-    if [entry.name for entry in entries] != [_PROCESSOR]:  # which may be pushed without a model
+    if entries != [folder / _PROCESSOR]:  # which may be pushed without a model
         check_model_path(folder)
         if not any(_WEIGHTS.fullmatch(entry.name) for entry in chosen):
             raise ValueError(f"cannot push {folder}: it holds no weights (expected *.safetensors)")
-    files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen if entry.is_file()}
-    for name in (
-        "recipe.yaml",
-        "card_data.json",
-        "metrics.json",
-        "soup.json",
-    ):  # a dataset's address may hold a password
-        if name in files and (public := redact_secrets(text := read_source(folder / name))) != text:
+    files: _Files = {entry.relative_to(folder).as_posix(): entry for entry in chosen}
+    for name in files.keys() & set(_WITH_ADDRESSES):
+        text = read_source(folder / name)
+        public = redact_secrets(text)
+        if public != text:
             files[name] = public.encode()
-    skipped = [entry.name for entry in entries if entry.name not in files and entry.name not in _NOT_REPORTED]
     return files, skipped
 
 
@@ -322,12 +352,14 @@ class _Remote(NamedTuple):
         if self.api and name in self.names and (name == "README.md" or name not in local):
             return read_source(self.api.hf_hub_download(self.repo_id, name, revision=self.sha))
         content = local.get(name)
-        return content.decode() if isinstance(content, bytes) else content and read_source(content)
+        if isinstance(content, Path):
+            return read_source(content)
+        return None if content is None else content.decode()
 
-    def task_of(self, data_set: str) -> str | None:
+    def task_of(self, dataset: str) -> str | None:
         """Return the first task of a benchmark (a dataset on the Hub with an eval.yaml); None for other datasets."""
         try:
-            text = read_source(self.api.hf_hub_download(data_set, "eval.yaml", repo_type="dataset"))
+            text = read_source(self.api.hf_hub_download(dataset, "eval.yaml", repo_type="dataset"))
             return str(yaml.safe_load(text)["tasks"][0]["id"])
         except (OSError, yaml.YAMLError, TypeError, KeyError, IndexError):
             return None
