@@ -109,8 +109,41 @@ def load(
         >>> processor("photo.png", return_tensors="pt").pixel_values.shape
         torch.Size([1, 3, 384, 512])
     """
-    check_removed_arguments("load", settings)
     check_name(name)
+    _check_arguments(head, preset, labels, settings)
+    of_conversion = {"weights": weights, "head": head_name, "variant": settings.get("variant")}
+    where = {key: settings.pop(key) for key in LOCATION_ARGUMENTS if key in settings}
+    if is_deployed(name):
+        from .runtimes.deployed import load_deployed
+
+        given = {"head": head, "image_size": image_size, "preset": preset, "patch_size": patch_size}
+        given |= {"backend": backend, "num_channels": num_channels, "labels": labels}
+        given |= {"weights": weights, "head_name": head_name}
+        return load_deployed(name, {**given, **settings})
+    files = find_model(name, of_conversion, **where)
+    if files.adapter is None:
+        model = _load_weights(files, _choose_class(files, head), settings, needs_head=head == "keep")
+        processor = _find_processor(model.config, files)
+    else:
+        model, processor = _load_adapted(files, settings)
+    check_manifest(files.name, files.where)
+    if head == "none":
+        model = model.base_model
+    elif head == "new":
+        _replace_head(model, labels, keep_pre_logits)
+    _set_sizes(model, processor, image_size, patch_size, num_channels)
+    if preset is not None:
+        set_preset(processor, preset, model.config)
+    sync_processor_size(model, processor, name, is_requested=image_size is not None or preset is not None)
+    if backend is None:
+        is_quantized = head == "keep" and files.find(QUANTIZATION_RECORD) is not None
+        backend = "int8" if is_quantized else "eager"
+    return use_backend(model, backend, **files.where), processor
+
+
+def _check_arguments(head: Any, preset: str | None, labels: Any, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for arguments of `load` that are unknown, or need each other."""
+    check_removed_arguments("load", settings)
     if not isinstance(head, str):  # the second argument was the image size once
         raise ValueError(describe_removed("load(name, image_size)"))
     check_choice("head", head, HEADS)
@@ -118,41 +151,8 @@ def load(
         check_choice("preset", preset, PRESETS)
     if (labels is not None) != (head == "new"):
         raise ValueError(f'head is {head!r} and labels is {labels!r}: head="new" needs labels, and labels need it')
-    if settings.pop("output_loading_info", False):
+    if settings.get("output_loading_info"):
         raise ValueError("hf_vit.load has no output_loading_info; pass it to from_pretrained")
-
-    where = {key: value for key, value in settings.items() if key in LOCATION_ARGUMENTS}
-    for_model = {key: value for key, value in settings.items() if key not in LOCATION_ARGUMENTS}
-    if is_deployed(name):
-        from .runtimes.deployed import load_deployed
-
-        given = {"head": head, "image_size": image_size, "preset": preset, "patch_size": patch_size}
-        given |= {"backend": backend, "num_channels": num_channels, "labels": labels}
-        given |= {"weights": weights, "head_name": head_name}
-        return load_deployed(name, {**given, **for_model})
-    of_conversion = {"weights": weights, "head": head_name, "variant": settings.get("variant")}
-    files = find_model(name, of_conversion, **where)
-    if files.adapter is None:
-        model = _load_weights(files, _choose_class(files, head), for_model, needs_head=head == "keep")
-        processor = _find_processor(model.config, files)
-    else:
-        model, processor = _load_adapted(files, for_model)
-    check_manifest(files.name, files.where)
-    if head == "none":
-        model = model.base_model
-    if head == "new":
-        _replace_head(model, labels, keep_pre_logits)
-    _set_sizes(model, processor, image_size, patch_size)
-    if num_channels is not None:
-        _set_num_channels(model, processor, num_channels)
-    if preset is not None:
-        set_preset(processor, preset, model.config)
-    sync_processor_size(model, processor, name, is_requested=image_size is not None or preset is not None)
-    if backend is None and head == "keep" and files.find(QUANTIZATION_RECORD) is not None:
-        backend = "int8"
-    if backend is not None:
-        model = use_backend(model, backend, **files.where)
-    return model, processor
 
 
 def use_backend(model: Any, backend: str, batch_size: int = 1, **where: Any) -> Any:
@@ -363,12 +363,12 @@ def _load_weights(files: ModelFiles, model_class: Any, settings: Mapping[str, An
     except Exception as error:  # a damaged file can raise any
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"cannot load {files.name}: {reason[:1000]}") from error
-    absent = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
-    lacking = sorted(key for key in absent if key.startswith("classifier."))
+    absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+    absent_head = sorted(key for key in absent if key.startswith("classifier."))
     has_other_labels = "num_labels" in settings or "id2label" in settings
-    if lacking and needs_head and not has_other_labels:
+    if absent_head and needs_head and not has_other_labels:
         raise ValueError(
-            f"{files.name} lacks the weights of its classification head ({', '.join(lacking)}); "
+            f"{files.name} lacks the weights of its classification head ({', '.join(absent_head)}); "
             'hf_vit.load(..., head="new", labels=...) makes a new one'
         )
     if files.origin is not None:
@@ -612,30 +612,32 @@ def _make_processor(config: Any, files: ModelFiles) -> HfViTImageProcessor:
 # Changes that the caller asks for.
 
 
-def _set_sizes(model: Any, processor: HfViTImageProcessor, image_size: Size | None, patch_size: Size | None) -> None:
-    """Set the image size and the patch size of a model; the processor follows in `sync_processor_size`."""
-    if patch_size is None:
-        if image_size is not None:
-            model.set_image_size(image_size)
-        return
-    model.set_patch_size(patch_size, image_size)
-    model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
-    if processor.preset == "native":
-        processor.update(patch_size=[size * model.config.stride for size in as_pair(patch_size)])
+def _set_sizes(
+    model: Any,
+    processor: HfViTImageProcessor,
+    image_size: Size | None,
+    patch_size: Size | None,
+    num_channels: int | None,
+) -> None:
+    """Set the sizes of a model that are not None; the processor's size follows in `sync_processor_size`.
 
-
-def _set_num_channels(model: Any, processor: HfViTImageProcessor, num_channels: int) -> None:
-    """Set the number of channels of a model and its processor.
-
-    Mean and standard deviation repeat in their order, like the kernels of the model.
+    With other channels, mean and standard deviation repeat in their order, like the kernels of the model.
     """
-    model.set_num_channels(num_channels)
-    repeated = {}
-    for name in ("image_mean", "image_std"):
-        values = getattr(processor, name)
-        if isinstance(values, list | tuple):
-            repeated[name] = list(islice(cycle(values), num_channels))
-    processor.update(num_channels=num_channels, **repeated)
+    if patch_size is not None:
+        model.set_patch_size(patch_size, image_size)
+        model.config.grid_of(*as_pair(model.config.image_size))  # raises if the patches do not divide it
+        if processor.preset == "native":
+            processor.update(patch_size=[size * model.config.stride for size in as_pair(patch_size)])
+    elif image_size is not None:
+        model.set_image_size(image_size)
+    if num_channels is not None:
+        model.set_num_channels(num_channels)
+        repeated = {}
+        for name in ("image_mean", "image_std"):
+            values = getattr(processor, name)
+            if isinstance(values, list | tuple):
+                repeated[name] = list(islice(cycle(values), num_channels))
+        processor.update(num_channels=num_channels, **repeated)
 
 
 def set_preset(processor: HfViTImageProcessor, preset: str, config: Any) -> None:

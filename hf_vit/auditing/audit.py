@@ -89,6 +89,10 @@ class Measures(NamedTuple):
     sharpness: float
     picture: np.ndarray
 
+    @property
+    def num_pixels(self) -> int:
+        return self.width * self.height
+
 
 class AuditedSplit(NamedTuple):
     """A split of the dataset, or of the other dataset, whose images have no labels, and no issues themselves."""
@@ -156,18 +160,19 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator) -> list[Issue]:
         refuse_existing(Path(settings.output_dir) / "issues.csv", settings.overwrite)  # it may have been edited by hand
     splits = open_audited(settings)
     first = splits[0].split  # the other splits are numbered like it
-    classes = first.label_names or [f"class {number}" for number in range(first.num_labels)]
-    shared = {one.name for one in fields(EvaluateSettings)} & {one.name for one in fields(AuditSettings)}
+    classes = first.label_names or [f"class {index}" for index in range(first.num_labels)]
+    shared = {field.name for field in fields(EvaluateSettings)} & {field.name for field in fields(AuditSettings)}
     extractor = Extractor(EvaluateSettings(**{name: getattr(settings, name) for name in shared}), accelerator)
     images: list[AuditedImage] = []
     unreadable: list[Issue] = []
+    count = 0  # of the images that are audited, without the training images of another dataset
     for group, audited in enumerate(splits):
         found = read_images(audited, group, classes, extractor, settings)
         images += found
         if audited.split.label_column is not None:
+            count += len(found)
             readable = {image.name for image in found}
             unreadable += [Issue(name, "unreadable", 1.0) for name in audited.images if name not in readable]
-    count = sum(image.number >= 0 for image in images)
     if count < 2:
         raise ValueError(f"cannot audit {settings.dataset}: {count} of its images can be read (expected 2 or more)")
     issues = find_issues(images, classes) + unreadable
@@ -189,28 +194,42 @@ def open_audited(settings: AuditSettings) -> list[AuditedSplit]:
     names = settings.splits or sorted(source.names, key=_rank)
     raw = replace(settings, exclude=None, relabel=None)
     opened = [AuditedSplit(name, *clean(open_named(raw, name, source=source), settings, name)) for name in names]
-    opened = [part for one in opened for part in _divide_as_recorded(one, settings.model)]
-    names = [one.name for one in opened]
-    log_splits(source, {one.name: one.split for one in opened})
+    opened = [part for audited in opened for part in _divide_as_recorded(audited, settings.model)]
+    names = [audited.name for audited in opened]
+    log_splits(source, {audited.name: audited.split for audited in opened})
     if settings.output_dir is not None:
         write_unused(Path(settings.output_dir), source.unused)
-    for name, split, _ in opened:
-        require_labels(split, name)
-        split.class_numbers("an audit")
+    for audited in opened:
+        require_labels(audited.split, audited.name)
+        audited.split.class_numbers("an audit")
     first = opened[0].split
-    if all(one.split.label_names is None for one in opened):
-        first = replace(first, num_labels=max(one.split.num_labels for one in opened))
-    splits = [one._replace(split=match_to_split(first, one.split, names[0], one.name)) for one in opened]
-    if len({number for one in splits for number in one.split.class_numbers().tolist()}) == 1:
+    if not any(audited.split.label_names for audited in opened):
+        first = replace(first, num_labels=max(audited.split.num_labels for audited in opened))
+    splits = []
+    classes = set()
+    for audited in opened:
+        split = match_to_split(first, audited.split, names[0], audited.name)
+        splits.append(audited._replace(split=split))
+        classes.update(split.class_numbers().tolist())
+    if len(classes) == 1:
         require_labels(first, " and ".join(names), two_classes=True)
     if settings.train not in (None, settings.dataset):
-        no_labels = dict.fromkeys(("label_column", "label_names", "num_labels"))
-        other = replace(raw, dataset=settings.train, dataset_config=None, layout=None, **no_labels)
-        found = names_of_splits(settings.train)
-        for name in ["train"] if "train" in found else found:
-            split = open_named(other, name, needs_labels=False)
-            images = [str(Path(settings.train, image)) for image in name_images(split, other, name)]
-            splits.append(AuditedSplit(name, split, images))
+        splits += _open_training(settings.train, raw)
+    return splits
+
+
+def _open_training(dataset: str, settings: AuditSettings) -> list[AuditedSplit]:
+    """Open the training images of another dataset, without labels; all its images if it has no training split."""
+    names = names_of_splits(dataset)
+    if "train" in names:
+        names = ["train"]
+    no_labels = dict.fromkeys(("label_column", "label_names", "num_labels"))
+    unlabeled = replace(settings, dataset=dataset, dataset_config=None, layout=None, **no_labels)
+    splits = []
+    for name in names:
+        split = open_named(unlabeled, name, needs_labels=False)
+        images = [str(Path(dataset, image)) for image in name_images(split, unlabeled, name)]
+        splits.append(AuditedSplit(name, split, images))
     return splits
 
 
@@ -291,18 +310,24 @@ def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
         best[row] = max(best.get(row, 0.0), score)
     issues = []
     for rows in group_rows(pairs, len(images)):
+        largest: dict[int, int] = {}  # split -> row of its image with the most pixels
+        for row in rows:
+            kept = largest.setdefault(images[row].group, row)
+            if images[row].measures.num_pixels > images[kept].measures.num_pixels:
+                largest[images[row].group] = row
         for row in rows:
             image = images[row]
-            beyond = [other for other in rows if images[other].group > image.group]
-            within = [other for other in rows if images[other].group == image.group]
-            kept = max(within, key=lambda other: images[other].measures.width * images[other].measures.height)
-            if image.number < 0 or (row == kept and not beyond):
-                continue
-            other = max(beyond or [kept], key=lambda other: scores.get((row, other), 0.0))
-            score = scores.get((row, other)) or best[row]
-            is_exact = image.measures.digest == images[other].measures.digest
-            kind = "leak" if beyond else "exact_duplicate" if is_exact else "near_duplicate"
-            issues.append(Issue(image.name, kind, score, image.label, other=images[other].name))
+            later = [other for other in rows if images[other].group > image.group]
+            if later:
+                kind = "leak"
+                other = max(later, key=lambda other: scores.get((row, other), 0.0))
+            else:
+                other = largest[image.group]
+                is_exact = image.measures.digest == images[other].measures.digest
+                kind = "exact_duplicate" if is_exact else "near_duplicate"
+            if other != row and image.number >= 0:
+                score = scores.get((row, other)) or best[row]
+                issues.append(Issue(image.name, kind, score, image.label, other=images[other].name))
     return issues
 
 
