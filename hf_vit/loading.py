@@ -17,7 +17,7 @@ from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from .catalog import address_of
-from .conversion.image_sizes import sync_processor_size
+from .files.image_sizes import sync_processor_size
 from .files.limits import check_limit
 from .files.manifest import check_manifest
 from .files.messages import check_choice

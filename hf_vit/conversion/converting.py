@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from ..catalog import address_of, built_in_class_names, layers_missing_in, released_with
 from ..files.download import Fetched, public_name, sha256_at
+from ..files.image_sizes import output_size, sync_processor_size
 from ..files.manifest import write_manifest
 from ..files.messages import check_choice
 from ..files.output import new_folder, refuse_inputs
@@ -28,7 +29,6 @@ from ..models.pretrained import HfVisionPreTrainedModel
 from ..models.sizes import Size, as_pair
 from .checkpoint import Checkpoint, checkpoint_in, fetch_any, open_checkpoint, read_shards
 from .exporting import export
-from .image_sizes import output_size, sync_processor_size
 from .jax.checkpoints import JaxSource
 from .jax.tables import fingerprint_of, original_arrays
 from .recognition import recognize

@@ -9,11 +9,11 @@ from typing import Any
 
 from PIL import Image
 
+from ..files.image_sizes import output_size
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from ..models.resize_weights import AREA
 from ..models.sizes import as_pair
 from .image_processors import beyond_pillow, mean_and_std
-from .image_sizes import output_size
 from .source import Inferred, format_size
 from .tables import IMAGENET, ConversionError
 

@@ -25,9 +25,9 @@ from huggingface_hub.utils import httpx
 
 from ..conversion.converting import FOLDER_FORMATS
 from ..conversion.exporting import export
-from ..conversion.image_sizes import output_size
 from ..conversion.source import record_of
 from ..files.addresses import redact_secrets
+from ..files.image_sizes import output_size
 from ..files.manifest import MANIFEST, Entries, find_unlisted, manifest_entry, manifest_text, read_manifest
 from ..files.messages import check_choice, join_names
 from ..files.model_files import check_model_path

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
-from .modeling_hf_vit import HfViTAttention, apply_mask
+from .modeling_hf_vit import HfViTAttention, apply_mask, check_length, resize_position_embeddings
 from .modeling_hf_vit import HfViTLayer as PlainLayer
-from .position_embeddings import check_length, resize_position_embeddings
 from .sizes import Grid, is_same_grid
 
 _SUPPORT_BIAS = ("eager", "sdpa")  # attention implementations that accept a bias of the logits
@@ -53,7 +52,7 @@ class HfViTLayer(PlainLayer):
         super().__init__(config, layer_index, attention)
         self.layer_index = layer_index
 
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - the encoder passes the tables to these layers
+    def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
@@ -82,7 +81,7 @@ class HfViTRelativeAttention(HfViTAttention):
         super().__init__(config)
         self.positions = RelativePositions(config)
 
-    def attend(  # pyright: ignore[reportIncompatibleMethodOverride] - the encoder passes the grid to these layers
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -122,7 +121,7 @@ class HfViTAxialAttention(HfViTAttention):
         super().__init__(config)
         self.along_columns = along_columns
 
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - the encoder passes the grid to these layers
+    def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,

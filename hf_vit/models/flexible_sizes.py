@@ -12,7 +12,7 @@ from transformers.utils.generic import maybe_autocast
 from .ablations import PositionTables
 from .configuration_hf_vit import HfViTConfig
 from .modeling_hf_vit import HfViTPatchEmbeddings as PlainPatchEmbeddings
-from .position_embeddings import cached_on_device
+from .modeling_hf_vit import cached_on_device
 from .pretrained import HfVisionPreTrainedModel
 from .sizes import Grid, Size, as_pair
 

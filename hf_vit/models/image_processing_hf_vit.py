@@ -140,17 +140,10 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
     Raises:
         ValueError: a value is invalid.
     """
-    changes = {name: deepcopy(value) for name, value in changes.items() if value is not None}
+    changes = _complete_changes(changes)
     if not changes:
         return settings
-    if changes.get("do_pad") or changes.get("pad_size"):
-        raise ValueError("do_pad and pad_size are not supported; omit them")
-    for name in ("size", "crop_size"):
-        if name in changes:
-            changes[name] = _complete_size(name, changes[name])
     crop_pct = changes.pop("crop_pct", None)
-    if crop_pct is not None and not 0.01 <= crop_pct <= 100:
-        raise ValueError(f"crop_pct is {crop_pct}; it must be at least 0.01 and at most 100")
     preset = PRESETS[changes.get("preset", settings["preset"])]
     result = dict(settings)
     if "preset" in changes:
@@ -170,6 +163,23 @@ def override_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict
         result["max_num_patches"] = _count_patches(result)
     _check_settings(result)
     return result
+
+
+def _complete_changes(changes: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the changes without those to None, and with sizes as dictionaries.
+
+    Raises:
+        ValueError: a size or `crop_pct` is invalid, or the change is not supported.
+    """
+    complete = {name: deepcopy(value) for name, value in changes.items() if value is not None}
+    if complete.get("do_pad") or complete.get("pad_size"):
+        raise ValueError("do_pad and pad_size are not supported; omit them")
+    for name in ("size", "crop_size"):
+        if name in complete:
+            complete[name] = _complete_size(name, complete[name])
+    if not 0.01 <= complete.get("crop_pct", 1) <= 100:
+        raise ValueError(f"crop_pct is {complete['crop_pct']}; it must be at least 0.01 and at most 100")
+    return complete
 
 
 def _count_patches(settings: dict[str, Any]) -> int:

@@ -40,7 +40,6 @@ from .image_decoding import (
     open_image,
     open_source,
     pixels_of,
-    read_tiff_channels,
 )
 
 logger = logging.get_logger(__name__)
@@ -205,6 +204,8 @@ def _read_tiff_channels(image: Any, num_channels: int, name: str) -> list[np.nda
     """Return the channels of a TIFF file, as `read_tiff_channels`; an empty list for other images."""
     if isinstance(image, Image.Image):
         return []
+    from .image_tiff import read_tiff_channels  # rarely needed
+
     with convert_errors(name, Exception), open_source(image) as file:
         return read_tiff_channels(file, num_channels)
 

@@ -94,11 +94,7 @@ class HfViTVariant(OptimizeForInference, FlexibleSizes, HfViTPreTrainedModel):
     """Base class of the Vision Transformers and the hybrids, for every configuration."""
 
     def grid_of(self, pixel_values: torch.Tensor, patch_size: Size | None = None) -> Grid:
-        """Return the (rows, columns) of patches of images (batch, num_channels, height, width).
-
-        Raises:
-            ValueError: the number of channels is wrong, or the image size is not a multiple of the patch size.
-        """
+        """Return the (rows, columns) of patches of images (batch, num_channels, height, width)."""
         return self.config.grid_of(*self.check_images(pixel_values), patch_size)
 
 
@@ -222,12 +218,7 @@ class HfViTBackbone(HfViTVariantEncoder, PlainBackbone):
     def forward(
         self, pixel_values: torch.Tensor, *, patch_size: Size | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> BackboneOutput:
-        """Compute feature maps; the arguments are those of `HfViTModel.forward`.
-
-        Returns:
-            `feature_maps`: (batch, hidden_size, rows, columns) for each name in `out_features`; without
-            `reshape_hidden_states` (batch, tokens, hidden_size), with the class token.
-        """
+        """Compute feature maps as a plain ViT, for any `patch_size` of a flexible model."""
         self.check_forward_arguments(kwargs)
         grid = self.grid_of(pixel_values, patch_size)
         tokens = self.embeddings(pixel_values, grid, patch_size=patch_size)

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 
-from ..conversion.image_sizes import output_size
+from ..files.image_sizes import output_size
 from ..files.manifest import sha256_of
 from ..models.image_processing_hf_vit import HfViTImageProcessor
 from .program_model import ProgramModel

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..conversion.image_sizes import output_size, set_processor_size
 from ..conversion.reading_back import TOLERANCES, check_outputs, model_output
 from ..conversion.tables import ConversionError
+from ..files.image_sizes import output_size, set_processor_size
 from ..files.output import check_no_model, new_folder, refuse_existing, write_json
 from ..models.image_processing_hf_vit import HfViTImageProcessor, Normalize
 from ..models.pretrained import HfVisionPreTrainedModel
@@ -43,6 +43,7 @@ RUNNER = (  # files of hf_vit, which do not need torch
     "files/predictions.py",
     "files/printable.py",
     "models/image_decoding.py",
+    "models/image_tiff.py",
     "models/resize_weights.py",
     "files/image_files.py",
 )

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_vit import analysis
-from hf_vit.models.position_embeddings import sincos2d
+from hf_vit.models.modeling_hf_vit import sincos2d
 
 from ..tiny_models import VARIANTS, tiny, tiny_bit
 

@@ -10,8 +10,8 @@ import transformers
 from hf_vit import HfViTImageProcessor, load
 from hf_vit.conversion import convert, export
 from hf_vit.conversion.image_processors import translate_processor
-from hf_vit.conversion.image_sizes import output_size
 from hf_vit.conversion.tables import IMAGENET
+from hf_vit.files.image_sizes import output_size
 from hf_vit.hub.cards import Sources
 
 from ..tiny_models import SIZES, save_tiny, tiny

@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import AutoImageProcessor, pipeline
 
 import hf_vit
-from hf_vit.conversion.image_sizes import output_size, set_processor_size
+from hf_vit.files.image_sizes import output_size, set_processor_size
 from hf_vit.loading import save_folder
 from hf_vit.models.sizes import as_pair
 
@@ -196,7 +196,7 @@ def test_model_and_processor_on_the_hub_have_the_same_size(hub, client, tmp_path
     client(f"""
         import hf_vit
         from hf_vit import HfViTForImageClassification, HfViTImageProcessor, load
-        from hf_vit.conversion.image_sizes import output_size
+        from hf_vit.files.image_sizes import output_size
         model = HfViTForImageClassification.from_pretrained({str(tmp_path / "tiny")!r})
         hf_vit.push_saved(model, "alice/vit", private=True)
         hf_vit.push_saved(HfViTImageProcessor(size=24), "alice/vit")
