@@ -12,6 +12,7 @@ from ..files.messages import check_choice, user_errors
 from ..files.removed_names import check_removed
 from ..settings.parser import OptionParser, check_order
 from .arguments import add_arguments, check_outputs, place_data
+from .parts import rent, start_job
 
 SCRIPTS = {  # also started by the scripts of the folder training/; their options are settings
     "finetune": "Fine-tune a model on your images.",
@@ -30,6 +31,9 @@ _TASKS = {  # the other commands as MODULE.FUNCTION; a module is imported for it
 _FUNCTIONS = {  # by the name of the command
     function.split(".")[-1].replace("_", "-"): function for names in _TASKS.values() for function in names.split()
 }
+
+
+_IN_PARTS = ("embed", "predict")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_outputs(arguments)
             if isinstance(arguments.get("data"), str):
                 check_order(f"hf-vit {name}", arguments["folder"], arguments["data"])
+            if name in _IN_PARTS:
+                where = rent(**{option: arguments.pop(option) for option in ("job", "package", "timeout")})
+                if where is not None:
+                    start_job(name, given[1:], arguments, where)
+                    return 0
             run(**arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -96,6 +105,8 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
                 command = subparsers.add_parser(name, help=about, description=about, epilog=more)
                 command.set_defaults(run=run)
                 add_arguments(command, run)
+                if name in _IN_PARTS:
+                    add_arguments(command, rent)
             lines += textwrap.wrap(about, initial_indent=f"  {name:16}", subsequent_indent=" " * 18)
     parser.epilog = "\n".join([*lines, "\nEach command has its own --help."])
     return parser

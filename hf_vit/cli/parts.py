@@ -39,6 +39,43 @@ Part = Annotated[
 ]
 
 
+def rent(
+    *,
+    job: Annotated[
+        str | None,
+        "with --output hf://buckets/OWNER/NAME: run on Hugging Face Jobs, on hardware such as cpu-upgrade; needs "
+        "--package",
+        "HARDWARE",
+    ] = None,
+    package: Annotated[
+        str | None, "for --job: pip requirement of hf_vit: the URL of a wheel, or git+https://..."
+    ] = None,
+    timeout: Annotated[str, "for --job: time limit, such as 90m"] = "6h",
+) -> dict[str, Any] | None:
+    """Return where a command runs on Hugging Face Jobs; None: it runs on this machine."""
+    if job is None and package is not None:
+        raise ValueError("--package needs --job")
+    return None if job is None else {"flavor": job, "package": package, "timeout": timeout}
+
+
+def start_job(command: str, given: list[str], arguments: dict[str, Any], where: dict[str, Any]) -> None:
+    """Run `embed` or `predict` on Hugging Face Jobs.
+
+    Args:
+        given: the words after the command.
+        arguments: the arguments that these give.
+        where: as returned by `rent`.
+    """
+    from ..hub.jobs import run_parts_job
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--job", "--package", "--timeout"):
+        parser.add_argument(option)
+    parser.add_argument("--dry-run", "--dry_run", action="store_true")
+    _, options = parser.parse_known_args(given)
+    run_parts_job(command, options, arguments, dry_run=arguments["dry_run"], **where)
+
+
 def is_folder(output: str | None) -> bool:
     """Return whether an output is a folder of parts: it is a folder, or its name ends in a slash."""
     return output is not None and (output.endswith(("/", os.sep)) or os.path.isdir(output))

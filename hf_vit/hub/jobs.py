@@ -1,38 +1,82 @@
-"""Training and evaluation on Hugging Face Jobs: the same command, on a rented machine."""
+"""Commands on Hugging Face Jobs: the same command, on a rented machine."""
 
 import shlex
 from typing import Any
 
-from huggingface_hub import HfApi, JobHardware, JobStage, get_token
+from huggingface_hub import HfApi, JobHardware, JobStage, Volume, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ..files.messages import check_choice
 
 _ADDRESSES = ("augreg:", "gs://", "https://", "s3://", "hf://")
+_BUCKETS = "hf://buckets/"
+_MOUNT = "/parts"  # folder of the bucket in a job
 
 
-def run_job(
+def run_job(command: str, options: list[str], settings: Any, *, result: str | None, **where: Any) -> None:
+    """Run finetune, pretrain or evaluate as a job, which pushes its result.
+
+    Args:
+        command, options, where: as in `start_job`; a recipe that is a file is uploaded.
+        settings: the settings that these options give.
+        result: repository on the Hub for the result, OWNER/NAME or a NAME of your own.
+
+    Raises:
+        ValueError: as in `start_job`, or there is no `result`.
+    """
+    if result is None:
+        raise ValueError("--job needs --push NAME for the result")
+    inputs = [("dataset", settings.dataset), ("model", getattr(settings, "model", None))]
+    start_job(command, [*options, "--push", result], inputs, **where)
+
+
+def run_parts_job(command: str, options: list[str], arguments: dict[str, Any], **where: Any) -> None:
+    """Run embed or predict as a job, whose parts are in a bucket of the Hub, mounted into the job.
+
+    Args:
+        command, where: as in `start_job`.
+        options: its options on the command line.
+        arguments: the arguments that these give.
+
+    Raises:
+        ValueError: as in `start_job`, an image is a file of this machine, or the output is no bucket.
+    """
+    output = str(arguments["output"])
+    owner_name_folder = output.removeprefix(_BUCKETS).strip("/").split("/", 2)
+    if not output.startswith(_BUCKETS) or len(owner_name_folder) < 2:
+        raise ValueError(f"--output is {output} (expected {_BUCKETS}OWNER/NAME for the parts of a job)")
+    local = [image for image in arguments["images"] if not image.startswith(_ADDRESSES)]
+    if local:
+        raise ValueError(f"a job can read only the Hub and other stores, not {local[0]}")
+    owner, name, *folder = owner_name_folder
+    bucket = Volume(type="bucket", source=f"{owner}/{name}", mount_path=_MOUNT, path="".join(folder) or None)
+    given = (output, f"--output={output}")
+    options = [word.replace(output, f"{_MOUNT}/") if word in given else word for word in options]
+    start_job(command, options, [("dataset", arguments["dataset"]), ("model", arguments["folder"])], bucket, **where)
+
+
+def start_job(
     command: str,
     options: list[str],
-    settings: Any,
+    inputs: list[tuple[str, str | None]],
+    bucket: Volume | None = None,
     *,
     flavor: str,
     package: str | None,
-    result: str | None,
     timeout: str,
     dry_run: bool = False,
 ) -> None:
-    """Run `hf-vit COMMAND OPTIONS` as a job; print its log, and where its result is.
+    """Run `hf-vit COMMAND OPTIONS` as a job, and print its log.
 
-    A job can read only the Hub, and costs money, so data, model and result are checked before it starts.
+    A job can read only the Hub, and costs money, so what it reads is checked before it starts.
 
     Args:
-        command: finetune, pretrain or evaluate.
-        options: its options on the command line; a recipe that is a file is uploaded.
-        settings: the settings that these options give.
+        command: a command of hf-vit.
+        options: its options on the command line.
+        inputs: what it reads, ("dataset" or "model", name).
+        bucket: the bucket that it writes to; it is created, private, if there is none.
         flavor: hardware, such as "a10g-small".
         package: pip requirement of hf_vit: the URL of a wheel, or git+https://...
-        result: repository on the Hub for the result, OWNER/NAME or a NAME of your own.
         timeout: time limit, such as "6h".
         dry_run: check everything, print the job, and start nothing.
 
@@ -41,27 +85,29 @@ def run_job(
     """
     check_choice("hardware", flavor, [one.value for one in JobHardware])
     token = get_token()
-    if package is None or result is None or token is None:
+    if package is None or token is None:
         raise ValueError(
-            "--job needs --package (the URL of a wheel of hf_vit, or git+https://...), --push NAME for the result, and "
-            "a token (run `hf auth login`, or set HF_TOKEN)"
+            "--job needs --package (the URL of a wheel of hf_vit, or git+https://...) and a token (run `hf auth "
+            "login`, or set HF_TOKEN)"
         )
     api = HfApi(library_name="hf_vit")
-    _check_on_hub(api, "dataset", settings.dataset)
-    _check_on_hub(api, "model", getattr(settings, "model", None))
-    arguments = [command, *options, "--push", result]
-    print(f"on {flavor}, for at most {timeout}: {shlex.join(['hf-vit', *arguments])}")
+    for kind, name in inputs:
+        _check_on_hub(api, kind, name)
+    print(f"on {flavor}, for at most {timeout}: {shlex.join(['hf-vit', command, *options])}")
     if dry_run:
         print("no job was started: this was a dry run")
         return
+    if bucket is not None:
+        api.create_bucket(bucket.source, private=True, exist_ok=True)
     job = api.run_uv_job(
         "hf-vit",
-        script_args=arguments,
+        script_args=[command, *options],
         dependencies=[package],
         flavor=flavor,
         secrets={"HF_TOKEN": token},
         timeout=timeout,
         name=f"hf-vit-{command}",
+        volumes=[] if bucket is None else [bucket],
     )
     print(f"started {job.url}; it keeps running after Ctrl+C; `hf jobs cancel {job.id}` stops it")
     for line in api.fetch_job_logs(job_id=job.id, follow=True):

@@ -56,7 +56,18 @@ SHORTER = {  # word of a command line -> options that make its run short
 }
 SUBSTITUTION = re.compile(r"\$\(hf-vit (.*?)\)")  # of a command by what it prints
 # Packages of Python blocks that no extra installs.
-OPTIONAL = ("sentence_transformers", "timm", "torchao", "ray", "daft", "pyspark", "litserve", "faiss", "usearch")
+OPTIONAL = (
+    "sentence_transformers",
+    "timm",
+    "torchao",
+    "ray",
+    "daft",
+    "pyspark",
+    "litserve",
+    "faiss",
+    "usearch",
+    "lancedb",
+)
 
 
 def read_blocks(page: str) -> list[tuple[str, str]]:
