@@ -1,8 +1,8 @@
 """`hf-vit inspect` and `hf-vit compute`."""
 
-import json as json_format
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ..files.messages import silence_progress_bars
 from ..files.output import new_file, refuse_existing
@@ -59,34 +59,39 @@ def compute(
     ] = None,
     output: Annotated[Path | None, "figure to write: accuracy against compute, for --runs or --table 6", "PNG"] = None,
     overwrite: Overwrite = False,
-    json: Annotated[bool, "print JSON"] = False,
+    json_: Annotated[bool, "print JSON"] = False,
 ) -> None:
     """Count a model's operations, and estimate its training time."""
-    if sum(source is not None for source in (model, table, runs)) != 1:
+    if [model, table, runs].count(None) != 2:
         raise ValueError("give one of these: a model, --table or --runs")
     training = {"epochs": epochs, "accelerator": accelerator, "utilization": utilization}
-    training = {name: value for name, value in training.items() if value is not None}
-    if training and dataset_size is None:
-        raise ValueError(f"--{next(iter(training))} needs --dataset-size, the images per epoch")
-    if model is None and (image_size is not None or dataset_size is not None):
-        raise ValueError("--image-size and --dataset-size need a model")
-    if (runs is not None and output is None) or (output is not None and runs is None and table != 6):
+    settings = {"image_size": image_size, "dataset_size": dataset_size, **training}
+    stated: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    if model is None and stated:
+        raise ValueError("--image-size, --dataset-size and its options need a model")
+    if dataset_size is None and stated.keys() & training:
+        raise ValueError("--epochs, --accelerator and --utilization need --dataset-size, the images per epoch")
+    if (runs is not None) != (output is not None) and not (output is not None and table == 6):
         raise ValueError("--output is the figure of --runs CSV, which needs it, or of --table 6")
     if output is not None:
         check_figure("--output", output, overwrite)
         from ..analysis import plot_compute_accuracy, published_runs, read_runs
 
-        found = published_runs() if runs is None else read_runs(runs)
-        figure = plot_compute_accuracy(found, "accuracy [%]" if runs else "ImageNet accuracy [%]")
+        if runs is None:
+            figure = plot_compute_accuracy(published_runs(), "ImageNet accuracy [%]")
+        else:
+            figure = plot_compute_accuracy(read_runs(runs), "accuracy [%]")
         with new_file(output, overwrite) as temporary:
             figure.savefig(temporary)
         print(f"saved {output}")
         return
     from ..analysis.compute import as_text, estimate, table_as_text, table_rows
 
+    result: Any
     if table is not None:
-        rows = table_rows(table)
-        print(json_format.dumps(rows, indent=2) if json else table_as_text(table, rows))
-        return
-    result = estimate(str(model), image_size, dataset_size=dataset_size, **training)  # pyright: ignore[reportArgumentType]
-    print(json_format.dumps(result, indent=2) if json else as_text(result))
+        result = table_rows(table)
+        text = table_as_text(table, result)
+    else:
+        result = estimate(str(model), **stated)
+        text = as_text(result)
+    print(json.dumps(result, indent=2) if json_ else text)

@@ -1,7 +1,8 @@
 """Arguments of commands, from the signatures of functions.
 
-Parameters before the `*` are positional arguments, and those after it are options. `Annotated` adds the help text of a
-parameter, then perhaps its metavar; a dictionary adds other keyword arguments of argparse's `add_argument`.
+Parameters before the `*` are positional arguments, and those after it are options; `json_` is `--json`. `Annotated`
+adds the help text of a parameter, then perhaps its metavar; a dictionary adds other keyword arguments of argparse's
+`add_argument`.
 """
 
 import argparse
@@ -30,7 +31,8 @@ def add_arguments(parser: Any, command: Callable[..., Any]) -> None:
         if parameter.kind is parameter.KEYWORD_ONLY:
             if "type" in about and "choices" not in about:
                 about.setdefault("metavar", metavars.get(about["type"], "TEXT"))
-            parser.add_argument(f"--{parameter.name.replace('_', '-')}", required=is_required, **about)
+            option = parameter.name.removesuffix("_").replace("_", "-")
+            parser.add_argument(f"--{option}", dest=parameter.name, required=is_required, **about)
         else:
             if not is_required:
                 about["nargs"] = "*" if "nargs" in about else "?"
@@ -114,7 +116,7 @@ def check_figure(option: str, path: Path, overwrite: bool) -> None:
 
 # Parameters of commands that are written, and texts that are no paths. All others may be paths that are read.
 _OUTPUTS = ("output", "sheet", "static", "published")
-_NO_PATHS = ("split", "splits", "image_column", "config", "preset", "name", "license", "message")
+_NO_PATHS = ("split", "splits", "image_column", "config", "preset", "name", "license_", "message")
 
 
 def place_data(command: str, arguments: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from ..files.messages import format_error
 from .arguments import ImageSize, Model, parse_count
-from .image_list import Device, load_on
+from .image_list import Device, load_on_device
 
 _TIMED = {  # name in the table: backend and dtype of `hf_vit.load`
     "PyTorch, optimized": ("torch", "float32"),
@@ -29,7 +29,7 @@ def benchmark(
     batch_sizes: _BatchSizes = (1, 8),  # pyright: ignore[reportArgumentType]
     image_size: ImageSize = None,
     device: Device = "auto",
-    compile: Annotated[bool, "also time torch.compile, which needs a C++ compiler and about a minute"] = False,
+    compile_: Annotated[bool, "also time torch.compile, which needs a C++ compiler and about a minute"] = False,
     seconds: Annotated[float, "seconds to spend on each batch size"] = 10,
 ) -> None:
     """Time a classifier in every installed backend and precision.
@@ -49,11 +49,11 @@ def benchmark(
     if not is_deployed(folder):
         options["dtype"] = torch.float32
         timed = _TIMED
-    first, _ = load_on(folder, device, "eager", **options)
+    first, _ = load_on_device(folder, device, "eager", **options)
     check_classifier(first, folder)
     about = getattr(first, "runtime", "PyTorch")  # of an exported folder, the name of what computes it
     models = {about: first}
-    if compile:
+    if compile_:
         if not timed:
             raise ValueError(f"{folder} is an exported program, which torch.compile does not compile")
         models["PyTorch, compiled"] = copy.deepcopy(first)
@@ -62,7 +62,7 @@ def benchmark(
     for name, (backend, dtype) in timed.items():
         where = device if backend == "torch" else "cpu"
         try:
-            models[name], _ = load_on(folder, where, backend, **options | {"dtype": getattr(torch, dtype)})
+            models[name], _ = load_on_device(folder, where, backend, **options | {"dtype": getattr(torch, dtype)})
         except (ImportError, ValueError) as error:
             not_timed[name] = format_error(error)
 
@@ -71,17 +71,15 @@ def benchmark(
     differences = dict.fromkeys(models, 0.0)
     for batch_size in batch_sizes:
         pixel_values = torch.rand(batch_size, first.config.num_channels, height, width) * 2 - 1
-        forwards = {name: _forward(model, pixel_values) for name, model in models.items()}
-        logits = {name: forward() for name, forward in forwards.items()}  # and a warm-up
-        for name, times in _take_turns(forwards, seconds).items():
+        times, logits = _take_turns(models, pixel_values, seconds)
+        for name in models:
             difference = (logits[name] - logits[about]).abs().max().item()
             differences[name] = max(differences[name], difference)
-            milliseconds[name].append(1000 * statistics.median(times) / batch_size)
+            milliseconds[name].append(1000 * statistics.median(times[name]) / batch_size)
 
-    threads = torch.get_num_threads()
     parameters = f"{first.num_parameters():,} parameters, " if timed else ""
     print(f"{folder}: {parameters}{height} x {width} pixels; ", end="")
-    print(f"{first.device.type}, {threads} {'thread' if threads == 1 else 'threads'}\n")
+    print(f"{first.device.type}, threads: {torch.get_num_threads()}\n")
     print(
         f"{'milliseconds per image':30}", *(f"{f'batch {size}':>10}" for size in batch_sizes), "  difference of logits"
     )
@@ -104,10 +102,17 @@ def _forward(model: Any, pixel_values: Any) -> Callable[[], Any]:
     return forward
 
 
-def _take_turns(forwards: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Return durations of calls, in seconds; at least `_MIN_ROUNDS` of each, after a call that is not timed."""
-    times = {name: [] for name in forwards}
-    first = times[next(iter(forwards))]
+def _take_turns(
+    models: Mapping[str, Any], pixel_values: Any, seconds: float
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Return durations of forward passes, in seconds, and the logits of each model.
+
+    There are at least `_MIN_ROUNDS` of each, after one that is not timed.
+    """
+    forwards = {name: _forward(model, pixel_values) for name, model in models.items()}
+    logits = {name: forward() for name, forward in forwards.items()}  # and a warm-up
+    times = {name: [] for name in models}
+    first = times[next(iter(models))]
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(first) < _MIN_ROUNDS:
         for name, forward in forwards.items():
@@ -116,4 +121,4 @@ def _take_turns(forwards: Mapping[str, Callable[[], Any]], seconds: float) -> di
             start = time.perf_counter()
             forward()
             times[name].append(time.perf_counter() - start)
-    return times
+    return times, logits

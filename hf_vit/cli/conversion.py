@@ -92,7 +92,7 @@ def convert(
     ] = None,
     head: Annotated[str | None, "for files of PyTorch: name of the layer that is the head, such as fc"] = None,
     variant: Annotated[str | None, "for folders: variant of the files of weights, such as fp16"] = None,
-    set: Annotated[
+    set_: Annotated[
         list[tuple[str, object]],
         "configuration field that the weights do not determine, such as num_attention_heads=4; may be repeated",
         {"type": _setting, "action": "append", "metavar": "FIELD=VALUE"},
@@ -111,21 +111,28 @@ def convert(
     from ..conversion.converting import describe_skipped
 
     source = address_of(source, index)
-    options: dict[str, Any] = {"labels": labels, "image_size": image_size}
-    options |= {"patch_size": patch_size, "position_grid": position_grid, "weights": weights, "head": head}
-    options["variant"] = variant
-    for name, value in set:
+    options: dict[str, Any] = {
+        "labels": labels,
+        "image_size": image_size,
+        "patch_size": patch_size,
+        "position_grid": position_grid,
+        "weights": weights,
+        "head": head,
+        "variant": variant,
+    }
+    for name, value in set_:
         if name in _NOT_FIELDS:
             raise ValueError(f"--set {name}={value}: {name} is not a configuration field")
         if options.get(name) is not None:
             raise ValueError(f"{name} is given twice: with --set and with its own option; remove one of them")
-    options |= dict(set)
+    options |= dict(set_)
     converted = conversion.convert(source, read_weights=False, **options)
     if output is None or check:
         print(converted.report())
         return
     saved = converted.save(output, overwrite, save_for or "hf_vit")
-    model, record = saved.model, saved.record
+    model = saved.model
+    record = saved.record
     print(f"{type(model).__name__}, {model.num_parameters():,} parameters, image size {model.config.image_size}")
     digest = f" (sha256 {record['sha256'][:16]}...)" if "sha256" in record else ""
     print(f"read as {record['dialect']['names']} from {record['source']}{digest}")

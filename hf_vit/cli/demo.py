@@ -21,7 +21,7 @@ def demo(
     examples: Annotated[Path | None, "folder of example images (default: two photographs)", "FOLDER"] = None,
     host: Annotated[str, "address to listen on; 0.0.0.0 lets other machines connect"] = "127.0.0.1",
     port: Annotated[int | None, "port of the page (default: 7860, or a free one)"] = None,
-    open: Annotated[bool, "open the page in a browser"] = False,
+    open_: Annotated[bool, "open the page in a browser"] = False,
     runtime: Annotated[
         Path | None,
         "folder or .tgz of the npm package onnxruntime-web (default: download it once into the cache)",
@@ -45,10 +45,10 @@ def demo(
         write_static_page(models, static, examples=examples, runtime=runtime, overwrite=overwrite)
         print(f"saved in {static}; its README.md explains how to open the page and how to upload it to the Hub")
     elif Path(model, "page.json").is_file():
-        serve(Path(model), host, port, open)
+        serve(Path(model), host, port, open_)
     else:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the folder is deleted
         with TemporaryDirectory(prefix="hf_vit_demo_") as scratch:
             page = Path(scratch, "page")
             write_static_page(models, page, examples=examples, runtime=runtime)
-            serve(page, host, port, open)
+            serve(page, host, port, open_)

@@ -28,7 +28,7 @@ def push(
     code: Annotated[
         bool, "also push the model's code, so that the model loads without hf_vit, with trust_remote_code=True"
     ] = False,
-    license: _License = None,
+    license_: _License = None,
     allow_incomplete_card: Annotated[bool, "push even if the card lacks something, such as a license"] = False,
     message: Annotated[str, "commit message"] = "Upload with hf_vit",
     dry_run: Annotated[bool, "list the files to push, but push nothing"] = False,
@@ -40,7 +40,9 @@ def push(
     if runtime and not static_space:
         raise ValueError("--runtime needs --static-space")
     visibility = True if private else None
-    space = full_space_name(static_space) if static_space else None
+    space = None
+    if static_space:
+        space = full_space_name(static_space)
     with TemporaryDirectory() as scratch:
         page = Path(scratch, "page")
         if space and not dry_run:
@@ -55,7 +57,7 @@ def push(
             create_pr=create_pr,
             code=code,
             save_for=save_for,
-            license=license,
+            license=license_,
             space=space,
             allow_incomplete_card=allow_incomplete_card,
             message=message,
@@ -63,14 +65,18 @@ def push(
         )
         if space and not dry_run:
             print(f"pushed the page: {push_static_space(page, space, visibility)}")
-    print(*(f"{size:>15,}  {name}" for name, size in pushed.files.items()), sep="\n")
-    print(*(f"{'deleted':>15}  {name}" for name in pushed.deleted), sep="\n", end="\n" if pushed.deleted else "")
+    for name, size in pushed.files.items():
+        print(f"{size:>15,}  {name}")
+    for name in pushed.deleted:
+        print(f"{'deleted':>15}  {name}")
     for problem in pushed.problems:
         print(f"model card: {problem}")
-    if pushed.commit is None:
-        print("nothing was pushed: this was a dry run", *([f"(the page would be the Space {space})"] if space else []))
-    else:
+    if pushed.commit is not None:
         print(f"pushed: {pushed.commit.pr_url or pushed.commit.commit_url}")
+    elif space:
+        print(f"nothing was pushed: this was a dry run (the page would be the Space {space})")
+    else:
+        print("nothing was pushed: this was a dry run")
 
 
 def verify(
@@ -88,7 +94,9 @@ def verify(
     if not checked:
         raise ValueError(f"{manifest} is not an hf_vit manifest, or lists no file of this folder")
     print(f"{len(checked)} files are unchanged: {', '.join(checked)}")
-    if missing := sorted((read_manifest(read_text(manifest)) or {}).keys() - set(checked)):
+    listed = read_manifest(read_text(manifest)) or {}
+    missing = sorted(listed.keys() - checked)
+    if missing:
         print(f"missing: {join_names(missing)}")
 
 
@@ -97,11 +105,11 @@ def card(
     *,
     published: Annotated[Path | None, "write the cards of all published checkpoints to this folder", "OUTPUT"] = None,
     name: Annotated[str | None, "name of the repository in the examples (default: the name of the folder)"] = None,
-    license: _License = None,
+    license_: _License = None,
     write: Annotated[bool, "write the card to the folder's README.md; your own text in it is kept"] = False,
 ) -> None:
     """Render the model card of a folder and check it, without pushing."""
-    if (folder is None) == (published is None) or (published and (name or license or write)):
+    if (folder is None) == (published is None) or (published and (name or license_ or write)):
         raise ValueError("give a folder, or --published OUTPUT without other options")
     if published is not None:
         from ..hub.published_cards import write_published_cards
@@ -111,10 +119,11 @@ def card(
     from ..hub.cards import check_card, render_folder_card
 
     assert folder is not None
-    text = render_folder_card(folder, name=name, license=license)
+    text = render_folder_card(folder, name=name, license=license_)
     if write:
         write_text(folder / "README.md", text)
     else:
         print(text, end="")
-    if problems := check_card(text):
+    problems = check_card(text)
+    if problems:
         raise ValueError(f"the card has problems: {'; '.join(problems)}")

@@ -79,20 +79,31 @@ def find_images(
         if argument.startswith(_URLS):
             entries.append(_Entry(argument))
             continue
-        path = os.path.expanduser(argument)
-        paths = [path] if os.path.exists(path) else sorted(glob(path, recursive=True))
-        missing += [] if paths else [argument]
-        found = [entry for path in map(Path, paths) for entry in _entries_at(path, column)]
-        entries += {entry.name: entry for entry in found}.values()  # `**` matches both a folder and its files
+        paths = _paths_at(argument)
+        if not paths:
+            missing.append(argument)
+        found = {}
+        for path in paths:
+            for entry in _entries_at(path, column):
+                found[entry.name] = entry  # `**` matches both a folder and its files
+        entries += found.values()
     if missing:
         raise FileNotFoundError(f"no such file: {', '.join(missing)}")
     if dataset:
         entries += _rows_of(dataset, split, column)
     if not entries:
         raise ValueError("there are no images; give files, folders or URLs, or a dataset with --dataset")
-    if not dataset and (split or (column and all(entry.rows is None for entry in entries))):
+    if (split and not dataset) or (column and all(entry.rows is None for entry in entries)):
         raise ValueError("--split needs --dataset, and --image-column needs --dataset or a .parquet file")
     return ImageList(entries)
+
+
+def _paths_at(argument: str) -> list[Path]:
+    """Return the path of an argument, or those that match it as a pattern."""
+    path = os.path.expanduser(argument)
+    if os.path.exists(path):
+        return [Path(path)]
+    return [Path(match) for match in sorted(glob(path, recursive=True))]
 
 
 def _entries_at(path: Path, column: str | None) -> list[_Entry]:
@@ -221,7 +232,7 @@ def fetch(image: Any) -> Any:
     return fetch_image(image)
 
 
-def load_on(
+def load_on_device(
     folder: str, device: str, backend: str | None = None, batch_size: int = 1, features: bool = False, **options: Any
 ) -> tuple[Any, Any]:
     """Load a model on a device, and its image processor.
@@ -238,21 +249,18 @@ def load_on(
     silence_progress_bars()
     import torch
 
-    from ..data.devices import find_accelerator
     from ..files.runs import best_checkpoint_dir
     from ..loading import load, use_backend
 
-    if (best := best_checkpoint_dir(folder)) is not None:
+    best = best_checkpoint_dir(folder)
+    if best is not None:
         print(f"{folder} has the weights of the last step; the best weights are in {best}", file=sys.stderr)
-    on_cpu = backend not in (None, "eager", "torch")
-    if on_cpu and device not in ("auto", "cpu"):
+    needs_cpu = backend not in (None, "eager", "torch")
+    if needs_cpu and device not in ("auto", "cpu"):
         raise ValueError(f"--backend {backend} runs only on the CPU, but --device is {device}; remove one of them")
     is_auto = device == "auto"
     if is_auto:
-        accelerator = None if on_cpu else find_accelerator()
-        device = "cpu" if accelerator is None else accelerator.type
-        if accelerator is not None and "LOCAL_RANK" in os.environ:  # of torchrun or accelerate launch
-            device += f":{int(os.environ['LOCAL_RANK']) % torch.accelerator.device_count()}"
+        device = "cpu" if needs_cpu else _default_device()
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
@@ -262,5 +270,20 @@ def load_on(
         model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides its type
     if backend is None:
         return model, processor
-    part: Any = model.base_model if features and backend != "int8" else model
-    return use_backend(part, backend, batch_size), processor
+    if features and backend != "int8":
+        model = model.base_model
+    return use_backend(model, backend, batch_size), processor
+
+
+def _default_device() -> str:
+    """Return the accelerator, of this process's rank under torchrun or accelerate launch; else the CPU."""
+    import torch
+
+    from ..data.devices import find_accelerator
+
+    accelerator = find_accelerator()
+    if accelerator is None:
+        return "cpu"
+    if "LOCAL_RANK" not in os.environ:
+        return accelerator.type
+    return f"{accelerator.type}:{int(os.environ['LOCAL_RANK']) % torch.accelerator.device_count()}"

@@ -131,7 +131,9 @@ def run_parts(
 
     folder = Path(output)
     sources = find_sources(images, dataset, split, column)
-    inputs = [*images, *([f"{dataset}:{split or ''}"] if dataset else [])]
+    inputs = list(images)
+    if dataset:
+        inputs.append(f"{dataset}:{split or ''}")
     batch_size = predictor.batch_size
     num_workers = count_workers("auto") if predictor.workers is None else predictor.workers
     if options.dry_run:
@@ -142,13 +144,16 @@ def run_parts(
     is_first = int(os.environ.get("RANK") or 0) == 0
     if options.extend:
         job = extend_job(job, sources)
-    elif is_first and not is_new and (later := count_new(job, sources)):
-        print(f"{later:,} images came after the job began; --extend adds them", file=sys.stderr)
+    elif is_first and not is_new:
+        later = count_new(job, sources)
+        if later:
+            print(f"{later:,} images came after the job began; --extend adds them", file=sys.stderr)
     total = len(job.listing)
     within = slice_of(total, options.part, batch_size)
     length = unit_length(total, batch_size, options.unit_size)
     done = len(within) - job.missing(within)
-    with tqdm(total=len(within), initial=done, unit=" images", disable=None if is_first else True, delay=1) as bar:
+    is_hidden = None if is_first else True  # None: unless standard error is a terminal
+    with tqdm(total=len(within), initial=done, unit=" images", disable=is_hidden, delay=1) as bar:
         for progress in job.run(predictor, within, length, num_workers):
             bar.update(len(progress.images))
     try:
@@ -157,8 +162,8 @@ def run_parts(
         print(f"this slice is finished; {error}")
         return
     if is_first:
-        unreadable = f", {manifest['unreadable']:,} of them unreadable" if manifest["unreadable"] else ""
-        print(f"{total:,} images{unreadable}, {len(manifest['parts']):,} parts: {folder}")
+        unreadable = f"{manifest['unreadable']:,} of them unreadable"
+        print(f"{total:,} images, {unreadable}, {len(manifest['parts']):,} parts: {folder}")
         if predictor.task == "embed":
             print(f"next: hf-vit search {output} QUERY.jpg")
 

@@ -20,7 +20,7 @@ from .image_list import (
     Split,
     fetch,
     find_images,
-    load_on,
+    load_on_device,
     open_program,
 )
 from .parts import DryRun, Extend, NumWorkers, Part, PartOptions, UnitSize, is_folder, run_parts
@@ -32,7 +32,8 @@ def _parse_threshold(text: str) -> float | str:
     if text == "auto":
         return text
     with suppress(ValueError):
-        if not math.isnan(threshold := float(text)):
+        threshold = float(text)
+        if not math.isnan(threshold):
             return threshold
     raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto")
 
@@ -65,12 +66,12 @@ def predict(
         bool,
         "print no class for an image that shows none of the classes; needs a model from `hf-vit calibrate`",
     ] = False,
-    format: Annotated[
+    format_: Annotated[
         Literal["text", "jsonl", "csv"] | None,
         "output format; jsonl: one JSON object per image; csv: one row per image and class (default: by the suffix of "
         "--output, .txt, .csv or .jsonl; else text)",
     ] = None,
-    json: Annotated[bool, "same as --format jsonl"] = False,
+    json_: Annotated[bool, "same as --format jsonl"] = False,
     output: Annotated[
         str | None,
         "file to write, instead of standard output; or a folder, ending in a slash, for work in parts by any number of "
@@ -93,18 +94,19 @@ def predict(
     options.check(output)
     chosen: dict[str, Any] = {"top_k": top_k, "threshold": threshold, "coverage": coverage, "reject": reject}
     if is_folder(output):
-        if json or format:
+        if json_ or format_:
             raise ValueError("--output is a folder, whose parts are .parquet; remove --json or --format")
         from ..inference.predictor import Predictor
 
-        pair = load_on(folder, device, backend, batch_size, image_size=image_size, preset=preset)
+        pair = load_on_device(folder, device, backend, batch_size, image_size=image_size, preset=preset)
         predictor = Predictor(pair, "classify", None, batch_size, num_workers, **chosen)
         run_parts(predictor, str(output), images, dataset, split, image_column, {"model": folder}, options)
         return
-    if json and format not in (None, "jsonl"):
-        raise ValueError(f"--json and --format {format} contradict each other; remove one of them")
-    suffix = Path(output).suffix.lower() if output else ""
-    kind = "jsonl" if json else format or _FORMATS.get(suffix)
+    if json_ and format_ not in (None, "jsonl"):
+        raise ValueError(f"--json and --format {format_} contradict each other; remove one of them")
+    if json_:
+        format_ = "jsonl"
+    kind = format_ or _FORMATS.get(Path(output or "").suffix.lower())
     if kind is None:
         endings = ", ".join(filter(None, _FORMATS))
         raise ValueError(f"--output is {output} (expected a name that ends in {endings}, or --format)")
@@ -123,7 +125,7 @@ def predict(
         from ..inference.predictor import Predictor
         from ..models.scores import score_function
 
-        model, processor = load_on(
+        model, processor = load_on_device(
             folder, device, backend, min(batch_size, len(found)), image_size=image_size, preset=preset
         )
         is_regression = score_function(model.config) == "none"

@@ -1,7 +1,7 @@
 """`hf-vit embed` and `hf-vit search`."""
 
 import hashlib
-import json as json_format
+import json
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +21,7 @@ from .image_list import (
     Split,
     fetch,
     find_images,
-    load_on,
+    load_on_device,
     open_program,
     read_named,
 )
@@ -68,7 +68,7 @@ def embed(
         from ..loading import resolve_model
 
         folder = str(resolve_model(folder))
-        pair = load_on(folder, device, backend, batch_size, features=True)
+        pair = load_on_device(folder, device, backend, batch_size, features=True)
         about = identify_model(folder) | {"features": "pooler_output", "normalized": normalize}
         about["jpeg_dct"] = pair[1].jpeg_dct
         predictor = Predictor(pair, "embed", None, batch_size, num_workers, normalize=normalize)
@@ -94,7 +94,7 @@ def embed(
         from ..loading import resolve_model
 
         folder = str(resolve_model(folder))
-        model, processor = load_on(folder, device, backend, min(batch_size, len(found)), features=True)
+        model, processor = load_on_device(folder, device, backend, min(batch_size, len(found)), features=True)
         about = identify_model(folder)
         jpeg_dct = processor.jpeg_dct
         predictor = Predictor((model, processor), "embed", None, batch_size, num_workers, normalize=normalize)
@@ -137,7 +137,7 @@ def search(
         "FOLDER",
     ] = None,
     device: Device = "auto",
-    json: Annotated[bool, "print one JSON object per result"] = False,
+    json_: Annotated[bool, "print one JSON object per result"] = False,
     sheet: Annotated[
         Path | None, "picture to write with one query and its results: .png, .jpg, .pdf or .svg", "FILE"
     ] = None,
@@ -172,13 +172,15 @@ def search(
     else:
         from ..inference.predictor import Predictor
 
-        encoder, processor = load_on(folder, device)
+        encoder, processor = load_on_device(folder, device)
         if stored.about["jpeg_dct"] != processor.jpeg_dct:
             processor.update(jpeg_dct=stored.about["jpeg_dct"])
             decoder = f"with jpeg_dct {processor.jpeg_dct}"
             print(f"queries are decoded as the images of {features}, {decoder}", file=sys.stderr)
         batches = Predictor((encoder, processor), "embed").batches(found, skip_unreadable=True)
-    progress, names, vectors = BatchProgress("hf-vit search", found), [], []
+    progress = BatchProgress("hf-vit search", found)
+    names = []
+    vectors = []
     for read, outputs in progress.follow(batches):
         names += read
         vectors.append(outputs)
@@ -187,27 +189,38 @@ def search(
     known = stored.names(np.unique(rows))
     duplicates = _find_duplicates(stored, known) if group else set()
     for query, its_rows, its_cosines in zip(names, rows.tolist(), cosines.tolist(), strict=True):
-        if len(found) > 1 and not json:
-            print(query)
-        results = []
-        for numbers, cosine in _group_duplicates(its_rows, its_cosines, duplicates)[:top_k]:
-            name, *others = [known[number] for number in numbers]
-            results.append((name, cosine))
-            if json:
-                about = {"query": query} if len(found) > 1 else {}
-                about |= {"image": name, "similarity": cosine}
-                if group:
-                    about["duplicates"] = others
-                print(json_format.dumps(about))
-            else:
-                print(f"{cosine:7.4f}  {name}")
-                for other in others:
-                    print(f"         = {other}")
+        groups = _group_duplicates(its_rows, its_cosines, duplicates)[:top_k]
+        results = [([known[row] for row in similar], cosine) for similar, cosine in groups]
+        shown = query if len(found) > 1 else None
+        if json_:
+            _print_json(shown, results, with_duplicates=group)
+        else:
+            _print_text(shown, results)
         if sheet:
             from ..demo.contact_sheet import draw_neighbors
 
-            draw_neighbors(query, [(read_named(name), name, cosine) for name, cosine in results], sheet)
+            draw_neighbors(query, [(read_named(name), name, cosine) for (name, *_), cosine in results], sheet)
     progress.end()
+
+
+def _print_text(query: str | None, results: list[tuple[list[str], float]]) -> None:
+    """Print the results of a query, each with its duplicates; the query first, where there are several."""
+    if query is not None:
+        print(query)
+    for (name, *duplicates), cosine in results:
+        print(f"{cosine:7.4f}  {name}")
+        for duplicate in duplicates:
+            print(f"         = {duplicate}")
+
+
+def _print_json(query: str | None, results: list[tuple[list[str], float]], with_duplicates: bool) -> None:
+    for (name, *duplicates), cosine in results:
+        about: dict[str, Any] = {"image": name, "similarity": cosine}
+        if query is not None:
+            about = {"query": query, **about}
+        if with_duplicates:
+            about["duplicates"] = duplicates
+        print(json.dumps(about))
 
 
 def _find_duplicates(stored: Any, names: dict[int, str]) -> set[tuple[int, int]]:

@@ -310,9 +310,7 @@ class TorchSource(RuleSource):
         prefixes = [name.removesuffix(self.marker) for name in names if f".{name}".endswith(f".{self.marker}")]
         if not prefixes:
             return None
-        wanted = options.weight_set
-        if wanted == checkpoint.container:
-            wanted = None
+        wanted = None if options.weight_set == checkpoint.container else options.weight_set
         prefix = choose_weights(sorted(prefixes, key=len), wanted, checkpoint.path.name)
         arrays: dict[str, ArrayRef] = {}
         skipped = []

@@ -305,9 +305,7 @@ def _files_of(folder: Path) -> tuple[_Files, list[str]]:
     chosen = []
     skipped = []
     for entry in entries:
-        patterns = _PUSHED
-        if entry.name in ours:
-            patterns = (*_PUSHED, *_PUSHED_IF_OURS)
+        patterns = (*_PUSHED, *_PUSHED_IF_OURS) if entry.name in ours else _PUSHED
         if entry in code or (_matches(entry.name, patterns) and not entry.is_dir()):
             chosen.append(entry)
         elif entry.name not in _NOT_REPORTED:

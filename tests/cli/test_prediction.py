@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from PIL import Image
 
 from hf_vit.cli import main
-from hf_vit.cli.image_list import load_on, read_named
+from hf_vit.cli.image_list import load_on_device, read_named
 from hf_vit.inference.feature_files import Features
 from hf_vit.inference.predictor import embed
 from hf_vit.loading import load
@@ -154,7 +154,7 @@ def test_the_device_is_the_accelerator_where_there_is_one(monkeypatch):
         model = Mock(spec=["to", *fields])
         monkeypatch.setattr("hf_vit.loading.load", lambda *_, **__: (model, None))
         monkeypatch.setattr("hf_vit.loading.use_backend", lambda model, *_: model)
-        load_on("model", device, backend)
+        load_on_device("model", device, backend)
         return [call.args[0] for call in model.to.call_args_list]
 
     assert moved_to("auto") == []
