@@ -164,15 +164,16 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator) -> list[Issue]:
     shared = {field.name for field in fields(EvaluateSettings)} & {field.name for field in fields(AuditSettings)}
     extractor = Extractor(EvaluateSettings(**{name: getattr(settings, name) for name in shared}), accelerator)
     images: list[AuditedImage] = []
+    by_name: dict[str, AuditedImage] = {}
     unreadable: list[Issue] = []
     count = 0  # of the images that are audited, without the training images of another dataset
     for group, audited in enumerate(splits):
         found = read_images(audited, group, classes, extractor, settings)
         images += found
+        by_name |= {image.name: image for image in found}
         if audited.split.label_column is not None:
             count += len(found)
-            readable = {image.name for image in found}
-            unreadable += [Issue(name, "unreadable", 1.0) for name in audited.images if name not in readable]
+            unreadable += [Issue(name, "unreadable", 1.0) for name in audited.images if name not in by_name]
     if count < 2:
         raise ValueError(f"cannot audit {settings.dataset}: {count} of its images can be read (expected 2 or more)")
     issues = find_issues(images, classes) + unreadable
@@ -180,7 +181,7 @@ def run_audit(settings: AuditSettings, accelerator: Accelerator) -> list[Issue]:
         output = Path(settings.output_dir)
         output.mkdir(parents=True, exist_ok=True)
         write_issues(issues, output / "issues.csv")
-        write_pages(output, issues, {image.name: image for image in images}, str(settings.dataset))
+        write_pages(output, issues, by_name, str(settings.dataset))
     return issues
 
 
@@ -299,22 +300,16 @@ def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
     """Return leaks, and exact and near duplicates within a split; the copy with the most pixels is not an issue."""
     pictures = torch.from_numpy(np.stack([image.measures.picture for image in images]))
     pairs = find_near_duplicates(torch.stack([image.features for image in images]), pictures)
-    first_rows: dict[str, int] = {}
-    for row, image in enumerate(images):
-        first = first_rows.setdefault(image.measures.digest, row)
-        if first != row:
-            pairs[first, row] = 1.0
+    for pair in _same_files(images):
+        pairs[pair] = 1.0
     scores = pairs | {(second, first): score for (first, second), score in pairs.items()}
     best: dict[int, float] = {}
     for (row, _), score in scores.items():
         best[row] = max(best.get(row, 0.0), score)
     issues = []
     for rows in group_rows(pairs, len(images)):
-        largest: dict[int, int] = {}  # split -> row of its image with the most pixels
-        for row in rows:
-            kept = largest.setdefault(images[row].group, row)
-            if images[row].measures.num_pixels > images[kept].measures.num_pixels:
-                largest[images[row].group] = row
+        by_pixels = sorted(reversed(rows), key=lambda row: images[row].measures.num_pixels)
+        largest = {images[row].group: row for row in by_pixels}  # split -> row of its image with the most pixels
         for row in rows:
             image = images[row]
             later = [other for other in rows if images[other].group > image.group]
@@ -326,9 +321,18 @@ def find_repeated(images: Sequence[AuditedImage]) -> list[Issue]:
                 is_exact = image.measures.digest == images[other].measures.digest
                 kind = "exact_duplicate" if is_exact else "near_duplicate"
             if other != row and image.number >= 0:
-                score = scores.get((row, other)) or best[row]
+                score = scores.get((row, other), best[row])
                 issues.append(Issue(image.name, kind, score, image.label, other=images[other].name))
     return issues
+
+
+def _same_files(images: Sequence[AuditedImage]) -> Iterator[tuple[int, int]]:
+    """Yield (first row, another row) of images whose files are equal."""
+    first_rows: dict[str, int] = {}
+    for row, image in enumerate(images):
+        first = first_rows.setdefault(image.measures.digest, row)
+        if first != row:
+            yield first, row
 
 
 def group_rows(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:

@@ -38,6 +38,19 @@ def _parse_threshold(text: str) -> float | str:
     raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto")
 
 
+def _choose_format(stated: str | None, json_: bool, output: str | None) -> str:
+    """Return the format that --format, --json or the suffix of --output states."""
+    if json_ and stated not in (None, "jsonl"):
+        raise ValueError(f"--json and --format {stated} contradict each other; remove one of them")
+    if json_:
+        return "jsonl"
+    suffix = Path(output or "").suffix.lower()
+    if stated is None and suffix not in _FORMATS:
+        endings = ", ".join(filter(None, _FORMATS))
+        raise ValueError(f"--output is {output} (expected a name that ends in {endings}, or --format)")
+    return stated or _FORMATS[suffix]
+
+
 def predict(
     folder: Model,
     images: Images = (),  # pyright: ignore[reportArgumentType]
@@ -102,14 +115,7 @@ def predict(
         predictor = Predictor(pair, "classify", None, batch_size, num_workers, **chosen)
         run_parts(predictor, str(output), images, dataset, split, image_column, {"model": folder}, options)
         return
-    if json_ and format_ not in (None, "jsonl"):
-        raise ValueError(f"--json and --format {format_} contradict each other; remove one of them")
-    if json_:
-        format_ = "jsonl"
-    kind = format_ or _FORMATS.get(Path(output or "").suffix.lower())
-    if kind is None:
-        endings = ", ".join(filter(None, _FORMATS))
-        raise ValueError(f"--output is {output} (expected a name that ends in {endings}, or --format)")
+    kind = _choose_format(format_, json_, output)
     if output:
         refuse_existing(output, overwrite)  # before the work, not after
     found = find_images(images, dataset, split, image_column)

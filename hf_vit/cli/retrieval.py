@@ -184,13 +184,12 @@ def search(
     for read, outputs in progress.follow(batches):
         names += read
         vectors.append(outputs)
-    count = top_k * _ROWS_PER_GROUP if group else top_k
+    count = top_k * _ROWS_PER_GROUP  # some may be duplicates of each other
     rows, cosines = search_features(stored.chunks(), np.concatenate(vectors), count)
     known = stored.names(np.unique(rows))
     duplicates = _find_duplicates(stored, known) if group else set()
     for query, its_rows, its_cosines in zip(names, rows.tolist(), cosines.tolist(), strict=True):
-        groups = _group_duplicates(its_rows, its_cosines, duplicates)[:top_k]
-        results = [([known[row] for row in similar], cosine) for similar, cosine in groups]
+        results = _group_duplicates(its_rows, its_cosines, duplicates, known)[:top_k]
         shown = query if len(found) > 1 else None
         if json_:
             _print_json(shown, results, with_duplicates=group)
@@ -250,9 +249,9 @@ def _find_duplicates(stored: Any, names: dict[int, str]) -> set[tuple[int, int]]
 
 
 def _group_duplicates(
-    rows: list[int], cosines: list[float], duplicates: set[tuple[int, int]]
-) -> list[tuple[list[int], float]]:
-    """Group the results of a query by near duplicates; return (rows, highest cosine), the most similar group first."""
+    rows: list[int], cosines: list[float], duplicates: set[tuple[int, int]], names: dict[int, str]
+) -> list[tuple[list[str], float]]:
+    """Group the results of a query by near duplicates; return (names, highest cosine), the most similar group first."""
     groups: list[tuple[list[int], float]] = []
     for row, cosine in zip(rows, cosines, strict=True):
         for group, _ in groups:
@@ -261,4 +260,4 @@ def _group_duplicates(
                 break
         else:
             groups.append(([row], cosine))
-    return groups
+    return [([names[row] for row in group], cosine) for group, cosine in groups]

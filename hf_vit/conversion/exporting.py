@@ -5,7 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers.utils import logging
@@ -106,11 +106,8 @@ def export(
             raise ConversionError(f"cannot export to {to} with {name}; omit it")
     refuse_inputs(path, model.name_or_path or None, original, runtime)
     refuse_existing(path, overwrite)
-    if to != "jax" and getattr(model.config, "is_flexible", False) and not hasattr(model, "write_program"):
-        model = copy.deepcopy(model)  # no other format supports flexible models
-        if size is not None and not isinstance(size, str):
-            model.set_image_size(size)
-        cast(Any, model).make_fixed()
+    if to != "jax":  # no other format supports flexible models
+        model = _make_fixed(model, size)
     if to in _PROGRAMS:
         from ..runtimes.exporting import export_program  # the leaf of programs, only when one is asked for
 
@@ -125,6 +122,17 @@ def export(
     open_output = new_folder if is_folder else new_file
     with open_output(path, overwrite) as draft:
         return writer.write(model, draft, dialect, processor) or {}
+
+
+def _make_fixed(model: Any, size: Size | str | None) -> Any:
+    """Return a copy of a flexible model with fixed patches; any other model as it is."""
+    if not getattr(model.config, "is_flexible", False) or hasattr(model, "write_program"):  # the latter: an Int8Model
+        return model
+    fixed = copy.deepcopy(model)
+    if size is not None and not isinstance(size, str):
+        fixed.set_image_size(size)
+    fixed.make_fixed()
+    return fixed
 
 
 def _warn_of_losses(config: Any, to: str) -> None:

@@ -142,8 +142,8 @@ def translate_processor(stored: Mapping[str, Any]) -> Settings:
         ConversionError: the class has steps that `HfViTImageProcessor` lacks, a field has a value that it cannot
             compute, or the class is code in the folder, which is not run.
     """
-    own = stored.get(OWN_FIELD)
-    if own and all(stored.get(name) == value for name, value in nearest_processor(own).items()):
+    own = _own_settings(stored)
+    if own is not None:
         return own
     name = stored_class(stored) or "ViTImageProcessor"
     if stored.get("auto_map"):
@@ -158,24 +158,35 @@ def translate_processor(stored: Mapping[str, Any]) -> Settings:
         )
     stated = {field: value for field, value in stored.items() if value is not None}
     try:
-        complete = reader.from_dict({**defaults, **stated})
+        complete = vars(reader.from_dict({**defaults, **stated}))
     except Exception as error:  # of any kind, for a value of a wrong type
         raise ConversionError(f"the image processor {name} cannot be read: {error}") from error
     values: Settings = {}
     for field in reader.valid_kwargs.__annotations__:
-        value = getattr(complete, field, None)
+        value = complete.get(field)
         if isinstance(value, SizeDict):
             value = dict(value)
         values[field] = value
     settings = STEPS[kind](values)
     _check_values(name, settings)
-    unused = [field for field in stated if field in vars(complete) and field not in {*values, *_SILENT}]
+    unused = sorted((stated.keys() & complete) - values.keys() - _SILENT)
     for field in ("do_center_crop", "do_normalize"):
         if values.get(field) and not settings[field]:
             unused.append(field)
     if unused:
         logger.warning(f"the image processor {name} has fields without effect: {', '.join(unused)}")
     return _as_arguments(settings)
+
+
+def _own_settings(stored: Mapping[str, Any]) -> Settings | None:
+    """Return our settings in a file that `nearest_processor` wrote; None if it was changed later, or is another's."""
+    own = stored.get(OWN_FIELD)
+    if not own:
+        return None
+    for name, value in nearest_processor(own).items():
+        if stored.get(name) != value:
+            return None
+    return own
 
 
 def _own_fields(reader: Any) -> str:
