@@ -82,38 +82,18 @@ def soup(
     weights = {name: read_weights(name, model, names[0]) for name in names}
     measure = None
     if dataset is not None:
-        own = {"model": names[0], "dataset": str(dataset), "split": split}
-        measure = Measurement(build_settings(EvaluateSettings, {**settings, **own}), model, processor)
-        reason = measure.find_trained_on(names)
-        if reason is not None and method == "greedy":
-            raise ValueError(f"a greedy soup needs images that no model was trained on: {reason}")
-        if reason is not None:
-            logger.warning("the soup is not measured: %s", reason)
-            measure = None
-
-    members: list[dict[str, Any]] = []
-    for name in names:
-        members.append({"model": name, "used": True, **({} if measure is None else measure(weights[name]))})
-    order = members
+        settings |= {"model": names[0], "dataset": str(dataset), "split": split}
+        measure = open_measurement(names, method, settings, model, processor)
+    members: list[dict[str, Any]] = [{"model": name, "used": True} for name in names]
+    if measure is not None:
+        for member in members:
+            member |= measure(weights[member["model"]])
     if method == "greedy":
-        order = sorted(members, key=quality, reverse=True)
-    total: Weights = {}
-    count = 0
-    result: dict[str, Any] = {}
-    for member in order:
-        candidate = add_weights(total, weights[member["model"]])
-        if method == "greedy":
-            assert measure is not None
-            found = measure(mean_weights(candidate, count + 1, model))
-            member["used"] = quality(found) >= quality(result)
-            if not member["used"]:
-                continue
-            result = found
-        total = candidate
-        count += 1
-    mean = mean_weights(total, count, model)
-    if method == "uniform" and measure is not None:
-        result = measure(mean)
+        assert measure is not None
+        mean, result = greedy_soup(members, weights, measure, model)
+    else:
+        mean = uniform_soup(weights, model)
+        result = {} if measure is None else measure(mean)
     model.load_state_dict(mean)
     record: dict[str, Any] = {"method": method}
     if measure is not None:
@@ -124,6 +104,57 @@ def soup(
         write_json(Path(output_dir) / "soup.json", record)
         write_json(Path(output_dir) / "card_data.json", {**common_record(names), "soup": record})
     return record
+
+
+def open_measurement(
+    names: Sequence[str], method: Method, settings: Mapping[str, Any], model: Any, processor: Any
+) -> "Measurement | None":
+    """Open the held-out images; None for a uniform soup, with a warning, if a model was trained on them.
+
+    Raises:
+        ValueError: the soup is greedy, and a model was trained on them, or may have been.
+    """
+    measure = Measurement(build_settings(EvaluateSettings, settings), model, processor)
+    reason = measure.find_trained_on(names)
+    if reason is None:
+        return measure
+    if method == "greedy":
+        raise ValueError(f"a greedy soup needs images that no model was trained on: {reason}")
+    logger.warning("the soup is not measured: %s", reason)
+    return None
+
+
+def uniform_soup(weights: Mapping[str, Weights], model: Any) -> Weights:
+    """Return the mean of the weights of all members."""
+    total: Weights = {}
+    for own in weights.values():
+        total = add_weights(total, own)
+    return mean_weights(total, len(weights), model)
+
+
+def greedy_soup(
+    members: Sequence[dict[str, Any]], weights: Mapping[str, Weights], measure: "Measurement", model: Any
+) -> tuple[Weights, dict[str, Any]]:
+    """Return the greedy soup and its metrics; set `used` of each member.
+
+    The members join by falling quality, each one with which the quality of the mean does not fall (arXiv 2203.05482,
+    recipe 1).
+    """
+    total: Weights = {}
+    count = 0
+    soup: Weights = {}
+    metrics: dict[str, Any] = {}
+    for member in sorted(members, key=quality, reverse=True):
+        candidate = add_weights(total, weights[member["model"]])
+        mean = mean_weights(candidate, count + 1, model)
+        found = measure(mean)
+        member["used"] = quality(found) >= quality(metrics)
+        if member["used"]:
+            total = candidate
+            count += 1
+            soup = mean
+            metrics = found
+    return soup, metrics
 
 
 class Measurement:
