@@ -67,8 +67,8 @@ def soup(
     check_choice("method", method, get_args(Method))
     for one in models:
         check_name(one)
-    names = [str(one) for one in models]
-    if len(names) < 2 or len(set(names)) < len(names):
+    names = list(map(str, models))
+    if len(set(names)) < max(len(names), 2):
         raise ValueError(f"a soup needs two different models or more, but the models are {', '.join(names)}")
     if dataset is None and method == "greedy":
         raise ValueError("a greedy soup needs held-out images: set dataset, or the method to uniform")
@@ -76,11 +76,9 @@ def soup(
     refuse_existing(output_dir, overwrite)
     model, processor = load(names[0], backend="eager")
     check_classifier(model, names[0])
-    if dataset is not None and score_function(model.config) == "none":
-        raise ValueError("the soup of a regression is not measured: leave the dataset out, with the method uniform")
     model.config.clear_calibration()  # which belongs to the weights of one model
     weights = {name: read_weights(name, model, names[0]) for name in names}
-    measure = None
+    measure: Any = None
     if dataset is not None:
         settings |= {"model": names[0], "dataset": str(dataset), "split": split}
         measure = open_measurement(names, method, settings, model, processor)
@@ -89,7 +87,6 @@ def soup(
         for member in members:
             member |= measure(weights[member["model"]])
     if method == "greedy":
-        assert measure is not None
         mean, result = greedy_soup(members, weights, measure, model)
     else:
         mean = uniform_soup(weights, model)
@@ -107,13 +104,15 @@ def soup(
 
 
 def open_measurement(
-    names: Sequence[str], method: Method, settings: Mapping[str, Any], model: Any, processor: Any
+    names: Sequence[str], method: Method, settings: dict[str, Any], model: Any, processor: Any
 ) -> "Measurement | None":
     """Open the held-out images; None for a uniform soup, with a warning, if a model was trained on them.
 
     Raises:
-        ValueError: the soup is greedy, and a model was trained on them, or may have been.
+        ValueError: the models predict numbers; or the soup is greedy, and a model may have been trained on them.
     """
+    if score_function(model.config) == "none":
+        raise ValueError("the soup of a regression is not measured: leave the dataset out, with the method uniform")
     measure = Measurement(build_settings(EvaluateSettings, settings), model, processor)
     reason = measure.find_trained_on(names)
     if reason is None:
@@ -137,8 +136,8 @@ def greedy_soup(
 ) -> tuple[Weights, dict[str, Any]]:
     """Return the greedy soup and its metrics; set `used` of each member.
 
-    The members join by falling quality, each one with which the quality of the mean does not fall (arXiv 2203.05482,
-    recipe 1).
+    The members join by falling quality, each one with which the quality of the mean does not fall (GreedySoup of arXiv
+    2203.05482).
     """
     total: Weights = {}
     count = 0
