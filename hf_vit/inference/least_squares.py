@@ -31,9 +31,11 @@ class LeastSquares:
     Args:
         features: (images, features)
         targets: Y, (images, outputs), such as `class_targets`.
+        views: number of consecutive rows that belong to one image.
     """
 
-    def __init__(self, features: torch.Tensor, targets: torch.Tensor):
+    def __init__(self, features: torch.Tensor, targets: torch.Tensor, views: int = 1):
+        self.views = views
         features = features.double()
         self.mean = features.mean(dim=0)
         self.std = features.std(dim=0, correction=0) + EPSILON
@@ -70,13 +72,18 @@ class LeastSquares:
     def leave_one_out(self, l2: float) -> torch.Tensor:
         """Return the scores of each image by the solution for all others, (images, outputs).
 
-        With the hat matrix H = X (X^T X + l2)^-1 X^T, an image's own error is divided by 1 - H_ii. Mean and standard
-        deviation of the features stay those of all images.
+        With the hat matrix H = X (X^T X + l2)^-1 X^T, the errors of an image's views are multiplied by the inverse of
+        1 - H, of which only their own rows and columns count. Mean and standard deviation of the features stay those of
+        all images.
         """
         hat = self.inputs_left / (self.eigenvalues + l2)  # times rows^T: the hat matrix
         errors = self.targets - hat @ self.right
-        own = (hat * self.rows).sum(dim=1, keepdim=True)
-        return self.targets - errors / (1 - own)
+        if self.views == 1:
+            own = (hat * self.rows).sum(dim=1, keepdim=True)
+            return self.targets - errors / (1 - own)
+        own = hat.unflatten(0, (-1, self.views)) @ self.rows.unflatten(0, (-1, self.views)).mT
+        identity = torch.eye(self.views, dtype=own.dtype)
+        return self.targets - torch.linalg.solve(identity - own, errors.unflatten(0, (-1, self.views))).flatten(0, 1)
 
     def choose_l2(self, grid: Sequence[float] = L2_GRID) -> float:
         """Return the l2 with the smallest mean squared error of `leave_one_out`, of equal ones the largest."""

@@ -35,12 +35,21 @@ class EvaluationBatches:
 
     Args:
         config: the model's configuration.
+        reader: what reads and preprocesses the images; None: the image processor.
     """
 
-    def __init__(self, settings: DataSettings, split: Split, processor: Any, config: Any, accelerator: Accelerator):
+    def __init__(
+        self,
+        settings: DataSettings,
+        split: Split,
+        processor: Any,
+        config: Any,
+        accelerator: Accelerator,
+        reader: ImageReader | None = None,
+    ):
         is_native = getattr(processor, "preset", None) == "native"
         options: dict[str, Any] = {"padding": "max_num_patches"} if is_native else {}  # all batches have one shape
-        self.reader = ImageReader(processor, **options)
+        self.reader = reader or ImageReader(processor, **options)
         self.split, self.device = split, accelerator.device
         processes, size = (accelerator.num_processes, accelerator.process_index), settings.eval_batch_size
         self.loader: Any = eval_loader(SplitImages(split, self.reader), size, *processes, settings.num_workers)

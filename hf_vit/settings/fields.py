@@ -75,6 +75,9 @@ def check_bounds(settings: Any) -> None:
 
 AUTO = "auto"  # a value of several settings
 REGRESSION_LOSSES = ("mse", "huber")
+# Settings of augmentation that `views` uses.
+_OF_VIEWS = ("crop", "crop_area", "resize", "flip", "randaugment_layers", "randaugment_magnitude", "antialias")
+_OF_VIEWS += ("reduced_decoding",)
 _HOLDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
 
 _data = partial(setting, group="data")
@@ -628,6 +631,12 @@ class FinetuneSettings(TrainingSettings):
         "error of leave-one-out, which is computed in closed form",
         above=0,
     )
+    views: int = _model(
+        1,
+        "closed_form: views of each training image: the image itself, and random crops of it by the settings of "
+        "augmentation (crop, crop_area, flip, ...); leave-one-out leaves out all views of an image",
+        above=0,
+    )
     add: str | None = _data(
         None,
         "data set of new classes for a model of closed_form, in place of --dataset: output_dir gets a model of its "
@@ -661,7 +670,10 @@ class FinetuneSettings(TrainingSettings):
         """Return the fields that closed_form does not use: those of steps, augmentation and losses."""
         if not self.closed_form:
             return []
-        return fields_with("in_steps", self)
+        unused = fields_with("in_steps", self)
+        if self.views > 1:
+            unused = [name for name in unused if name not in _OF_VIEWS]
+        return unused
 
     def _check_length(self) -> None:
         if not self.closed_form:
@@ -684,8 +696,10 @@ class FinetuneSettings(TrainingSettings):
             raise ValueError(f"{', '.join(wrong)} must be unset: a head in closed form is not trained in steps")
         if self.closed_form and self.loss == "huber":
             raise ValueError("loss is huber, but a head in closed form has the smallest squared error")
-        if not self.closed_form and self.l2_reg != AUTO:
-            raise ValueError("l2_reg needs closed_form, or the recipe instant")
+        if not self.closed_form and (wrong := self.changed("l2_reg views")):
+            raise ValueError(f"{', '.join(wrong)} needs closed_form, or the recipe instant")
+        if self.views > 1 and self.preset == "native":
+            raise ValueError(f"views is {self.views}, which preset native does not support")
 
     def validate(self) -> None:
         self._check_closed_form()

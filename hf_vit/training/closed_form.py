@@ -6,43 +6,81 @@ classes can be added and removed without the images.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ..data.augmentation import TrainTransform, sample_generator
 from ..data.labels import names_of
 from ..data.splits import Split
 from ..data.summary import write_unused
 from ..files.messages import join_names
 from ..files.output import new_model_files, write_json, write_text
 from ..files.readme import write_readme
+from ..inference.batches import ImageReader
 from ..inference.least_squares import LeastSquares, class_targets
 from ..inference.predictions import EvaluationBatches, collect, evaluate_classifier, model_inputs
 from ..inference.regression import TargetScale, evaluate_regression
 from ..loading import find_model, load
 from ..models.configuration_hf_vit import HfViTConfig
+from ..models.image_processing_hf_vit import flip_channels
 from ..settings.fields import AUTO, FinetuneSettings
 from ..settings.recipes import dump
-from .build import FEATURES_FILE, class_names_of, fingerprint_run, load_for_finetuning
+from .build import FEATURES_FILE, class_names_of, fingerprint_run, load_for_finetuning, train_transform
 from .checkpoint import locked_output
 from .reports import explanation_of, write_run_reports
 from .run import Run, TrainState
 
 
+class ViewReader(ImageReader):
+    """Reader of a random view of each image, by the augmentation of training.
+
+    Args:
+        view: its number, on which the random numbers depend.
+    """
+
+    def __init__(self, processor: Any, transform: TrainTransform, seed: int, view: int):
+        super().__init__(processor)
+        self.transform = transform
+        self.seed = seed
+        self.view = view
+        self.returns_levels = True
+
+    def _preprocess(self, batch: Sequence[tuple[int, Any]]) -> dict[str, torch.Tensor]:
+        pixels = []
+        for row, image in batch:
+            rng = sample_generator(self.seed, self.view, max(row, 0))
+            if isinstance(image, dict):
+                pixels.append(self.transform.load(image, rng)["image"])
+            else:  # padding of a batch
+                pixels.append(self.transform(image, rng))
+        levels = torch.from_numpy(np.stack(pixels)).movedim(-1, 1)  # (batch, channels, height, width)
+        if self.processor.do_flip_channel_order:
+            levels = flip_channels(levels)
+        return {"pixel_values": levels}
+
+
 class TrainingFeatures(NamedTuple):
-    """The inputs of a head and their labels: all that its solution in closed form depends on."""
+    """The inputs of a head and their labels: all that its solution in closed form depends on.
 
-    values: torch.Tensor  # (images, features) float32
-    labels: torch.Tensor  # class numbers (images,); or several labels' indicators or targets (images, outputs)
+    The views of an image are consecutive rows.
+    """
 
-    def save(self, folder: Path) -> None:
+    values: torch.Tensor  # (rows, features) float32
+    labels: torch.Tensor  # class numbers (rows,); or several labels' indicators or targets (rows, outputs)
+
+    def save(self, folder: Path, views: int) -> None:
         """Write them next to a model."""
-        save_file({"features": self.values, "labels": self.labels}, folder / FEATURES_FILE)
+        tensors = {"features": self.values, "labels": self.labels}
+        save_file(tensors, folder / FEATURES_FILE, {"views": str(views)})
 
     def without(self, removed: list[int]) -> "TrainingFeatures":
         """Return the features of the images of all other classes, which are numbered anew in their order."""
@@ -51,11 +89,11 @@ class TrainingFeatures(NamedTuple):
         return TrainingFeatures(self.values[kept], self.labels[kept] - shift)
 
 
-def read_features(model: str) -> TrainingFeatures:
+def read_features(model: str, views: int) -> TrainingFeatures:
     """Read the features next to a model that was solved in closed form.
 
     Raises:
-        ValueError: there are none, or images have several labels.
+        ValueError: there are none, or images have several labels, or another number of views.
     """
     file = find_model(model).find(FEATURES_FILE)
     if file is None:
@@ -64,6 +102,10 @@ def read_features(model: str) -> TrainingFeatures:
             "`hf-vit finetune --recipe instant` wrote"
         )
     stored = load_file(file)
+    with safe_open(file, "pt") as opened:
+        known = int((opened.metadata() or {}).get("views", 1))
+    if known != views:
+        raise ValueError(f"views is {views}, but {model} has {known} views of each image: set --views {known}")
     if stored["labels"].ndim > 1:
         raise ValueError(f"images of {model} have several labels or targets each: none can be added or removed alone")
     return TrainingFeatures(stored["features"], stored["labels"])
@@ -117,6 +159,8 @@ class ClosedFormRun:
         self.config: Any = self.model.config
         if getattr(self.config, "pooling", "cls") == "none":
             raise ValueError(f"{settings.model} has no features of whole images: its pooling is none")
+        if settings.views > 1 and self.config.num_channels not in (1, 3):
+            raise ValueError(f"views is {settings.views}, which needs images with 1 or 3 channels")
         self.model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
         self.predictions: dict[str, Any] = {}  # of the images for evaluation, see `evaluate_classifier`
         self.run = Run(settings, self.accelerator, self.config, self.split, self.eval_split, 0, self.command)
@@ -124,7 +168,7 @@ class ClosedFormRun:
 
     def _load_with_changed_classes(self, source: str) -> None:
         """Load a model that was solved in closed form, with a new head for the changed classes."""
-        known = read_features(source)
+        known = read_features(source, self.settings.views)
         names = names_of(load(source, head="keep", backend="eager")[0].config)
         added = [] if self.split is None else class_names_of(self.split)
         changed = change_classes(names, added, self.settings.remove, source)
@@ -147,8 +191,9 @@ class ClosedFormRun:
             features, skipped = self.compute_features()
             l2, metrics = self.solve(features)
             seconds = time.perf_counter() - started
-            metrics |= {"train_images": len(features.values), "train_images_skipped": skipped}
-            metrics |= {"train_seconds": seconds, "train_images_per_second": len(features.values) / seconds}
+            images = len(features.values) // settings.views
+            metrics |= {"train_images": images, "train_images_skipped": skipped}
+            metrics |= {"train_seconds": seconds, "train_images_per_second": images / seconds}
             if self.split is not None:
                 self.run.fingerprint = fingerprint_run(settings, self.split)
             metrics = {**self.evaluate(), "l2_reg": l2, **metrics}
@@ -159,7 +204,7 @@ class ClosedFormRun:
                     model.save_pretrained(draft)
                     self.processor.save_pretrained(draft)
                     write_readme(draft, model.config.model_type, type(model).__name__)
-                    features.save(draft)
+                    features.save(draft, settings.views)
                 write_text(self.output / "recipe.yaml", dump(settings))
                 write_json(self.output / "metrics.json", metrics)
                 write_unused(self.output, {} if self.split is None else self.split.unused)
@@ -177,14 +222,12 @@ class ClosedFormRun:
         if self.split is None:
             assert self.known is not None
             return self.known, 0
-        encoder: Any = self.accelerator.unwrap_model(self.model).base_model
-        options = {"only_pooled": True} if isinstance(self.config, HfViTConfig) else {}
-        batches = EvaluationBatches(self.settings, self.split, self.processor, self.config, self.accelerator)
-
-        def compute(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            return {"features": encoder(**model_inputs(batch), **options).pooler_output.flatten(1).float()}
-
-        columns = collect(self.accelerator, self.model, batches, compute)
+        views = [self._compute_view(view) for view in range(self.settings.views)]
+        columns = views[0]
+        columns["features"] = np.stack([view["features"] for view in views], axis=1)  # (images, views, features)
+        columns["features"] = columns["features"].reshape(-1, columns["features"].shape[2])
+        for name in ("label", "index"):
+            columns[name] = columns[name].repeat(len(views), axis=0)
         if not len(columns["index"]):
             raise ValueError(f"none of the {len(self.split)} training images can be read")
         found = TrainingFeatures(torch.from_numpy(columns["features"]), torch.from_numpy(columns["label"]))
@@ -196,6 +239,23 @@ class ClosedFormRun:
             found = TrainingFeatures(*map(torch.cat, zip(self.known, found, strict=True)))
         return found, columns["skipped"]
 
+    def _compute_view(self, view: int) -> dict[str, Any]:
+        """Return the features of one view of each training image, as `collect`; view 0 is the image itself."""
+        settings = self.settings
+        assert self.split is not None
+        reader = None
+        if view:
+            transform = train_transform(settings, self.processor, self.config)
+            reader = ViewReader(self.processor, transform, settings.seed, view)
+        batches = EvaluationBatches(settings, self.split, self.processor, self.config, self.accelerator, reader)
+        encoder: Any = self.accelerator.unwrap_model(self.model).base_model
+        options = {"only_pooled": True} if isinstance(self.config, HfViTConfig) else {}
+
+        def compute(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {"features": encoder(**model_inputs(batch), **options).pooler_output.flatten(1).float()}
+
+        return collect(self.accelerator, self.model, batches, compute)
+
     @torch.no_grad()
     def solve(self, features: TrainingFeatures) -> tuple[float, dict[str, Any]]:
         """Set the head to the solution; return its regularization and the leave-one-out accuracy."""
@@ -205,7 +265,8 @@ class ClosedFormRun:
             targets = scale.standardize(features.labels.double())
         else:
             targets = class_targets(features.labels, self.config.num_labels)
-        solver = LeastSquares(features.values, targets)
+        views = self.settings.views
+        solver = LeastSquares(features.values, targets, views)
         l2 = solver.choose_l2() if self.settings.l2_reg == AUTO else float(self.settings.l2_reg)
         head: nn.Linear = self.accelerator.unwrap_model(self.model).classifier
         weight, bias = solver.linear(l2)
@@ -214,11 +275,11 @@ class ClosedFormRun:
         head.weight.copy_(weight)
         head.bias.copy_(bias)
         if scale is not None:
-            errors = solver.leave_one_out(l2) - targets  # whose variance is 1
+            errors = (solver.leave_one_out(l2) - targets)[::views]  # of the images themselves; targets have variance 1
             return l2, {"leave_one_out_r2": 1 - errors.square().mean().item()}
         if features.labels.ndim > 1:
             return l2, {}
-        right = solver.leave_one_out(l2).argmax(dim=1) == features.labels
+        right = (solver.leave_one_out(l2).argmax(dim=1) == features.labels)[::views]
         return l2, {"leave_one_out_accuracy": right.double().mean().item()}
 
     def evaluate(self) -> dict[str, float]:

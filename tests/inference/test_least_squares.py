@@ -74,3 +74,20 @@ def test_targets_of_several_labels():
     indicators = torch.tensor([[1.0, 0, 1], [0, 0, 0]])
     assert class_targets(indicators, 3).tolist() == [[1, -1, 1], [-1, -1, -1]]
     assert class_targets(torch.tensor([2, 0]), 3).tolist() == [[-1, -1, 1], [1, -1, -1]]
+
+
+@FEWER_AND_MORE_IMAGES_THAN_FEATURES
+@pytest.mark.parametrize("l2", [0.5, 2.0**10])
+def test_leave_one_out_leaves_out_all_views_of_an_image(images, l2):
+    features, labels = problem(images)
+    features = features + np.random.default_rng(2).normal(size=(3, *features.shape))  # (views, images, features)
+    features = features.swapaxes(0, 1).reshape(3 * images, -1)
+    labels = labels.repeat(3)
+    solver = LeastSquares(torch.from_numpy(features), class_targets(torch.from_numpy(labels), 4), views=3)
+    inputs = scaled(features, features)
+    targets = np.where(np.eye(4)[labels] == 1, 1.0, -1.0)
+    found = solver.leave_one_out(l2).numpy()
+    for image in (0, 1, images - 1):
+        own = np.arange(3 * images) // 3 == image
+        expected = inputs[own] @ by_numpy(inputs[~own], targets[~own], l2)
+        np.testing.assert_allclose(found[own], expected, rtol=1e-6, atol=1e-8)

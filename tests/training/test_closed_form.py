@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load_file
 from sklearn.linear_model import Ridge
 
 import hf_vit
@@ -190,3 +192,32 @@ def test_a_push_leaves_the_features_out(tiny, colors, tmp_path, hub, client):
     files = commits_of(hub, "acme/instant")[0]["files"]
     assert "model.safetensors" in files
     assert FEATURES_FILE not in files
+
+
+def test_the_head_of_views_is_that_of_all_of_them(tiny, colors, tmp_path):
+    metrics = instant(tiny, colors, tmp_path / "out", l2_reg=24, views=3)
+    stored = load_file(tmp_path / "out" / FEATURES_FILE)["features"].double().numpy()
+    test = files_of(colors / "test")
+    expected = by_ridge(stored, np.repeat(np.arange(3), 24), hf_vit.embed(tiny, test).astype(np.float64), 24)
+    np.testing.assert_allclose(logits_of(tmp_path / "out", test), expected, atol=1e-5)
+    assert metrics["train_images"] == 24
+    with pytest.raises(ValueError, match="views 3"):
+        hf_vit.finetune(tmp_path / "out", None, tmp_path / "fewer", remove=["green"], **QUIET)
+    fewer = hf_vit.finetune(tmp_path / "out", None, tmp_path / "fewer", remove=["green"], views=3, **QUIET)
+    assert fewer["train_images"] == 16
+
+
+def test_views_are_augmented(tiny, colors, tmp_path):
+    """Without a crop, each view is the image or its mirror image; both occur, and other seeds draw others."""
+    instant(tiny, colors, tmp_path / "out", views=4, crop="none")
+    stored = load_file(tmp_path / "out" / FEATURES_FILE)["features"].unflatten(0, (24, 4)).numpy()
+    files = files_of(colors / "train")
+    whole = hf_vit.embed(tiny, files)
+    mirrored = hf_vit.embed(tiny, [Image.open(file).transpose(Image.Transpose.FLIP_LEFT_RIGHT) for file in files])
+    distances = [np.abs(stored - one[:, None]).max(axis=2) for one in (whole, mirrored)]
+    is_mirrored = distances[1] < distances[0]
+    assert distances[0][:, 0].max() < 1e-5
+    assert not is_mirrored[:, 0].any()
+    assert 20 < is_mirrored.sum() < 52  # 36 of 72 on average
+    with pytest.raises(ValueError, match="mixup_alpha"):
+        instant(tiny, colors, tmp_path / "new", views=2, mixup_alpha=0.5)
