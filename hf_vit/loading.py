@@ -64,6 +64,7 @@ def load(
     keep_pre_logits: bool = False,
     weights: str | None = None,
     head_name: str | None = None,
+    position_grid: Size | None = None,
     **settings: Any,
 ) -> tuple[Any, HfViTImageProcessor]:
     """Load a model and its image processor, which makes images of the model's size.
@@ -91,6 +92,7 @@ def load(
         keep_pre_logits: for a new head, keep the pre-logits layer (`representation_size`), which the paper removes.
         weights, head_name: of another library's checkpoint, which set of weights to read, such as "ema", and the name
             of the layer that is the head; `weights` and `head` of `hf_vit.conversion.convert`.
+        position_grid: of another library's checkpoint, (rows, columns) of its position embeddings; by default a square.
         settings: more arguments of `from_pretrained`. Those that locate files (`revision`, `token`, `cache_dir`,
             `subfolder`, ...) hold for the processor too. `dtype="auto"` is the dtype of the file.
 
@@ -111,14 +113,15 @@ def load(
     """
     check_name(name)
     _check_arguments(head, preset, labels, settings)
-    of_conversion = {"weights": weights, "head": head_name, "variant": settings.get("variant")}
+    of_conversion: dict[str, Any] = {"weights": weights, "head": head_name, "variant": settings.get("variant")}
+    of_conversion["position_grid"] = position_grid
     where = {key: settings.pop(key) for key in LOCATION_ARGUMENTS if key in settings}
     if is_deployed(name):
         from .runtimes.deployed import load_deployed
 
         given = {"head": head, "image_size": image_size, "preset": preset, "patch_size": patch_size}
         given |= {"backend": backend, "num_channels": num_channels, "labels": labels}
-        given |= {"weights": weights, "head_name": head_name}
+        given |= {"weights": weights, "head_name": head_name, "position_grid": position_grid}
         return load_deployed(name, {**given, **settings})
     files = find_model(name, of_conversion, **where)
     if files.adapter is None:
@@ -306,7 +309,9 @@ def find_model(name: str | os.PathLike, of_conversion: Mapping[str, Any] | None 
         for field_name in config:
             check_removed("configuration field", field_name)
         if options.keys() - {"variant"}:  # which `from_pretrained` knows
-            raise ValueError(f"{name} is a model of hf_vit, with one set of weights; omit weights and head_name")
+            raise ValueError(
+                f"{name} is a model of hf_vit, with one set of weights; omit weights, head_name and position_grid"
+            )
         return ModelFiles(location, where, config)
     from .conversion.cache import convert_into_cache  # slow to import
 

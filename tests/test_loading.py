@@ -125,6 +125,17 @@ def test_a_set_of_weights_and_a_head_are_chosen(tmp_path):
         load(save_tiny(tmp_path / "ours"), **options)
 
 
+def test_the_grid_of_a_file_is_stated(tmp_path):
+    model = tiny(image_size=(32, 48), patch_size=8)
+    export(model, tmp_path / "rectangle.npz", "jax")
+    with pytest.raises(ValueError, match="position_grid"):
+        load(tmp_path / "rectangle.npz")
+    found, processor = load(tmp_path / "rectangle.npz", position_grid=(4, 6))
+    assert tuple(found.config.image_size) == (32, 48)
+    assert (processor.size["height"], processor.size["width"]) == (32, 48)
+    assert torch.equal(found.vit.embeddings.position_embeddings, model.vit.embeddings.position_embeddings)
+
+
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     """A folder of hf_vit needs none; an entry that exists is used."""
     (tmp_path / "file").touch()

@@ -67,6 +67,7 @@ _WEIGHTS = (
     "flax_model.msgpack",
 )
 TIMM_WRAPPER = "timm_wrapper"  # model_type of a folder of timm that transformers wrote
+_PROGRAM_SUFFIXES = (".onnx", ".xml", ".pt2")
 _FOREIGN = {  # by the first bytes of the file
     b"<!doctyp": "a web page: download the file itself",
     b"<html": "a web page: download the file itself",
@@ -339,6 +340,11 @@ def _refuse_foreign(path: Path) -> None:
         for start, kind in _FOREIGN.items():
             if beginning.startswith(start):
                 raise ConversionError(f"{path.name} is {kind}")
+        if path.suffix in _PROGRAM_SUFFIXES:
+            raise ConversionError(
+                f"{path.name} is a program without class names and preprocessing: give the model itself, or the folder "
+                "of `hf-vit export MODEL FOLDER --to onnx` (or openvino)"
+            )
 
 
 def checkpoint_in(folder: Path, settings: dict[str, Any], variant: str | None = None) -> Path:

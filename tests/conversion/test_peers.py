@@ -217,6 +217,10 @@ def test_foreign_files(tmp_path):
     save_file({"vit.embeddings.patch_embeddings.projection.weight": torch.ones(2)}, tmp_path / "model.safetensors")
     with pytest.raises(ConversionError, match=r"config.json"):
         convert(tmp_path / "model.safetensors")
+    for name in ("model.onnx", "model.xml", "model.pt2"):
+        (tmp_path / name).write_bytes(b"\x08\x0a")
+        with pytest.raises(ConversionError, match="export MODEL FOLDER"):
+            convert(tmp_path / name)
 
 
 def test_file_names_are_not_needed(tmp_path):
