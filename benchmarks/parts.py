@@ -60,7 +60,7 @@ def write_tars(images: Path, folder: Path) -> None:
     """Write a tar for each folder of images."""
     folder.mkdir()
     for part in sorted(images.iterdir()):
-        with tarfile.open(folder / f"{part.name}.tar", "w") as archive:
+        with tarfile.open(folder / f"{part.name}.tar", "w", dereference=True) as archive:
             for file in sorted(part.iterdir()):
                 archive.add(file, file.name)
 
