@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all test-xla docs versions release-check workflows update check types fix bench bench-gpu bench-models fuzz
+.PHONY: demo test test-all docs versions release-check workflows update check types fix bench bench-gpu bench-models fuzz
 
 .venv/installed: pyproject.toml setup.py constraints.txt
 	@echo "Installing torch, this package and what its tests need into .venv, once"
@@ -22,17 +22,6 @@ test: .venv/installed
 # And the rest: launchers, notebooks, pages, the installed wheel, compiled variants, a browser.
 test-all: .venv/installed
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 10
-
-# Training on XLA's CPU device, in an environment of its own: a download of 1 GB, once. Needs gcc, and a Python from 3.11 to 3.13.
-.venv-xla/installed: constraints-xla.txt pyproject.toml
-	test -x .venv-xla/bin/python || $(PYTHON) -m venv .venv-xla
-	.venv-xla/bin/python -m pip install --quiet --no-deps --requirement constraints-xla.txt
-	.venv-xla/bin/python -m pip install --quiet --no-deps --editable .
-	.venv-xla/bin/python tests/xla/cuda_stand_ins.py
-	touch $@
-
-test-xla: .venv-xla/installed
-	.venv-xla/bin/python -m pytest tests/xla --durations 10
 
 # The documentation site, into site/; a dead link is an error. To read it: python -m http.server --directory site
 docs: .venv/installed

@@ -22,7 +22,9 @@ except ImportError:  # Windows
     resource = None
 
 # XLA compiles a program for each shape: in eager mode too, and the compiled programs are the fast ones
-_STATIC_SHAPES = frozenset({"tpu", "xla"})
+_STATIC_SHAPES = frozenset({"tpu"})
+# Backends of process groups on devices that Accelerate does not know
+_PROCESS_GROUPS = {"tpu": "tpu_dist"}
 _NOT_PINNED = frozenset({"mps"})  # torch's DataLoader warns that it does not pin there
 # Peak in 1e12 dense bfloat16 operations a second (NVIDIA's data sheets; Google's pages of each TPU, per device as torch
 # sees it). The first key that is in the device's name counts.
@@ -42,6 +44,14 @@ def is_accelerator(device: torch.device) -> bool:
     """Return whether tensors on the device are computed by the accelerator of this machine."""
     accelerator = find_accelerator()
     return accelerator is not None and accelerator.type == device.type
+
+
+def process_group_backend() -> str | None:
+    """Return the backend of process groups for an accelerator that Accelerate does not know; None for others."""
+    accelerator = find_accelerator()
+    if accelerator is None or accelerator.type not in _PROCESS_GROUPS:
+        return None
+    return f"cpu:gloo,{accelerator.type}:{_PROCESS_GROUPS[accelerator.type]}"
 
 
 def list_devices() -> list[str]:
@@ -72,7 +82,10 @@ def find_peak(name: str) -> float | None:
 def memory_in_use(device: torch.device) -> dict[str, float]:
     """Return the peak memory so far in GiB: of the device if torch counts it there, else of this process."""
     if is_accelerator(device):
-        allocated = torch.accelerator.max_memory_allocated(device)
+        try:
+            allocated = torch.accelerator.max_memory_allocated(device)
+        except RuntimeError:  # the device's allocator is not one that counts
+            allocated = 0
         if allocated:
             return {"memory_gib": allocated / 2**30}
     unit = 1 if sys.platform == "darwin" else 2**10  # of ru_maxrss
@@ -120,11 +133,12 @@ def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 @torch.no_grad()
 def copy_to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copy tensors to new memory of the host, all of them at once; DTensors stay DTensors."""
+    non_blocking = can_pin_memory()  # into pinned memory, which not every device has
     copies = {
-        name: tensor.detach().to("cpu", copy=True, non_blocking=True, memory_format=torch.contiguous_format)
+        name: tensor.detach().to("cpu", copy=True, non_blocking=non_blocking, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    if find_accelerator() is not None:
+    if non_blocking:
         torch.accelerator.synchronize()
     return copies
 
@@ -166,16 +180,3 @@ def can_compile(device: torch.device) -> bool:
 def can_augment(device: torch.device) -> bool:
     """Return whether augmentation saves time there: crops have all shapes, and the arithmetic is in float64."""
     return device.type != "cpu" and not has_static_shapes(device) and has_float64(device)
-
-
-def is_deferred(device: torch.device) -> bool:
-    """Return whether operations are only recorded until `mark_step`, as torch_xla does."""
-    return device.type == "xla"
-
-
-def mark_step(device: torch.device) -> None:
-    """Run the operations recorded since the last mark, without waiting for them."""
-    if is_deferred(device):
-        import torch_xla  # pyright: ignore[reportMissingImports]  # installed by constraints-xla.txt only
-
-        torch_xla.sync()

@@ -182,7 +182,7 @@ def collect(
         with accelerator.autocast():
             results = compute(batches.on_device(batch))
         if rows:  # only now, while the device computes this batch
-            rows[-1] = to_cpu(rows[-1])
+            rows[-1] = {name: tensor.cpu() for name, tensor in rows[-1].items()}
         rows.append({**results, **{name: batch[name] for name in ("label", "index")}})
     model.train(was_training)
     columns = {name: torch.cat([row[name].cpu() for row in rows]) for name in (rows[0] if rows else ())}
@@ -314,8 +314,3 @@ def score(
         results["real_accuracy"] = set_accuracy(ranked, chosen).get("accuracy", 0.0)
         results["real_images"] = sum(len(labels) > 0 for labels in chosen)
     return {**results, "samples": len(labels), "skipped": predictions["skipped"]}
-
-
-def to_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copy tensors to the CPU; the memory of XLA's tensors cannot be written to a file."""
-    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}

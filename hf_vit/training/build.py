@@ -16,7 +16,7 @@ from transformers import (
 
 from ..data.augmentation import ArrayTransform, TrainTransform
 from ..data.device_augmentation import CropTransform
-from ..data.devices import can_augment, can_compile, has_fused_optimizers, is_deferred, mark_step
+from ..data.devices import can_augment, can_compile, has_fused_optimizers, has_static_shapes
 from ..data.fingerprint import fingerprint_data, fingerprint_model
 from ..data.labels import distinguish, names_of
 from ..data.loaders import TrainDataset, channel_statistics, train_loader
@@ -40,7 +40,6 @@ from ..settings.fields import AUTO, REGRESSION_LOSSES, FinetuneSettings, Pretrai
 from .launch import (
     compile_options,
     is_sharded,
-    make_states,
     shard_by_layers,
 )
 from .objectives import (
@@ -362,7 +361,8 @@ def prepare(
     """
     if settings.compile == AUTO:
         has_one_size = settings.preset != "native"
-        is_worthwhile = can_compile(accelerator.device) and num_steps >= _MIN_STEPS_TO_COMPILE
+        is_long = num_steps >= _MIN_STEPS_TO_COMPILE or has_static_shapes(accelerator.device)
+        is_worthwhile = is_long and can_compile(accelerator.device)
         settings.compile = is_worthwhile and has_one_size and not is_sharded(accelerator)
     if settings.compile:
         options = {"mode": settings.compile_mode} | compile_options()
@@ -373,9 +373,6 @@ def prepare(
     is_fused = not is_sharded(accelerator) and has_fused_optimizers(accelerator.device)  # SGD's kernel takes no DTensor
     optimizer = build_optimizer(settings, model, is_fused)
     prepared, optimizer = accelerator.prepare(model, optimizer)  # together: sharding replaces the parameters in both
-    if is_deferred(accelerator.device):
-        make_states(optimizer.optimizer)  # gives the first step the same graph as the others
-        mark_step(accelerator.device)
     return prepared, optimizer
 
 
@@ -515,9 +512,6 @@ def check_support(
 
     If only the model's own processor has the preset "native", print a hint that training and evaluation differ.
     """
-    for name, value in {"compile": True, "augment_on": "device", "preset": "native"}.items():
-        if is_deferred(accelerator.device) and getattr(settings, name) == value:
-            raise ValueError(f"{name} is {value}, which does not work on XLA: it compiles every shape by itself")
     if settings.preset != "native":
         if processor.preset == "native":
             accelerator.print(

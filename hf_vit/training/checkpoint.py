@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.distributed.tensor import DTensor
 from torch.futures import Future as WriteFuture
 
-from ..data.devices import copy_to_host, is_deferred
+from ..data.devices import copy_to_host
 from ..data.fingerprint import describe_fingerprint
 from ..data.splits import SKIPPED_IMAGES
 from ..files.manifest import sha256_of
@@ -302,11 +302,7 @@ def restore(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     differing |= {name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].size}
     if differing:
         raise ValueError(f"cannot resume from {path}: its tensors do not match those of this run: {sorted(differing)}")
-    read: Any = {name: torch.empty_like(t, device="cpu") if is_deferred(t.device) else t for name, t in tensors.items()}
-    load_tensors(read, storage_reader=HuggingFaceStorageReader(str(path)), **_communication_options())
-    for name, tensor in tensors.items():
-        if read[name] is not tensor:  # on XLA
-            tensor.copy_(read[name])
+    load_tensors(cast(Any, tensors), storage_reader=HuggingFaceStorageReader(str(path)), **_communication_options())
 
 
 # The name of each fingerprint of `fingerprint_run` in messages
@@ -330,7 +326,7 @@ def choose_checkpoint(checkpoints: Checkpoints, accelerator: Accelerator) -> Pat
             )
         for bad, problem in damaged.items():
             print(f"{bad} is damaged ({problem}) and was moved to {quarantine(bad)}; resuming from {path} instead")
-        newest = [path and str(path)]  # XLA cannot broadcast a Path
+        newest = [path and str(path)]
     [name] = broadcast_object_list(newest)
     return None if name is None else Path(name)
 

@@ -16,11 +16,11 @@ from accelerate.utils import (
     DistributedType,
     DynamoBackend,
     TorchDynamoPlugin,
-    is_torch_xla_available,
+    parse_flag_from_env,
 )
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from ..data.devices import find_accelerator, is_deferred, set_algorithms
+from ..data.devices import find_accelerator, process_group_backend, set_algorithms
 from ..data.workers import start_server
 from ..settings.fields import AUTO, DataSettings, TrainingSettings
 
@@ -51,28 +51,44 @@ def start_accelerator(settings: DataSettings) -> Accelerator:
     adopt_launcher_variables()
     set_algorithms(settings.deterministic, settings.tf32, settings.cudnn_benchmark)
     started = _started_processes()
-    has_cpus_only = find_accelerator() is None and not is_torch_xla_available()
+    are_cpus = find_accelerator() is None or _introduce_accelerator(started)  # for Accelerate
     AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier run here; its process group stays
     try:
         accelerator = Accelerator(
-            cpu=started > 1 and has_cpus_only,  # unless Accelerate is told so, each process would train alone
+            cpu=started > 1 and are_cpus,  # unless Accelerate is told so, each process would train alone
             mixed_precision=settings.mixed_precision,
             dynamo_backend=DynamoBackend.NO,  # see `compile_options`: Accelerate would rename the weights
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],  # saves a copy
         )
     except RuntimeError as error:  # such as another number of processes than those of the template's groups
         raise ValueError(f"Accelerate cannot start this launch: {error}") from error
-    if is_deferred(accelerator.device):
-        # On a TPU, Accelerate makes XLA convert every float to bfloat16; the weights would lose small updates.
-        # Here bf16 means autocast, as on all other devices. This must come before any tensor is on the device.
-        os.environ.update(XLA_USE_BF16="0", XLA_DOWNCAST_BF16="0")
-        accelerator.native_amp = accelerator.mixed_precision == "bf16"
     _check_launch(settings, accelerator)
     if isinstance(settings, TrainingSettings) and settings.compile == AUTO and compile_options():
         settings.compile = True
         settings.validate()  # not every setting can be compiled
     start_server(settings.num_workers)
     return accelerator
+
+
+def _introduce_accelerator(started: int) -> bool:
+    """Set the device of an accelerator that Accelerate does not know, and start its process group.
+
+    Accelerate then takes the processes for those of CPUs, and the device from the environment.
+
+    Args:
+        started: number of processes.
+
+    Returns:
+        Whether there is such an accelerator, and the launch does not ask for the CPU.
+    """
+    backend = process_group_backend()
+    if backend is None or parse_flag_from_env("ACCELERATE_USE_CPU"):
+        return False
+    device = str(find_accelerator())
+    os.environ.setdefault("ACCELERATE_TORCH_DEVICE", device)
+    if started > 1 and not dist.is_initialized():
+        dist.init_process_group(backend)
+    return True
 
 
 def _refuse_other_engines() -> None:

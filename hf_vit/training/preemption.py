@@ -35,7 +35,7 @@ class Preemption:
 
     While a step is computed, several processes exchange the signals that they received before it, over a separate
     process group on the CPU, so that the step does not wait. Signals are not handled outside the main thread, nor in
-    several processes without a process group (XLA).
+    several processes without a process group.
     """
 
     def __init__(self, processes: int, is_main_process: bool = True):

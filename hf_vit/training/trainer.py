@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ..data.device_augmentation import CropTransform, DeviceAugmentation
-from ..data.devices import is_deferred, mark_step
 from ..data.labels import names_of
 from ..data.loaders import TimedBatches
 from ..data.samplers import BatchLayout
@@ -31,7 +30,7 @@ from ..files.messages import INTERRUPTED
 from ..files.output import new_model_files, write_json, write_text
 from ..files.readme import write_readme
 from ..files.runs import is_error
-from ..inference.predictions import EvaluationBatches, evaluate_classifier, to_cpu, to_device
+from ..inference.predictions import EvaluationBatches, evaluate_classifier, to_device
 from ..inference.regression import evaluate_regression
 from ..settings.fields import TrainingSettings
 from ..settings.recipes import dump
@@ -222,7 +221,6 @@ class Trainer:
                     if self.ema is not None:
                         self.ema.update(self.parameters)
             self._sums += torch.stack([losses.detach().sum(), correct.sum(), batch["skipped"].sum()]).float()
-            mark_step(accelerator.device)
         self._norms.append(norm)  # which is read later, because reading waits for the device
         self.state.step = step + 1
         self.console.advance()
@@ -306,10 +304,7 @@ class Trainer:
         """Start writing a checkpoint in the background; every process must call it."""
         self.timeout.suspend()
         tensors = run_tensors(*self._stateful_objects())
-        if not is_deferred(self.accelerator.device):
-            self.checkpoints.save(self.state.step, tensors, self.record())
-        elif self.accelerator.is_main_process:  # which has all tensors; torch.distributed is not initialized
-            self.checkpoints.save(self.state.step, to_cpu(tensors), self.record())
+        self.checkpoints.save(self.state.step, tensors, self.record())
         self.console.restart()
 
     def resume(self) -> None:

@@ -16,7 +16,6 @@ CPU, META = torch.device("cpu"), torch.device("meta")
         (devices.has_float64, CPU, True),
         (devices.can_augment, CPU, False),  # the data workers do it
         (devices.can_augment, META, True),
-        (devices.can_augment, torch.device("tpu" if hasattr(torch, "tpu") else "xla"), False),
         (devices.can_compile, META, False),
     ],
 )

@@ -24,7 +24,7 @@ from ..paths import ROOT
 from .commands import CHECKS, Check, CheckResult, run_checks
 
 _MORE_SOURCES = ("CHANGELOG.md", "CITATION.cff", "constraints.txt")  # of the source distribution
-_NO_COMMANDS = {"dev", "benchmarks", "docs", "release", "engines", "remote"}  # what a checkout needs
+_NO_COMMANDS = {"dev", "benchmarks", "docs", "release", "engines", "remote", "tpu"}  # what a checkout needs
 _PACKAGES = ("torch", "transformers", "numpy")  # whose versions the table shows, after Python's
 _VERSIONS = f"""\
 import platform
@@ -148,7 +148,7 @@ def remove_cuda(programs: Path) -> None:
     if kept != text:
         metadata.unlink()  # it may be a link to a cache
         metadata.write_text(kept)
-        _run(programs / "python", ROOT / "tests" / "xla" / "cuda_stand_ins.py")
+        _run(programs / "python", ROOT / "tests" / "packaging" / "cuda_stand_ins.py")
 
 
 def run_row(row: Row, wheel: Path) -> tuple[list[str], list[CheckResult]]:

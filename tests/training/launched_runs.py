@@ -15,6 +15,7 @@ from accelerate.utils import DistributedType
 
 from hf_vit.cli import main as run_command
 from hf_vit.training.objectives import Classification
+from tests.training import simulated_tpu
 
 COMPUTE = Classification.__call__
 
@@ -45,6 +46,9 @@ def lack_memory(images: int | None) -> None:
 def main(runs: list[list[str]]) -> None:
     """Train with each command line, the first word of which is `pretrain` or `finetune`."""
     take_fsdp_on_cpus()
+    if "SIMULATED_TPU" in os.environ:
+        simulated_tpu.register()
+        simulated_tpu.watch_steps()
     for command, *argv in runs:
         lack_memory(1 if "--find_batch_size" in argv else None)
         if status := run_command([command, *argv]):

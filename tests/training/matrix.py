@@ -22,10 +22,12 @@ LAUNCHERS: dict[str, tuple[str, int, list[str]]] = {  # name: template, processe
     "DDP, 2 processes": ("multi_gpu", 2, ["--main_process_port", "0"]),
     "FSDP2, 2 processes": ("fsdp", 2, ["--main_process_port", "0"]),
     "HSDP, 2 x 2 processes": ("hsdp", 4, ["--main_process_port", "0", "--parallelism_config_dp_shard_size", "2"]),
+    "simulated TPU": ("tpu", 1, []),
+    "simulated TPU, DDP, 2 processes": ("tpu", 2, ["--main_process_port", "0"]),
 }
 EVERY_RUN = {"batch_size": 8, "per_device_batch_size": 2, "learning_rate": 0.01, "schedule": "constant"}
 EVERY_RUN |= {"warmup_steps": 0, "eval_every": 1, "save_every": 1, "log_every": 1, "eval_batch_size": 4}
-EVERY_RUN |= {"best_metric": "accuracy", "num_workers": 0, "report_to": "none", "eval_split": "train[:7]", "seed": 1}
+EVERY_RUN |= {"best_metric": "accuracy", "num_workers": 0, "report_to": "none", "eval_split": "train[5:12]", "seed": 1}
 NATIVE = {"preset": "native", "token_drop": 0.3}
 ADAMW = {"optimizer": "adamw", "adam_epsilon": 1e-3, "weight_decay": 0.1}  # 0 / 0 at 1e-8
 MASKED = {"objective": "masked_patch_prediction", "best_metric": "patch_accuracy", "config": json.dumps(MODEL)}
@@ -75,21 +77,30 @@ def train(launcher: str, precision: str, kinds: Iterable[str], work: Path) -> No
         settings = {"dataset": work / "images", **EVERY_RUN, **KINDS[kind]}
         settings |= {} if "config" in settings else {"model": work / "model"}
         settings |= {"teacher": work / "teacher"} if "teacher" in settings else {}
+        settings |= {"compile": "false"} if launcher.startswith("simulated TPU") else {}  # it has no compiler
         if launcher == ONE and kind == "accumulation":
             settings["per_device_batch_size"] = settings["batch_size"]
         script = "pretrain" if "config" in settings else "finetune"
         output = output_of(launcher, precision, kind, work)
         for steps in (2, 3):
             lines.append([script, *arguments(**settings, steps=steps, resume=steps == 3, output_dir=output)])
-    runs = work / f"{template}_{precision}.json"
+    runs = work / f"{name_of(launcher)}_{precision}.json"
     runs.write_text(json.dumps(lines))
     line = through(template, processes, runs, *options, "--mixed_precision", precision)
-    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=2 * LIMIT)
+    variables = environment()
+    if launcher.startswith("simulated TPU"):  # see simulated_tpu.py
+        variables |= {"ACCELERATE_USE_CPU": "false", "SIMULATED_TPU": "1"}
+    done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=2 * LIMIT)
     assert done.returncode == 0, f"{launcher}: {done.stderr[-6000:]}"
 
 
 def output_of(launcher: str, precision: str, kind: str, work: Path) -> Path:
-    return work / LAUNCHERS[launcher][0] / precision / kind.replace(", ", "_").replace(" ", "_")
+    return work / name_of(launcher) / precision / name_of(kind)
+
+
+def name_of(launcher_or_kind: str) -> str:
+    """Return the name of its files."""
+    return launcher_or_kind.replace(", ", "_").replace(" ", "_")
 
 
 def difference(launcher: str, precision: str, kind: str, work: Path) -> float:

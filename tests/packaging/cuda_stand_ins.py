@@ -1,9 +1,9 @@
 """Empty stand-ins for CUDA's libraries, so that a CUDA build of torch loads without them.
 
-    python tests/xla/cuda_stand_ins.py
+    python tests/packaging/cuda_stand_ins.py
 
-torch 2.9, which torch_xla 2.9 needs, is on the package index only as a CUDA build, and no CUDA is needed on XLA's CPU
-device. Each library that torch's are linked against is made next to them, from the symbols that they take from it.
+The package index has some versions of torch only as a CUDA build, and no CUDA is needed to test them on a CPU.
+Each library that torch.s are linked against is made next to them, from the symbols that they take from it.
 Needs gcc and readelf; nothing is imported from torch, which would not load yet.
 """
 
