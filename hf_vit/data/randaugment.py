@@ -96,15 +96,22 @@ def apply(image: Image.Image, operation: Operation, level: float) -> Image.Image
             return Image.blend(_smooth(image), image, enhancement(level))
         case "Cutout":
             return _cutout(image, cutout_padding(level), operation.x, operation.y)
+    return _move(image, operation, level)
+
+
+def _move(image: Image.Image, operation: Operation, level: float) -> Image.Image:
+    """Shear, rotate or shift an image."""
     (a, b, c), (d, e, f) = move(operation, level, (image.height, image.width))
-    x, y = np.arange(image.width, dtype=np.float32)[None], np.arange(image.height, dtype=np.float32)[:, None]
-    match name:
+    x = np.arange(image.width, dtype=np.float32)[None]
+    y = np.arange(image.height, dtype=np.float32)[:, None]
+    match NAMES[operation.number]:
         case "ShearX":
             return _take_nearest(image, x + b * y, y)
         case "ShearY":
             return _take_nearest(image, x, d * x + y)
         case "Rotate":
-            from_x, from_y = a * x + b * y, d * x + e * y  # (height, width)
+            from_x = a * x + b * y  # (height, width)
+            from_y = d * x + e * y
             from_x += c
             from_y += f
             return _take_nearest(image, from_x, from_y)

@@ -364,17 +364,7 @@ def open_splits(
     split = open_named(settings, settings.train_split, needs_labels, source)
     if needs_labels:
         require_labels(split, settings.train_split, two_classes)
-    if split.multi_label and settings.task == "single-label":
-        raise ValueError(f"task is single-label, but images of {settings.dataset} have several labels")
-    if split.targets:
-        settings.task = "regression"
-        settings.check_regression()
-    elif settings.loss in REGRESSION_LOSSES:
-        raise ValueError(f"loss is {settings.loss}, but {settings.dataset} has classes: numbers need --task regression")
-    if settings.loss == AUTO and split.targets:
-        settings.loss = "mse"
-    elif settings.loss == AUTO:
-        settings.loss = "sigmoid" if split.multi_label or settings.task == "multi-label" else "softmax"
+    _resolve_task(settings, split)
     if settings.eval_split == AUTO:
         settings.eval_split = find_eval_split(source, settings.train_split)
     used = {settings.train_split: split}
@@ -391,6 +381,27 @@ def open_splits(
         log_holdout(eval_split, settings.eval_fraction)
     log_classes_without_evaluation(split, eval_split)
     return split, eval_split
+
+
+def _resolve_task(settings: TrainingSettings, split: Split) -> None:
+    """Set the task and the loss to those of the labels, where the user left them open.
+
+    Raises:
+        ValueError: the labels are of another kind than the task or the loss.
+    """
+    if split.multi_label and settings.task == "single-label":
+        raise ValueError(f"task is single-label, but images of {settings.dataset} have several labels")
+    if split.targets:
+        settings.task = "regression"
+        settings.check_regression()
+        loss = "mse"
+    elif settings.loss in REGRESSION_LOSSES:
+        raise ValueError(f"loss is {settings.loss}, but {settings.dataset} has classes: numbers need --task regression")
+    else:
+        has_several = split.multi_label or settings.task == "multi-label"
+        loss = "sigmoid" if has_several else "softmax"
+    if settings.loss == AUTO:
+        settings.loss = loss
 
 
 def find_eval_split(source: Source, train_split: str) -> str:

@@ -122,11 +122,8 @@ def plan(
             setattr(run, name, value)
 
     _choose_batches_and_length(choose, len(split), run)
-    if (
-        not split.targets
-        and data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1)
-        and not split.multi_label
-    ):
+    has_one_class_each = not split.targets and not split.multi_label
+    if has_one_class_each and data["largest_class"] > _IMBALANCE * max(data["smallest_class"], 1):
         reason = f"{_span(data['smallest_class'], data['largest_class'])} images per class"
         choose("class_sampling", "balanced", reason)
 
@@ -154,11 +151,18 @@ def plan(
     choose("image_size", size, f"for the time limit and the images' median shorter side, {shorter_side} pixels")
     if is_long:
         result.notes.append(f"the run takes longer than {minutes:g} minutes; reduce --epochs, or set --linear-probe")
-    if data["exact_duplicates"]:
-        result.notes.append("hf-vit audit lists the duplicates and leaks, and near-duplicates")
-    if data["long"] > 0.5:
-        result.notes.append(f"most images are longer than {_LONG:g}:1; --preset native keeps their aspect ratios")
+    result.notes += _notes_on(data)
     return result
+
+
+def _notes_on(data: dict[str, Any]) -> list[str]:
+    """Return advice on the images that `describe_images` describes."""
+    notes = []
+    if data["exact_duplicates"]:
+        notes.append("hf-vit audit lists the duplicates and leaks, and near-duplicates")
+    if data["long"] > 0.5:
+        notes.append(f"most images are longer than {_LONG:g}:1; --preset native keeps their aspect ratios")
+    return notes
 
 
 def _choose_batches_and_length(choose: Callable[[str, Any, str], None], images: int, run: FinetuneSettings) -> None:
