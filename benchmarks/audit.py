@@ -3,7 +3,7 @@
     python benchmarks/audit.py MODEL DATASET [--split train] [--images 2000] [--faults labels duplicates]
 
 Prints one JSON object per measurement. Twenty duplicates are planted: re-encoded, resized, mirrored, cropped to 70 to
-90% of the area, or all of these. Duplicates of the data set itself are counted first, and are not false positives.
+90% of the area, or all of these. Duplicates of the dataset itself are counted first, and are not false positives.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def png(image) -> bytes:
 
 
 def measure_duplicates(model, images, features, seed):
-    """Return the number of planted duplicates found, and of other pairs that are not duplicates of the data set."""
+    """Return the number of planted duplicates found, and of other pairs that are not duplicates of the dataset."""
     rng = np.random.default_rng(seed)
     rows = rng.permutation(len(images))[:PLANTED]
     copies = [DISGUISES[number % len(DISGUISES)](images[row], rng) for number, row in enumerate(rows)]

@@ -1,4 +1,4 @@
-"""Small checkpoints, folders, images and data sets with the names that the pages and notebooks use."""
+"""Small checkpoints, folders, images and datasets with the names that the pages and notebooks use."""
 
 import csv
 import json

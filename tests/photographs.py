@@ -89,7 +89,7 @@ def png_of(width: int, height: int) -> bytes:
 
 
 def table_of(images: list, labels: list, label) -> datasets.Dataset:
-    """A data set of images and their labels, whose feature is `label`: names of classes, or of `datasets`."""
+    """A dataset of images and their labels, whose feature is `label`: names of classes, or of `datasets`."""
     kind = datasets.ClassLabel(names=label) if isinstance(label, list) else label
     features = datasets.Features({"image": datasets.Image(), "label": kind})
     return datasets.Dataset.from_dict({"image": images, "label": labels}, features=features)

@@ -1,4 +1,4 @@
-"""Audit a data set: the same as `hf-vit audit`, for launchers.
+"""Audit a dataset: the same as `hf-vit audit`, for launchers.
 
 accelerate launch training/audit.py ti16 FOLDER
 accelerate launch -m hf_vit.scripts.audit ti16 FOLDER

@@ -67,7 +67,7 @@ class Run(NamedTuple):
 
 @cache
 def published() -> dict[str, Any]:
-    """Read published.yaml: the paper's tables, data sets and accelerators."""
+    """Read published.yaml: the paper's tables, datasets and accelerators."""
     return yaml.safe_load(files("hf_vit.analysis").joinpath("published.yaml").read_text(encoding="utf-8"))
 
 
@@ -76,7 +76,7 @@ def training_exaflops(multiply_adds: float, epochs: float, dataset_size: float) 
 
     Args:
         multiply_adds: multiply-adds of a forward of one image.
-        epochs: number of passes over the data set.
+        epochs: number of passes over the dataset.
         dataset_size: images per epoch.
 
     Raises:

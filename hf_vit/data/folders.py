@@ -220,7 +220,7 @@ def no_images(title: str, unused: dict[str, list[str]]) -> ValueError:
     remedy = f"; unpack {archives}" if archives else ""
     return ValueError(
         f"{title} has no images{f', only {found}' if found else ''} (expected a folder with images in CLASS/FILE or a "
-        f"labels.csv, or .parquet or .tar files; a data set of save_to_disk: use to_parquet){remedy}"
+        f"labels.csv, or .parquet or .tar files; a dataset of save_to_disk: use to_parquet){remedy}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Table of the issues of a data set: `hf-vit audit` writes it, people edit it, `--exclude` and `--relabel` read it."""
+"""Table of the issues of a dataset: `hf-vit audit` writes it, people edit it, `--exclude` and `--relabel` read it."""
 
 import dataclasses
 import re
@@ -25,7 +25,7 @@ class Issue(NamedTuple):
     """A row of issues.csv.
 
     Args:
-        image: path in the folder of the data set, or SPLIT[ROW] for an image in a table.
+        image: path in the folder of the dataset, or SPLIT[ROW] for an image in a table.
         issue: its kind, such as "label_error".
         score: the larger, the clearer; comparable between issues of one kind.
         label: name of its class.
@@ -66,10 +66,10 @@ def read_issues(path: str) -> list[dict[str, str]]:
 
 
 def name_images(split: "Split", settings: DataSettings, spec: str) -> list[str]:
-    """Return a name for each image: its path in the folder of the data set, or SPLIT[ROW] for one in a table.
+    """Return a name for each image: its path in the folder of the dataset, or SPLIT[ROW] for one in a table.
 
     Args:
-        spec: the split in the settings' data set, such as "train" or "train[:98%]".
+        spec: the split in the settings' dataset, such as "train" or "train[:98%]".
     """
     folder = Path(str(settings.dataset)).expanduser().absolute()
     names = [_relative(path, folder) if is_file else "" for path, is_file in split.paths()]
@@ -98,7 +98,7 @@ def clean(split: "Split", settings: DataSettings, spec: str) -> tuple["Split", l
         The split, and the names of its images.
 
     Raises:
-        ValueError: a table cannot be read, or names an image that the data set lacks, or an unknown class.
+        ValueError: a table cannot be read, or names an image that the dataset lacks, or an unknown class.
     """
     if split.is_sharded:
         raise ValueError("exclude, relabel and audit do not work with images in shards")
@@ -150,7 +150,7 @@ def _read_labels(path: str) -> dict[str, str]:
 
 
 def _check_known(named: Iterable[str], known: list[str], settings: DataSettings, spec: str) -> None:
-    """Raise ValueError for an image that neither this split nor another one of the data set has."""
+    """Raise ValueError for an image that neither this split nor another one of the dataset has."""
     unknown = sorted(set(named).difference(known))
     splits = names_of_splits(str(settings.dataset), settings.dataset_config, settings.layout) if unknown else []
     for name in unknown:

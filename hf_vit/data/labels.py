@@ -1,4 +1,4 @@
-"""Match the class numbers of data with those of a model or another split, by class name."""
+"""Match the class indices of data with those of a model or another split, by class name."""
 
 import logging
 import os
@@ -19,10 +19,10 @@ _logger = logging.getLogger(__name__)
 
 
 def match_to_model(split: "Split", config: Any, model: str, label_map: str | None = None) -> "Split":
-    """Renumber the labels of a split with a model's class numbers, by class name.
+    """Renumber the labels of a split with a model's class indices, by class name.
 
     Classes with equal names match, in any order; ImageNet's wnids match its class names. If the data or the model have
-    no class names (LABEL_0 is not a name), or the data's names are numbers, class numbers are used as they are, with a
+    no class names (LABEL_0 is not a name), or the data's names are numbers, class indices are used as they are, with a
     message.
 
     Args:
@@ -41,7 +41,7 @@ def match_to_model(split: "Split", config: Any, model: str, label_map: str | Non
 
 
 def match_to_split(split: "Split", other: "Split", name: str, other_name: str) -> "Split":
-    """Renumber the labels of `other` with the class numbers of `split`, by the rules of `match_to_model`.
+    """Renumber the labels of `other` with the class indices of `split`, by the rules of `match_to_model`.
 
     Args:
         name, other_name: names of the splits, for messages.
@@ -62,7 +62,7 @@ def match_to_split(split: "Split", other: "Split", name: str, other_name: str) -
 
 
 def _renumber(split: "Split", numbers: list[int] | None, num_labels: int) -> "Split":
-    """Replace each class number n of a split by numbers[n]; None: they stay as they are."""
+    """Replace each class index n of a split by numbers[n]; None: they stay as they are."""
     if numbers is not None and split.numbers is not None:
         numbers = [numbers[number] for number in split.numbers]
     return replace(split, numbers=split.numbers if numbers is None else numbers, num_labels=num_labels)
@@ -125,7 +125,7 @@ def require_labels(split: "Split", name: str, two_classes: bool = False) -> None
         missing = sum(count for labels, count in counts.items() if not known.issuperset(labels))
         if missing:
             raise ValueError(
-                f"{missing} of {len(split)} images of {name} have no label, or an unknown one (expected class numbers "
+                f"{missing} of {len(split)} images of {name} have no label, or an unknown one (expected class indices "
                 f"from 0 to {split.num_labels - 1}): choose another split, or leave these images out"
             )
         different = {frozenset(labels) for labels in counts}
@@ -215,10 +215,10 @@ def _check_nameless(split: "Split", theirs: Sequence[str], who: tuple[str, str])
     if split.num_labels > len(theirs) or are_other_numbers:
         raise ValueError(
             f"{who[0]} has {split.num_labels} classes ({_listing(ours) or 'without names'}), but {who[1]} has "
-            f"{len(theirs)} (expected class numbers from 0 to {len(theirs) - 1})"
+            f"{len(theirs)} (expected class indices from 0 to {len(theirs) - 1})"
         )
     nameless = who[1] if ours else who[0]
-    _warn(f"{nameless} has no class names: class numbers 0 to {split.num_labels - 1} are used as they are")
+    _warn(f"{nameless} has no class names: class indices 0 to {split.num_labels - 1} are used as they are")
 
 
 def _by_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None:
@@ -235,18 +235,18 @@ def _by_imagenet(ours: Sequence[str], theirs: Sequence[str]) -> list[int] | None
 
 
 def _by_numerals(ours: Sequence[str], theirs: Sequence[str], who: tuple[str, str]) -> list[int] | None:
-    """Match names that are class numbers, such as folders 0, 1, 10, 11, 2, which are sorted as text."""
+    """Match names that are class indices, such as folders 0, 1, 10, 11, 2, which are sorted as text."""
     if not all(name.isdecimal() for name in ours):
         return None
     indices = [int(name) for name in ours]
     if max(indices) >= len(theirs) or len(set(indices)) < len(indices):
         return None
-    _warn(f"the class names of {who[0]} are numbers: {_listing(ours)} are used as class numbers of {who[1]}")
+    _warn(f"the class names of {who[0]} are numbers: {_listing(ours)} are used as class indices of {who[1]}")
     return indices
 
 
 def _resolve(given: dict[str, str | int], ours: Sequence[str], theirs: Sequence[str]) -> dict[str, int]:
-    """Convert a label map to class numbers."""
+    """Convert a label map to class indices."""
     numbers: dict[str, int] = {}
     for name, target in given.items():
         number = theirs.index(target) if isinstance(target, str) and theirs.count(target) == 1 else target
@@ -279,6 +279,6 @@ def names_of(config: Any) -> list[str]:
 
 
 def distinguish(names: Sequence[str]) -> list[str]:
-    """Append the class number to names that occur twice, such as ImageNet's "crane"."""
+    """Append the class index to names that occur twice, such as ImageNet's "crane"."""
     twice = {name for name, count in Counter(names).items() if count > 1}
     return [f"{name} ({number})" if name in twice else name for number, name in enumerate(names)]

@@ -40,7 +40,7 @@ def split_named(name: str) -> str | None:
 
 
 def resolve_split(wanted: str, names: Iterable[str]) -> str:
-    """Return the split of a data set that a name means: "validation" for "val"; an unknown one is returned as is.
+    """Return the split of a dataset that a name means: "validation" for "val"; an unknown one is returned as is.
 
     Raises:
         ValueError: it means several.
@@ -63,7 +63,7 @@ class Folder:
     """A folder with images, at any depth.
 
     Args:
-        path: relative to the folder of the data set, with a slash at its end; "" for that folder itself.
+        path: relative to the folder of the dataset, with a slash at its end; "" for that folder itself.
         images: names of the images directly in it.
         folders: those of its folders that have images, sorted.
     """
@@ -131,7 +131,7 @@ def arrange(root: Folder, title: str, layout: str | None = None) -> Arrangement:
     """Find the splits and the classes of a folder of images.
 
     Args:
-        root: the folder of the data set; not empty.
+        root: the folder of the dataset; not empty.
         title: its name, for messages.
         layout: "class" or "split/class"; by default it is found.
 

@@ -1,6 +1,6 @@
 """A frozen list of images, as large as one likes: an Arrow file with a row for each image, mapped into memory.
 
-The images come from sources: folders and patterns of files, lists of addresses, tars, parquet files, data sets, and
+The images come from sources: folders and patterns of files, lists of addresses, tars, parquet files, datasets, and
 other stores (`s3://`, `gs://`, `hf://`). A source yields its rows one by one when the list is written, and reads an
 image by its row afterward, in any process. Neither holds the names of all images in memory.
 """
@@ -42,7 +42,7 @@ class Row(NamedTuple):
     """An image of a source."""
 
     name: bytes  # of a file or a member of a tar; empty for a row of a table
-    position: int = 0  # byte in a tar, row group of a parquet file, or row of a data set
+    position: int = 0  # byte in a tar, row group of a parquet file, or row of a dataset
     size: int = 0  # bytes in a tar, or row in a row group
 
 
@@ -191,7 +191,7 @@ class Parquet(Tar):
 
 
 class Rows(Files):
-    """Rows of a split of a data set."""
+    """Rows of a split of a dataset."""
 
     def __init__(self, location: str, column: str | None = None, root: str | None = None, split: str | None = None):
         super().__init__(location, column, root)
@@ -236,7 +236,7 @@ def open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, st
         split = names[0]
     samples = load_split(name, split)
     if isinstance(samples, list):
-        raise ValueError(f"cannot read remote shards: {name}; download them first, or use a data set on the Hub")
+        raise ValueError(f"cannot read remote shards: {name}; download them first, or use a dataset on the Hub")
     opened = open_split(samples, image_column=column, needs_labels=False)
     return opened.samples.select_columns(opened.image_column), split
 
@@ -244,13 +244,13 @@ def open_rows(name: str, split: str | None, column: str | None) -> tuple[Any, st
 def find_sources(
     inputs: Iterable[str], dataset: str | None = None, split: str | None = None, column: str | None = None
 ) -> list[Files]:
-    """Return the sources that arguments of a command name, in their order, with the data set last.
+    """Return the sources that arguments of a command name, in their order, with the dataset last.
 
     Args:
         inputs: files, folders, patterns, lists of addresses (.txt), tars and parquet files (with ranges such as
             {000..146}), https:// URLs, and addresses of other stores.
-        dataset, split: a split of a data set.
-        column: the image column of tars, parquet files and the data set.
+        dataset, split: a split of a dataset.
+        column: the image column of tars, parquet files and the dataset.
 
     Raises:
         FileNotFoundError: files do not exist; the message lists them.
@@ -280,7 +280,7 @@ def find_sources(
         _, split = open_rows(dataset, split, column)
         sources.append(Rows(dataset, column, split=split))
     if not sources:
-        raise ValueError("there are no images; give files, folders or URLs, or a data set with --dataset")
+        raise ValueError("there are no images; give files, folders or URLs, or a dataset with --dataset")
     return sources
 
 
@@ -404,7 +404,7 @@ class Listing(Sequence[Any]):
         return file, source, self.sources[file][source], Row(*values)
 
     def name(self, number: int) -> str:
-        """Return the name of an image: its path, its address without secrets, or its place in a file or data set."""
+        """Return the name of an image: its path, its address without secrets, or its place in a file or dataset."""
         _, _, source, row = self._find(number)
         return redact_secrets(source.name(row)).encode(errors="backslashreplace").decode()
 

@@ -1,4 +1,4 @@
-"""Data sets that decode and augment, and loaders of their batches; `samplers` has the order of the images."""
+"""Datasets that decode and augment, and loaders of their batches; `samplers` has the order of the images."""
 
 import time
 from collections import deque

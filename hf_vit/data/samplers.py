@@ -2,7 +2,7 @@
 
 Training visits an endless sequence of positions: one epoch after another, each in its own order. Optimizer step s
 takes the positions from s * batch_size to (s + 1) * batch_size; `BatchLayout` divides them among processes and
-forwards. A sampler finds the row of the data set at a position (`draw`), a batch sampler lists the positions of each
+forwards. A sampler finds the row of the dataset at a position (`draw`), a batch sampler lists the positions of each
 batch. Both are functions of the seed and the step alone, so a run can resume at any step, on any number of processes
 and workers.
 """
@@ -65,7 +65,7 @@ class BalancedSampler:
     another order. Sample d of the endless sequence is a function of (seed, d).
 
     Args:
-        labels: (rows,) class numbers, one or more of 0 or above; rows with a number below 0 are never drawn.
+        labels: (rows,) class indices, one or more of 0 or above; rows with a number below 0 are never drawn.
     """
 
     stride = 1

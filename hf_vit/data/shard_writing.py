@@ -1,4 +1,4 @@
-"""Write a data set as WebDataset tars (`hf-vit shard`): shuffled, with an index, and resized on request."""
+"""Write a dataset as WebDataset tars (`hf-vit shard`): shuffled, with an index, and resized on request."""
 
 import io
 import multiprocessing
@@ -33,8 +33,8 @@ _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "
 class ShardPlan:
     """Plan of the shards; it is saved next to them, so that a second run with the same plan continues the first."""
 
-    source: str  # data set, as for `sources.load_split`
-    config: str | None = setting(None, "configuration of a Hub data set")
+    source: str  # dataset, as for `sources.load_split`
+    config: str | None = setting(None, "configuration of a Hub dataset")
     layout: Literal["class", "split/class"] | None = setting(
         None, "what the folders at the top are, as in finetune; by default found"
     )

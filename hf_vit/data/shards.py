@@ -309,7 +309,7 @@ def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
     else:
         numbers = {text: number for number, text in enumerate(given)}
     if max(numbers.values(), default=0) >= MAX_LABELS:
-        raise ValueError(f"{file} has the class number {max(numbers.values())} (expected less than {MAX_LABELS})")
+        raise ValueError(f"{file} has the class index {max(numbers.values())} (expected less than {MAX_LABELS})")
     labels = [numbers.get(text, -1) for text in texts]
     return {
         "position": positions,
@@ -318,7 +318,7 @@ def scan_tar(file: str, columns: Columns) -> dict[str, Any]:
         "label": labels,
         "names": [] if are_numbers else given,
         "num_labels": max(labels, default=-1) + 1,
-        "kind": "class numbers" if are_numbers else "text",
+        "kind": "class indices" if are_numbers else "text",
         "feature": None,
         "image_column": column or "image",
         "label_column": columns.label or "cls",

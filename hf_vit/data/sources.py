@@ -1,4 +1,4 @@
-"""Sources of data sets: a Hub name, a folder or files, IDX files, scikit-learn's digits."""
+"""Sources of datasets: a Hub name, a folder or files, IDX files, scikit-learn's digits."""
 
 import glob
 import gzip
@@ -40,14 +40,14 @@ _MAX_IDX_BYTES = 2**28  # unpacked; the images of MNIST have 47 MB
 
 @dataclass
 class Source:
-    """The splits of a data set.
+    """The splits of a dataset.
 
     Args:
         name: as the user named it.
-        splits: of each split the opened images, or the names of its shards; of a data set on the Hub nothing.
+        splits: of each split the opened images, or the names of its shards; of a dataset on the Hub nothing.
         sources: of each split the user's folders or files.
         unused: names of what is not used, by reason.
-        loading: arguments with which `datasets` loads shards and data sets of the Hub; none for the others.
+        loading: arguments with which `datasets` loads shards and datasets of the Hub; none for the others.
         is_folder: whether it is a folder of images, whose rows are sorted by path.
     """
 
@@ -79,7 +79,7 @@ class Source:
             return samples
 
     def resolve(self, split: str) -> str:
-        """Return a name or slice with the names of this data set: "val[:3]+test" becomes "validation[:3]+test"."""
+        """Return a name or slice with the names of this dataset: "val[:3]+test" becomes "validation[:3]+test"."""
         parts = [part.strip() for part in split.split("+")]
         names = [part.partition("[")[0] for part in parts]
         if not self.splits and all(name in SPLIT_NAMES for name in names):  # of the Hub, which need not be asked
@@ -112,18 +112,18 @@ def unknown_split(name: str, sources: dict[str, list[str]]) -> ValueError:
 def open_source(
     name: str, config: str | None = None, layout: str | None = None, label_column: str | None = None
 ) -> Source:
-    """Find the splits of a data set.
+    """Find the splits of a dataset.
 
     Args:
         name: a Hub name, a folder of images (with a labels.csv if they may have several labels), of parquet or tar
             files, or of IDX files, a file, a glob, "digits", or the address of shards with a glob or a range in it,
             such as "s3://bucket/train-{0000..0146}.tar".
-        config: configuration of a Hub data set.
+        config: configuration of a Hub dataset.
         layout: as in `layout.arrange`.
         label_column: the column of a table that the user names.
 
     Raises:
-        ValueError: there is no such data set, or it can be read in two ways; the message is one sentence.
+        ValueError: there is no such dataset, or it can be read in two ways; the message is one sentence.
     """
     with _errors_about(name):
         source = _find(name, layout, label_column)
@@ -135,7 +135,7 @@ def open_source(
 def load_split(
     name: str, split: str, config: str | None = None, streaming: bool = False, layout: str | None = None
 ) -> Any:
-    """Open one split of a data set: a `datasets.Dataset`, or the names of its shards when streaming.
+    """Open one split of a dataset: a `datasets.Dataset`, or the names of its shards when streaming.
 
     Args:
         name, config, layout: as in `open_source`.
@@ -144,17 +144,17 @@ def load_split(
         streaming: read parquet and tar files in place; always so for addresses.
 
     Raises:
-        ValueError: there is no such data set or split, or its rows name files outside of its folder; the message is one
+        ValueError: there is no such dataset or split, or its rows name files outside of its folder; the message is one
             sentence.
     """
     return open_source(name, config, layout).load(split, streaming)
 
 
 def names_of_splits(name: str, config: str | None = None, layout: str | None = None) -> list[str]:
-    """Return the names of the splits of a data set that `load_split` can open.
+    """Return the names of the splits of a dataset that `load_split` can open.
 
     Raises:
-        ValueError: there is no such data set; the message is one sentence.
+        ValueError: there is no such dataset; the message is one sentence.
     """
     source = open_source(name, config, layout)
     with _errors_about(name):
@@ -163,7 +163,7 @@ def names_of_splits(name: str, config: str | None = None, layout: str | None = N
 
 @contextmanager
 def _errors_about(what: str) -> Iterator[None]:
-    """Raise the errors of a data set as a ValueError of one line, without secrets."""
+    """Raise the errors of a dataset as a ValueError of one line, without secrets."""
     try:
         yield
     except (ValueError, OSError, ImportError, OverflowError, DatasetGenerationError) as error:
@@ -177,7 +177,7 @@ def _errors_about(what: str) -> Iterator[None]:
 
 
 def _find(name: str, layout: str | None, label_column: str | None) -> Source:
-    """Find a data set by its name."""
+    """Find a dataset by its name."""
     path = Path(name).expanduser()
     if name == "digits":
         return Source(name, load_digits())
@@ -186,7 +186,7 @@ def _find(name: str, layout: str | None, label_column: str | None) -> Source:
     if not path.is_dir():
         if path.suffix not in SHARD_SUFFIXES:
             if path.is_file():
-                raise ValueError(f"a file of this kind is no data set (expected {_EXPECTED})")
+                raise ValueError(f"a file of this kind is no dataset (expected {_EXPECTED})")
             _require_on_hub(name)
             return Source(name, {}, loading={"path": name})
         files = [path] if path.is_file() else sorted(path.parent.glob(path.name))
@@ -226,7 +226,7 @@ def _sort_shards(
 
 
 def check_image_paths(images: pa.ChunkedArray, column: str, folder: Path | None = None) -> None:
-    """Check that images without bytes are files in the folder of the data set; None: all must have bytes.
+    """Check that images without bytes are files in the folder of the dataset; None: all must have bytes.
 
     Other paths could name any file or device of this machine.
 
@@ -238,7 +238,7 @@ def check_image_paths(images: pa.ChunkedArray, column: str, folder: Path | None 
         if folder is None or not os.path.abspath(path).startswith(os.path.abspath(folder) + os.sep):
             raise ValueError(
                 f"an image of column {column} has no bytes, only the path {shorten(path)} (expected its bytes, or "
-                "without streaming a file in the folder of the data set)"
+                "without streaming a file in the folder of the dataset)"
             )
 
 
@@ -286,7 +286,7 @@ def expand_braces(address: str) -> list[str]:
 
 
 def _require_on_hub(name: str) -> None:
-    """Raise ValueError if there is no data set of this name on the Hub, or in the cache if the Hub cannot be reached.
+    """Raise ValueError if there is no dataset of this name on the Hub, or in the cache if the Hub cannot be reached.
 
     `datasets` itself repeats its requests for half a minute where there is no network.
     """
@@ -301,20 +301,20 @@ def _require_on_hub(name: str) -> None:
         is_missing = isinstance(error, RepositoryNotFoundError)
         folder = "___".join([*name.split("/")[:-1], camelcase_to_snakecase(path.name)])
         if is_missing or not Path(HF_DATASETS_CACHE, folder).is_dir():
-            reason = "no such data set on the Hub" if is_missing else "the Hub cannot be reached"
+            reason = "no such dataset on the Hub" if is_missing else "the Hub cannot be reached"
             raise ValueError(f"there is no folder {name} here, and {reason}{hint}") from None
         return
-    # `datasets` would open any address, and any file of this machine, that the metadata of a data set names.
+    # `datasets` would open any address, and any file of this machine, that the metadata of a dataset names.
     configs = [(info.card_data or {}).get("configs")]
     if any(file.rfilename == REPOYAML_FILENAME for file in info.siblings or ()):
         metadata = read_yaml(api.hf_hub_download(name, REPOYAML_FILENAME, repo_type="dataset"))
         configs.append(metadata.get("configs") if isinstance(metadata, dict) else None)
     if outside := re.search(r'"(?:/|~|\.\.|[^"]*(?:://|/\.\.))[^"]*', json.dumps(configs, default=str)):
-        raise ValueError(f"its metadata names the file {shorten(outside[0][1:])}, which is not in the data set")
+        raise ValueError(f"its metadata names the file {shorten(outside[0][1:])}, which is not in the dataset")
 
 
 def slice_split(splits: Mapping[str, datasets.Dataset], split: str) -> datasets.Dataset:
-    """Return `train`, `train[:98%]` or `train[10:20]+test` of opened data sets.
+    """Return `train`, `train[:98%]` or `train[10:20]+test` of opened datasets.
 
     Raises:
         ValueError: there is no such split.
@@ -330,7 +330,7 @@ def slice_split(splits: Mapping[str, datasets.Dataset], split: str) -> datasets.
 
 
 def _from_arrays(images: np.ndarray, labels: np.ndarray, names: list[str]) -> datasets.Dataset:
-    """Convert (number, height, width) uint8 images and their class numbers to a data set of PNGs."""
+    """Convert (number, height, width) uint8 images and their class indices to a dataset of PNGs."""
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
     return datasets.Dataset.from_dict({"image": list(images), "label": labels.tolist()}, features=features)
 

@@ -1,4 +1,4 @@
-"""A split of a data set: undecoded images, the meaning of their labels, and the images held out for evaluation."""
+"""A split of a dataset: undecoded images, the meaning of their labels, and the images held out for evaluation."""
 
 import dataclasses
 import logging
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Split:
-    """A split of a data set, with undecoded images, and the meaning of its labels."""
+    """A split of a dataset, with undecoded images, and the meaning of its labels."""
 
     samples: Any  # datasets.Dataset or ShardedDataset
     image_column: str
@@ -46,7 +46,7 @@ class Split:
     num_labels: int
     multi_label: bool = False
     targets: list[str] = field(default_factory=list)  # columns of numbers, of a regression; then there are no labels
-    numbers: list[int] | None = None  # the data's class number -> the one to use; None: the same
+    numbers: list[int] | None = None  # the data's class index -> the one to use; None: the same
     are_counted: bool = False  # the classes are the values of a column, not stated by the data or an option
     unused: dict[str, list[str]] = field(default_factory=dict)  # names of what is not used of the data, by reason
     skipped_file: Path | None = None  # list of the unreadable images
@@ -107,7 +107,7 @@ class Split:
             logger.warning(f"skipped: {message}")
 
     def label(self, sample: dict) -> Any:
-        """Return a sample's class number; -1 without a label; indicators (num_labels,) if it may have several.
+        """Return a sample's class index; -1 without a label; indicators (num_labels,) if it may have several.
 
         Of a regression, it is the targets, (num_labels,).
         """
@@ -127,7 +127,7 @@ class Split:
         return read_targets(self.samples, self.targets, self.image_column)
 
     def label_counts(self) -> Counter[tuple[int, ...]]:
-        """Count the images with each combination of class numbers; (-1,) are images without a label."""
+        """Count the images with each combination of class indices; (-1,) are images without a label."""
         assert self.label_column is not None
         if not self.multi_label:
             return Counter({(number,): count for number, count in Counter(self.class_numbers().tolist()).items()})
@@ -143,7 +143,7 @@ class Split:
         return sorted({number for numbers in self.label_counts() for number in numbers if number >= 0})
 
     def class_numbers(self, purpose: str = "the command") -> np.ndarray:
-        """Return the class number of each image, (images,); -1 for no label.
+        """Return the class index of each image, (images,); -1 for no label.
 
         Args:
             purpose: the setting that needs them, for errors.
@@ -236,7 +236,7 @@ def _encode_names(samples: datasets.Dataset, column: str, needs_labels: bool) ->
 
 
 def _encode_lists(samples: datasets.Dataset, column: str) -> datasets.Dataset:
-    """Turn lists of class names, or of class numbers, into lists of classes."""
+    """Turn lists of class names, or of class indices, into lists of classes."""
     lists = _read_column(samples, column).to_pylist()
     found = {label for labels in lists for label in labels or []}
     are_numbers = all(isinstance(label, int) for label in found)
@@ -254,7 +254,7 @@ def _encode_lists(samples: datasets.Dataset, column: str) -> datasets.Dataset:
 
 
 def _check_count(count: int, column: str) -> None:
-    """Raise ValueError if a column of class numbers has too many classes."""
+    """Raise ValueError if a column of class indices has too many classes."""
     if count > MAX_LABELS:
         raise ValueError(f"the column {column} has {count:,} classes (expected {MAX_LABELS:,} at most)")
 
@@ -264,7 +264,7 @@ def _read_column(samples: datasets.Dataset, column: str) -> pa.ChunkedArray:
 
 
 def source_of(settings: DataSettings) -> Source:
-    """Find the splits of the settings' data set."""
+    """Find the splits of the settings' dataset."""
     return open_source(str(settings.dataset), settings.dataset_config, settings.layout, settings.label_column)
 
 
@@ -275,10 +275,10 @@ def open_named(
     source: Source | None = None,
     targets: Sequence[str] | None = None,
 ) -> Split:
-    """Open the split of the settings' data set that has this name, or a slice of it.
+    """Open the split of the settings' dataset that has this name, or a slice of it.
 
     Args:
-        source: the data set, if it was opened before.
+        source: the dataset, if it was opened before.
         targets: columns of numbers, of a regression; None: as the task of the settings says.
 
     Raises:
@@ -349,7 +349,7 @@ def _name_classes_of_tars(split: Split, settings: DataSettings, name: str, sourc
 def open_splits(
     settings: TrainingSettings, needs_labels: bool = True, two_classes: bool = True
 ) -> tuple[Split, Split | None]:
-    """Open the training and the evaluation split, with the same class numbers.
+    """Open the training and the evaluation split, with the same class indices.
 
     Where the evaluation split is "auto" and the data have such a split, the setting becomes its name; where the loss is
     "auto", it becomes the one of the labels.
@@ -479,7 +479,7 @@ def assign_folds(classes: np.ndarray, folds: int, seed: int = 0) -> np.ndarray:
 
 
 def _classes_to_divide(split: Split, purpose: str) -> np.ndarray:
-    """Return the class number of each image; all 0 without one label per image."""
+    """Return the class index of each image; all 0 without one label per image."""
     has_classes = split.label_column is not None and not split.multi_label
     return split.class_numbers(purpose) if has_classes else np.zeros(len(split), np.int64)
 

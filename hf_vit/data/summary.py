@@ -1,4 +1,4 @@
-"""Lines on standard error about a data set: one for each split, and one for each reason why something is not used."""
+"""Lines on standard error about a dataset: one for each split, and one for each reason why something is not used."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_splits(source: "Source", used: Mapping[str, "Split"]) -> None:
-    """Log a line for each split of a data set, and one for each reason why something is not used.
+    """Log a line for each split of a dataset, and one for each reason why something is not used.
 
     Args:
         used: the splits that the command uses, by their names or slices.

@@ -26,7 +26,7 @@ def draw_contact_sheet(images: list, labels: np.ndarray, predictions: np.ndarray
 
     Args:
         images: PIL images or arrays, (number,).
-        labels, predictions: class numbers, (number,).
+        labels, predictions: class indices, (number,).
     """
     order = np.argsort(labels == predictions, kind="stable")[:_MAX_IMAGES]
     wrong = (labels[order] != predictions[order]).tolist()

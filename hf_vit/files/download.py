@@ -1,4 +1,4 @@
-"""Everything that comes from an address: a file or a folder, downloaded once into a cache, and shards of a data set."""
+"""Everything that comes from an address: a file or a folder, downloaded once into a cache, and shards of a dataset."""
 
 import hashlib
 import logging
@@ -212,7 +212,7 @@ async def _public_session(**options: Any) -> Any:
 
     def open_socket(address: Any) -> socket.socket:
         if not allowed("private"):
-            check_public("the data set", address[4][0])
+            check_public("the dataset", address[4][0])
         return socket.socket(*address[:3])
 
     async def check_redirect(session: Any, context: Any, redirect: Any) -> None:

@@ -187,12 +187,12 @@ class ImageReader:
 
 
 def as_read(batch: Any) -> Any:
-    """Return a batch as the data set returned it: the `collate_fn` of data sets that read whole batches."""
+    """Return a batch as the dataset returned it: the `collate_fn` of datasets that read whole batches."""
     return batch
 
 
 class _Batches(Dataset):
-    """Data set in which a batch of (number, image) is its own index."""
+    """Dataset in which a batch of (number, image) is its own index."""
 
     def __init__(self, reader: ImageReader):
         self.reader = reader

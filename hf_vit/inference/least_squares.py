@@ -17,7 +17,7 @@ def class_targets(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
     """Return 1 for the classes of an image and -1 for all others: (images, num_classes) float64.
 
     Args:
-        labels: class numbers (images,), or indicators of several labels (images, num_classes).
+        labels: class indices (images,), or indicators of several labels (images, num_classes).
     """
     indicators = F.one_hot(labels, num_classes) if labels.ndim == 1 else labels
     return 2 * indicators.double() - 1

@@ -1,6 +1,6 @@
 """Metrics as `evaluate.Metric` classes, which work offline.
 
-Predictions are ranked class numbers, best first, so that processes do not exchange all logits.
+Predictions are ranked class indices, best first, so that processes do not exchange all logits.
 """
 
 from collections.abc import Sequence

@@ -373,7 +373,7 @@ def stored_features(
 
     Args:
         folder: folder of a job that embeds images.
-        numbers: the images: absolute path, or DATASET:SPLIT:ROW of a data set without files -> number.
+        numbers: the images: absolute path, or DATASET:SPLIT:ROW of a dataset without files -> number.
         predictor: what would compute them.
 
     Returns:

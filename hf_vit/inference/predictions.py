@@ -133,8 +133,8 @@ def predict(
         sizes: additional arguments of the forward, such as `patch_size`.
 
     Returns:
-        On every process, for all samples with a readable image, in the order of the data set: "ranked" (number, 5)
-        class numbers, best first, their "probabilities", "label", "loss" and "index"; and "skipped", the number of
+        On every process, for all samples with a readable image, in the order of the dataset: "ranked" (number, 5)
+        class indices, best first, their "probabilities", "label", "loss" and "index"; and "skipped", the number of
         unreadable images. If images may have several labels, also "scores" (number, classes).
 
     Raises:
@@ -206,7 +206,7 @@ def _scores(model: torch.nn.Module, batch: dict[str, torch.Tensor], loss: str, s
 def make_targets(
     labels: torch.Tensor, num_labels: int, label_smoothing: float = 0.0, kind: str = "softmax"
 ) -> torch.Tensor:
-    """Convert class numbers (batch,), or indicators of several labels (batch, num_labels), to float targets.
+    """Convert class indices (batch,), or indicators of several labels (batch, num_labels), to float targets.
 
     Smoothing mixes a softmax target with the uniform distribution, and moves each sigmoid target toward 1/2 (no
     original smooths sigmoid targets). Tested against `optax.smooth_labels` (tests/goldens/training/losses.npz).
@@ -257,7 +257,7 @@ def model_inputs(batch: Batch) -> dict[str, Any]:
 
 
 def drop_padding(columns: dict[str, np.ndarray], number_of_images: int) -> dict[str, Any]:
-    """Drop padding, sort the other rows in the order of the data set, and count the images without a row: "skipped"."""
+    """Drop padding, sort the other rows in the order of the dataset, and count the images without a row: "skipped"."""
     if not columns:
         raise ValueError("the evaluation split is empty")
     real = columns["index"] >= 0
@@ -290,7 +290,7 @@ def score(
 ) -> dict[str, float | int]:
     """Return the metrics of `predict`'s result; see `hf_vit.inference.metrics`.
 
-    With `real_labels`, images may be unlabeled in the data set; then only ReaL accuracy is returned.
+    With `real_labels`, images may be unlabeled in the dataset; then only ReaL accuracy is returned.
 
     Raises:
         ValueError: images have no label.

@@ -44,9 +44,9 @@ class HeldOut:
     """Predictions of a classifier on the readable images of a split.
 
     Args:
-        predictions: the result of `evaluation.predictions.predict`, with class numbers as labels.
+        predictions: the result of `evaluation.predictions.predict`, with class indices as labels.
         names: class names of the model, by number.
-        folder: folder of the data set; names of its files are relative to it.
+        folder: folder of the dataset; names of its files are relative to it.
         thresholds: lowest score at which each class is predicted, if images may have several labels.
         explain: function of an undecoded image and class indices that returns a picture of the relevance for each
             class, such as `Explanation`; None: no pictures.
@@ -82,7 +82,7 @@ class HeldOut:
 
     @cached_property
     def files(self) -> list[str]:
-        """Name of each image's file, relative to the folder; empty if the data set has no file names."""
+        """Name of each image's file, relative to the folder; empty if the dataset has no file names."""
         folder = Path(os.path.abspath(self.folder.expanduser()))
         files = [(Path(os.path.abspath(path or "")), path or "") for path, _ in self.split.paths()]
         return [file.relative_to(folder).as_posix() if file.is_relative_to(folder) else path for file, path in files]
@@ -137,7 +137,7 @@ def write_card_results(output: Path, held_out: HeldOut) -> dict[str, Any]:
 
 
 def title_of(model: Any, dataset: Any) -> str:
-    """Return a heading for a model and a data set, from names on the Hub or names of folders."""
+    """Return a heading for a model and a dataset, from names on the Hub or names of folders."""
     names = (Path(str(name)).expanduser() for name in (model, dataset))
     return " on ".join(name.resolve().name if name.exists() else str(name) for name in names)
 

@@ -111,7 +111,7 @@ class HubOptions:
     push: str | None = _hub(
         None,
         "Hub repository to push to at the end: finetune and pretrain push the model; audit and evaluate push their "
-        "results as a data set",
+        "results as a dataset",
     )
     job: str | None = _hub(None, "run on Hugging Face Jobs, on hardware such as a10g-small; needs --push and --package")
     package: str | None = _hub(None, "for --job: pip requirement of hf_vit: the URL of a wheel, or git+https://...")
@@ -133,11 +133,11 @@ class DataSettings:
 
     dataset: str | None = _data(
         None,
-        "data set: Hub name, folder, parquet or tar file(s), or digits (scikit-learn's)",
+        "dataset: Hub name, folder, parquet or tar file(s), or digits (scikit-learn's)",
         is_path=True,
         everyday=True,
     )
-    dataset_config: str | None = _data(None, "configuration of a Hub data set that has several")
+    dataset_config: str | None = _data(None, "configuration of a Hub dataset that has several")
     image_column: str | None = _data(None, "name of the image column; by default the only column of images")
     label_column: str | None = _data(
         None, "name of the label column; by default the only column of labels; for a regression, one or several (A,B)"
@@ -639,7 +639,7 @@ class FinetuneSettings(TrainingSettings):
     )
     add: str | None = _data(
         None,
-        "data set of new classes for a model of closed_form, in place of --dataset: output_dir gets a model of its "
+        "dataset of new classes for a model of closed_form, in place of --dataset: output_dir gets a model of its "
         "classes and these, without the old images",
         is_path=True,
     )
@@ -682,7 +682,7 @@ class FinetuneSettings(TrainingSettings):
     def _check_closed_form(self) -> None:
         """Raise ValueError if settings have no effect on a head in closed form, or on the change of its classes.
 
-        `add` and `remove` imply `closed_form`, and the data set of `add` is that of the run.
+        `add` and `remove` imply `closed_form`, and the dataset of `add` is that of the run.
         """
         changes_classes = self.add is not None or bool(self.remove)
         if changes_classes:
@@ -716,7 +716,7 @@ class FinetuneSettings(TrainingSettings):
 
 @dataclass
 class AuditSettings(DataSettings):
-    """Find label errors, duplicates, leaks, outliers, and images of poor quality in a data set."""
+    """Find label errors, duplicates, leaks, outliers, and images of poor quality in a dataset."""
 
     example: ClassVar[str] = "example:\n  hf-vit audit ti16 photographs"
 
@@ -726,7 +726,7 @@ class AuditSettings(DataSettings):
     splits: list[str] = _data(list, "splits to audit, such as train,test; by default all", everyday=True)
     train: str | None = _data(
         None,
-        "data set of training images; images of --dataset that are also in it are reported as leaks",
+        "dataset of training images; images of --dataset that are also in it are reported as leaks",
         everyday=True,
     )
     output_dir: str | None = _run("audit", "folder of issues.csv, audit.html and contact sheets", everyday=True)
@@ -823,13 +823,13 @@ class EvaluateSettings(DataSettings):
     )
     real_labels: str | None = _protocol(
         None,
-        'JSON file, a list with a list of class numbers per image ("Are we done with ImageNet?")',
+        'JSON file, a list with a list of class indices per image ("Are we done with ImageNet?")',
         is_path=True,
         protocols=("accuracy", "real"),
     )
     objectnet_classes: str | None = _protocol(
         None,
-        "YAML or JSON file that maps folders to class numbers; by default the 113 published classes",
+        "YAML or JSON file that maps folders to class indices; by default the 113 published classes",
         is_path=True,
         protocols=("objectnet",),
     )

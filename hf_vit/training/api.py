@@ -82,7 +82,7 @@ def pretrain(
     """Train a model from random weights, with labels or by masked patch prediction, as `hf-vit pretrain` does.
 
     Args:
-        dataset, output_dir, recipe, select: as in `finetune`; "digits" is a data set that needs no download.
+        dataset, output_dir, recipe, select: as in `finetune`; "digits" is a dataset that needs no download.
         settings: fields of `PretrainSettings`, among them `variant="S/16"` or `config={...}`.
 
     Returns:
@@ -117,7 +117,7 @@ def run_finetuning(settings: FinetuneSettings, command: str) -> dict[str, Any]:
         metrics = cross_validate(settings, accelerator, command)
     else:
         splits: tuple[Split | None, Split | None] = (None, None)
-        if settings.dataset:  # for training and evaluation, with the same class numbers; not for `remove` alone
+        if settings.dataset:  # for training and evaluation, with the same class indices; not for `remove` alone
             splits = open_splits(settings, two_classes=settings.add is None)
         metrics = _finetune(settings, accelerator, splits[0], splits, command)
     if settings.audit:

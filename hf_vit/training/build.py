@@ -519,7 +519,7 @@ def check_support(
             )
         return
     if not isinstance(model.config, HfViTConfig) or split.is_sharded:
-        raise ValueError("preset native needs an hf_vit ViT, and a data set that is not in shards")
+        raise ValueError("preset native needs an hf_vit ViT, and a dataset that is not in shards")
     check_mixed_sizes(model.config)
 
 

@@ -75,7 +75,7 @@ class TrainingFeatures(NamedTuple):
     """
 
     values: torch.Tensor  # (rows, features) float32
-    labels: torch.Tensor  # class numbers (rows,); or several labels' indicators or targets (rows, outputs)
+    labels: torch.Tensor  # class indices (rows,); or several labels' indicators or targets (rows, outputs)
 
     def save(self, folder: Path, views: int) -> None:
         """Write them next to a model."""

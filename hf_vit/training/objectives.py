@@ -33,7 +33,7 @@ def balanced_weights(labels: np.ndarray, num_labels: int) -> torch.Tensor:
     This is "balanced" of scikit-learn's `compute_class_weight`; a class without images gets weight 1.
 
     Args:
-        labels: class numbers (images,); a number below 0 means no label.
+        labels: class indices (images,); a number below 0 means no label.
     """
     counts = np.bincount(labels[labels >= 0], minlength=num_labels)
     weights = counts.sum() / ((counts > 0).sum() * np.maximum(counts, 1))
@@ -238,7 +238,7 @@ class MaskedPatches:
 
         def compute(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             outputs = self._predict(model, batch["image"], batch["index"].tolist())
-            if not outputs.targets.is_floating_point():  # class numbers, not pixels
+            if not outputs.targets.is_floating_point():  # class indices, not pixels
                 is_image = (batch["index"] >= 0).long().to(outputs.targets.device)  # not padding
                 weights = is_image.view(-1, *[1] * (outputs.targets.ndim - 1)).expand_as(outputs.targets)
                 counts.index_add_(0, outputs.targets.flatten(), weights.flatten())
@@ -331,7 +331,7 @@ class Teacher:
 
 
 def _match_classes(ours: list[str], theirs: list[str], teacher: str) -> list[int]:
-    """Return the teacher's class number of each class of the student."""
+    """Return the teacher's class index of each class of the student."""
     if ours == theirs:
         return list(range(len(ours)))
     if sorted(ours) != sorted(theirs) or len(set(ours)) < len(ours):

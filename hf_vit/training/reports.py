@@ -102,7 +102,7 @@ def _describe_run(run: Run, step: int, details: Mapping[str, Any]) -> dict[str, 
     else:
         length = {"head": f"in closed form, from {metrics['train_images']:,} images; l2_reg {metrics['l2_reg']:g}"}
     return {
-        "data set": str(settings.dataset),
+        "dataset": str(settings.dataset),
         "trained from": details["base_model"] or "random weights",
         "held out": held_out_of(settings),
         **length,

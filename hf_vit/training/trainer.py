@@ -78,7 +78,7 @@ class ProcessStalled(TrainingStopped):
 
 
 class Trainer:
-    """A training run: its settings, model, data sets and progress.
+    """A training run: its settings, model, datasets and progress.
 
     Args:
         model: a model built by `hf_vit.training.build`; it is modified in place.

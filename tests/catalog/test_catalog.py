@@ -32,7 +32,7 @@ def test_every_number_has_its_source_and_every_data_set_is_known():
 
 
 def test_every_augreg_name_is_parsed():
-    """756 files: 28 settings, 9 architectures, 3 data sets; and B/8, of which only 3 files were released."""
+    """756 files: 28 settings, 9 architectures, 3 datasets; and B/8, of which only 3 files were released."""
     data_sets, decays, drops = ("i1k-300ep", "i21k-300ep", "i21k-30ep"), ("0.1", "0.03"), ("0.0", "0.1")
     names = [
         f"{model}-{data}-lr_0.001-aug_{augmentation}-wd_{decay}-do_{drop}-sd_{drop}"
@@ -130,7 +130,7 @@ def test_a_file_of_every_released_family_is_found(family):
 
 @pytest.fixture
 def index(tmp_path):
-    """Two pre-trained B/16, one on another data set, and B/8."""
+    """Two pre-trained B/16, one on another dataset, and B/8."""
     names = {"B_16-i21k-300ep-light1": 0.46, "B_16-i21k-300ep-strong2": 0.49, "B_16-i21k-30ep-none": 0.51}
     names |= {"B_8-i21k-300ep-medium2": 0.50}
     rows = []

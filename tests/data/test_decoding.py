@@ -1,4 +1,4 @@
-"""Images of a data set: training and evaluation decode alike, within limits, and unreadable ones are listed by name."""
+"""Images of a dataset: training and evaluation decode alike, within limits, and unreadable ones are listed by name."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""Data sets of every kind in, batches out, whatever the number of workers and processes."""
+"""Datasets of every kind in, batches out, whatever the number of workers and processes."""
 
 import io
 import itertools

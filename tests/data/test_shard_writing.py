@@ -1,4 +1,4 @@
-"""`hf-vit shard`: tars with the content of the data set, resizing, and continuation."""
+"""`hf-vit shard`: tars with the content of the dataset, resizing, and continuation."""
 
 import datasets
 import numpy as np

@@ -1,4 +1,4 @@
-"""Names of data sets: a misspelled folder, and the Hub out of reach."""
+"""Names of datasets: a misspelled folder, and the Hub out of reach."""
 
 import gzip
 import json

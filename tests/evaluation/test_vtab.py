@@ -1,4 +1,4 @@
-"""VTAB-1k on small data sets in the form of each kind of task; targets by hand."""
+"""VTAB-1k on small datasets in the form of each kind of task; targets by hand."""
 
 import json
 import shutil
@@ -163,7 +163,7 @@ def test_splits_of_every_kind_of_task(root, name):
 
 @pytest.mark.slow
 def test_the_hub_has_all_tasks_by_name(hub, client, tmp_path):
-    """The data set has the CLIP benchmark's form: shards with an image and `cls`, in a folder for each split."""
+    """The dataset has the CLIP benchmark's form: shards with an image and `cls`, in a folder for each split."""
     for split, count in (("train", 1003), ("test", 40)):
         (tmp_path / split).mkdir()
         write_tar(tmp_path / split / "0.tar", range(count), classes=32)

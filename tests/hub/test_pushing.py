@@ -208,7 +208,7 @@ def test_evaluation_results_reach_the_hub(hub, client, folder):
     (folder / "card_data.json").write_text(json.dumps(run))
     add_to_marker(folder, "card_data.json")
     client(push(folder, "alice/vit", "--license", "apache-2.0"))
-    assert ".eval_results/hf_vit.yaml" not in commits_of(hub, "alice/vit")[0]["files"]  # the data set has no eval.yaml
+    assert ".eval_results/hf_vit.yaml" not in commits_of(hub, "alice/vit")[0]["files"]  # the dataset has no eval.yaml
     code = f"""
     from huggingface_hub import HfApi
     HfApi().create_repo({beans!r}, repo_type="dataset")

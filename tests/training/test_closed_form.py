@@ -114,7 +114,7 @@ def test_leave_one_out_accuracy_and_several_draws(tiny, colors, tmp_path):
 
 
 def without(colors: Path, name: str, root: Path) -> tuple[Path, Path]:
-    """Divide a data set into one without a class and one of that class alone."""
+    """Divide a dataset into one without a class and one of that class alone."""
     rest = shutil.copytree(colors, root / "rest", ignore=shutil.ignore_patterns(name))
     for split in ("train", "test"):
         shutil.copytree(colors / split / name, root / "more" / split / name)
