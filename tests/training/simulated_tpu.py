@@ -29,7 +29,7 @@ REFUSED = {
     "unique_dim": "its shape depends on values (as nonzero)",
     "unique_consecutive": "its shape depends on values (as nonzero)",
     "_sparse_coo_tensor_with_dims_and_tensors": "TpuSparseOpFallback: sparse operators are not supported on TPU yet",
-    "to_sparse": "TpuSparseOpFallback: sparse operators are not supported on TPU yet",
+    "_to_sparse": "TpuSparseOpFallback: sparse operators are not supported on TPU yet",
     "bincount": "its shape depends on values (as nonzero)",
 }
 # Operations that are refused in a training step: all of them "force" a compilation and a synchronization
