@@ -287,18 +287,14 @@ def open_named(
     source = source or source_of(settings)
     samples = source.load(name, settings.streaming)
     are_stated = settings.num_labels is not None or settings.label_names is not None
-    buffer = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
-    columns = settings.image_column, settings.label_column
     try:
         if targets is None and needs_labels and isinstance(settings, TrainingSettings):
             targets = _find_targets(samples, settings)
         if targets:
-            split = open_split(samples, settings.image_column, needs_labels=False)
-            split = dataclasses.replace(
-                split, targets=list(targets), label_names=list(targets), num_labels=len(targets)
-            )
-            split.target_values()  # raises for a value that is no number
+            split = _open_targets(samples, settings, list(targets))
         else:
+            buffer = settings.shuffle_buffer if isinstance(settings, TrainingSettings) else None
+            columns = settings.image_column, settings.label_column
             split = open_split(samples, *columns, needs_labels, not are_stated, buffer)
     except ValueError as error:
         raise ValueError(f"{redact_secrets(source.name)}, {name}: {error}") from error
@@ -320,6 +316,18 @@ def _find_targets(samples: Any, settings: TrainingSettings) -> list[str]:
     if settings.task == "regression":
         raise ValueError("task is regression, which does not work with images in shards")
     return []
+
+
+def _open_targets(samples: Any, settings: DataSettings, targets: list[str]) -> Split:
+    """Open a split whose labels are columns of numbers.
+
+    Raises:
+        ValueError: a value is no finite number.
+    """
+    split = open_split(samples, settings.image_column, needs_labels=False)
+    split = dataclasses.replace(split, targets=targets, label_names=targets, num_labels=len(targets))
+    split.target_values()
+    return split
 
 
 def _refuse_partial_slice(split: Split, settings: DataSettings, name: str, source: Source) -> None:

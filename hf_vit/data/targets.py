@@ -29,18 +29,12 @@ def find_target_columns(samples: datasets.Dataset, label_column: str | None, tas
     features = samples.features
     if task not in (AUTO, "regression"):
         return []
-    if label_column is None:
-        columns = named_like_labels(features)
-        if not columns and (task == "regression" or not has_classes(features)):
-            columns = [name for name in features if _is_float(features[name])]
-    elif label_column in features:
-        columns = [label_column]
-    else:
-        columns = split_columns(label_column)
+    columns = _named_columns(features, label_column)
+    if label_column is None and not columns and (task == "regression" or not has_classes(features)):
+        columns = [name for name in features if _is_float(features[name])]
     if task == AUTO:
-        is_fractional = len(columns) == 1 and _has_fractions(samples, columns[0])
-        are_several = label_column is not None and len(columns) > 1
-        if not is_fractional and not (are_several and all(_has_fractions(samples, name) for name in columns)):
+        is_clear = len(columns) == 1 or label_column is not None
+        if not is_clear or not columns or not all(_has_fractions(samples, name) for name in columns):
             return []
     if label_column is None and len(columns) != 1:
         raise ValueError(
@@ -52,6 +46,13 @@ def find_target_columns(samples: datasets.Dataset, label_column: str | None, tas
         if not isinstance(feature, datasets.Value) or not feature.dtype.startswith(_TYPES):
             raise ValueError(f"the column {name} has no numbers, which a regression needs")
     return columns
+
+
+def _named_columns(features: datasets.Features, label_column: str | None) -> list[str]:
+    """Return the columns that the user names, or those whose names say that they have labels."""
+    if label_column is None:
+        return named_like_labels(features)
+    return [label_column] if label_column in features else split_columns(label_column)
 
 
 def split_columns(label_column: str, count: int | None = None) -> list[str]:

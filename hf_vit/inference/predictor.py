@@ -215,15 +215,19 @@ class Predictor:
             for number, answer in zip(batch.numbers, batch.outputs, strict=True):
                 answers[number - numbers.start] = answer
         if self.task == "embed":
-            width = next((len(answer) for answer in answers if answer is not None), None)
-            features = np.full((len(numbers), self.num_features if width is None else width), np.nan, np.float32)
-            for row, answer in enumerate(answers):
-                if answer is not None:
-                    features[row] = answer
-            return {"features": features, "error": errors}
+            return {"features": self._stack(answers), "error": errors}
         labels = [[one.label for one in answer or []] for answer in answers]
         scores = [[number for _, number in answer or []] for answer in answers]
         return {"labels": labels, "scores": scores, "error": errors}
+
+    def _stack(self, answers: Sequence[np.ndarray | None]) -> np.ndarray:
+        """Return the features of images as rows; those of an image that cannot be read are NaN."""
+        read = {row: answer for row, answer in enumerate(answers) if answer is not None}
+        width = len(next(iter(read.values()))) if read else self.num_features
+        features = np.full((len(answers), width), np.nan, np.float32)
+        for row, answer in read.items():
+            features[row] = answer
+        return features
 
     @property
     def num_features(self) -> int:

@@ -173,7 +173,8 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
     """
     whole = replace(settings, eval_split=None)
     split, _ = open_splits(whole)
-    output, found = Path(str(settings.output_dir)), []
+    output = Path(str(settings.output_dir))
+    found: list[dict[str, Any]] = []
     for number, parts in enumerate(split_into_folds(split, int(settings.folds or 0)), start=1):
         fold = f"fold {number} of {settings.folds}"
         own = replace(whole, audit=False, eval_split=fold, output_dir=str(output / f"fold_{number}"))
@@ -182,10 +183,7 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
         accelerator.print(fold)
         found.append(_finetune(own, accelerator, split, parts, command))
         accelerator.free_memory()
-    names = [name for name, value in found[0].items() if not name.startswith(("train_", "best")) and value is not None]
-    names = [name for name in names if not isinstance(found[0][name], list)]  # no intervals
-    names = [name for name in names if all(name in metrics for metrics in found)]
-    rows = {name: [metrics[name] for metrics in found] for name in names}
+    rows = {name: [metrics[name] for metrics in found] for name in _common_metrics(found)}
     mean = {name: statistics.fmean(values) for name, values in rows.items()}
     deviation = {name: statistics.stdev(values) for name, values in rows.items()}
     results = {"folds": found, "mean": mean, "deviation": deviation}
@@ -194,13 +192,23 @@ def cross_validate(settings: FinetuneSettings, accelerator: Accelerator, command
     shown = "mean_average_precision" if split.multi_label else "accuracy"
     form = ".2%"
     if split.targets:
-        shown = next(name for name in names if name.startswith("mae"))
+        shown = next(name for name in rows if name.startswith("mae"))
         form = ".4g"
     accelerator.print(
         f"{shown.replace('_', ' ')} {mean[shown]:{form}}, standard deviation {deviation[shown]:{form}} over "
         f"{len(found)} folds: {output / 'folds.json'}"
     )
     return results
+
+
+def _common_metrics(found: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the metrics of the evaluation that all folds have, without intervals."""
+    names = []
+    for name, value in found[0].items():
+        is_number = value is not None and not isinstance(value, list)
+        if is_number and not name.startswith(("train_", "best")) and all(name in metrics for metrics in found):
+            names.append(name)
+    return names
 
 
 def run_pretraining(settings: PretrainSettings, command: str) -> dict[str, Any]:

@@ -488,21 +488,28 @@ def choose_best_metric(settings: TrainingSettings, split: Split | None, config: 
         if settings.early_stopping or name != AUTO:
             raise ValueError("early_stopping and best_metric need held-out images: set --eval-split")
         return name
-    if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
-        known = ["loss", "patch_accuracy"]
-    elif split.targets:
-        ends = [f"/{name}" for name in split.targets] if len(split.targets) > 1 else [""]
-        known = ["loss", *[metric + end for metric in METRICS for end in ends]]
-    elif split.multi_label:
-        known = ["mean_average_precision", "loss", "accuracy", "micro_f1", "macro_f1"]
-        known += [f"average_precision/{one}" for one in distinguish(names_of(config))]
-    else:
-        known = ["accuracy", "loss", "mean_per_class_accuracy", *["top5_accuracy"] * (config.num_labels >= TOP_K)]
-        known += [f"accuracy/{one}" for one in distinguish(names_of(config))]
+    known = _computed_metrics(settings, split, config)
     known += [f"accuracy_at_patch_{size}" for size in settings.eval_patch_sizes or settings.patch_sizes]
     if name != AUTO and name not in known:
         raise ValueError(f"best_metric is {name!r}; it must be {join_names(known, 6)}{did_you_mean(name, known)}")
     return known[0] if name == AUTO else name
+
+
+def _computed_metrics(settings: TrainingSettings, split: Split, config: Any) -> list[str]:
+    """Return the metrics that the evaluation computes, the one that chooses the best model by default first."""
+    if isinstance(settings, PretrainSettings) and settings.objective == "masked_patch_prediction":
+        return ["loss", "patch_accuracy"]
+    if split.targets:
+        ends = [f"/{name}" for name in split.targets] if len(split.targets) > 1 else [""]
+        return ["loss", *[metric + end for metric in METRICS for end in ends]]
+    classes = distinguish(names_of(config))
+    if split.multi_label:
+        names = ["mean_average_precision", "loss", "accuracy", "micro_f1", "macro_f1"]
+        return names + [f"average_precision/{one}" for one in classes]
+    names = ["accuracy", "loss", "mean_per_class_accuracy"]
+    if config.num_labels >= TOP_K:
+        names.append("top5_accuracy")
+    return names + [f"accuracy/{one}" for one in classes]
 
 
 def check_support(
