@@ -363,9 +363,11 @@ def _load_weights(files: ModelFiles, model_class: Any, settings: Mapping[str, An
     _check_weights(files, model_class, settings.get("variant"))
     try:
         model, info = model_class.from_pretrained(files.name, output_loading_info=True, **files.where, **settings)
-    except (OSError, ImportError, MemoryError, torch.OutOfMemoryError):
+    except (ImportError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file can raise any
+        if isinstance(error, OSError) and (error.errno is None or error.filename is not None):
+            raise  # it names the file
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"cannot load {files.name}: {reason[:1000]}") from error
     absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}

@@ -195,7 +195,7 @@ def open_audited(settings: AuditSettings) -> list[AuditedSplit]:
     names = settings.splits or sorted(source.names, key=_rank)
     raw = replace(settings, exclude=None, relabel=None)
     opened = [AuditedSplit(name, *clean(open_named(raw, name, source=source), settings, name)) for name in names]
-    opened = [part for audited in opened for part in _divide_as_recorded(audited, settings.model)]
+    opened = [part for audited in opened for part in _divide_as_recorded(audited, str(settings.model))]
     names = [audited.name for audited in opened]
     log_splits(source, {audited.name: audited.split for audited in opened})
     if settings.output_dir is not None:

@@ -285,5 +285,5 @@ def _default_device() -> str:
     if accelerator is None:
         return "cpu"
     if "LOCAL_RANK" not in os.environ:
-        return accelerator.type
+        return str(accelerator)
     return f"{accelerator.type}:{int(os.environ['LOCAL_RANK']) % torch.accelerator.device_count()}"

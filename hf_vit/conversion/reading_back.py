@@ -5,6 +5,7 @@ For an image of noise, the reader must compute what the model computes. An error
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def read_timm_back(path: Path, arrays: Mapping[str, torch.Tensor], model: Any) -
     if not is_folder or find_spec("timm") is None:
         return
     try:
-        import timm
+        timm: Any = import_module("timm")
     except Exception as error:  # such as a torchvision that does not fit the installed PyTorch
         logger.warning(f"timm did not open {path.name}, because it cannot be imported here: {error}")
         return

@@ -82,7 +82,7 @@ SIGLIP_SETTINGS = _shared(transformers.SiglipVisionConfig, f"{_ENCODER} layer_no
 BIT_SETTINGS = _shared(transformers.BitConfig, "num_channels embedding_size depths layer_type")
 # AutoModel gives every ViT a pooler, with random weights if there are none. One with the identity as its weight and
 # this activation returns the class token.
-NO_POOLER = {"pooler_act": "linear"}
+NO_POOLER: dict[str, Any] = {"pooler_act": "linear"}
 # Settings of BiT of which only transformers' default is supported.
 _FIXED_SETTINGS: dict[str, Any] = {"hidden_act": "relu", "num_groups": 32, "output_stride": 32, "drop_path_rate": 0.0}
 BIT_NUMBERS: dict[str, Any] = {**TIMM_NUMBERS, "pool_padding": "zero"}  # BitMaxPool2d of modeling_bit.py

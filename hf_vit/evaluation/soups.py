@@ -87,6 +87,7 @@ def soup(
         for member in members:
             member |= measure(weights[member["model"]])
     if method == "greedy":
+        assert measure is not None
         mean, result = greedy_soup(members, weights, measure, model)
     else:
         mean = uniform_soup(weights, model)

@@ -396,7 +396,7 @@ def _eval_results(sources: Sources, name: str) -> Iterator[EvalResult]:
             source_url=row["source"]["url"],
         )
     trained_on, metrics = sources.training.get("dataset"), sources.training.get("metrics") or {}
-    source = {}
+    source: dict[str, Any] = {}
     if HUB_NAME.fullmatch(name):  # a folder has no address yet
         source = {"source_name": "measured by hf_vit after training", "source_url": f"{constants.ENDPOINT}/{name}"}
     for metric in metrics if trained_on else ():

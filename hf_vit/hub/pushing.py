@@ -356,6 +356,8 @@ class _Remote(NamedTuple):
 
     def task_of(self, dataset: str) -> str | None:
         """Return the first task of a benchmark (a dataset on the Hub with an eval.yaml); None for other datasets."""
+        if self.api is None:
+            return None
         try:
             text = read_source(self.api.hf_hub_download(dataset, "eval.yaml", repo_type="dataset"))
             return str(yaml.safe_load(text)["tasks"][0]["id"])

@@ -175,10 +175,11 @@ def r2_score(predicted: np.ndarray, true: np.ndarray) -> float:
 
 def spearman(predicted: np.ndarray, true: np.ndarray) -> float | None:
     """Return the correlation of the ranks, of which equal values share the mean; None if one side is constant."""
-    ranks = [_ranks(values) for values in (predicted, true)]
-    if any(not np.ptp(values) for values in ranks):
+    predicted_ranks = _ranks(predicted)
+    true_ranks = _ranks(true)
+    if not np.ptp(predicted_ranks) or not np.ptp(true_ranks):
         return None
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(predicted_ranks, true_ranks)[0, 1])
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

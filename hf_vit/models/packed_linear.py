@@ -184,7 +184,7 @@ def freeze(model: _Module, rows: int) -> _Module:
         approximate = _APPROXIMATIONS.get(getattr(module, "hidden_act", ""))
         fc1 = getattr(module, "fc1", None)
         if approximate is not None and isinstance(fc1, FrozenLinear) and fc1.is_packed:
-            fc1.activation = ("gelu", approximate)
+            fc1.activation = ("gelu", approximate)  # pyright: ignore[reportAttributeAccessIssue]
             module.activation = nn.Identity()
         if isinstance(module, PreTrainedModel):
             forbid_changes(module)

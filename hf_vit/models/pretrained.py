@@ -156,9 +156,8 @@ class HfVisionPreTrainedModel(PreTrainedModel):
                     requested.setdefault(field, getattr(config, field))
                     setattr(config, field, getattr(stored, field))
         kwargs.setdefault("ignore_mismatched_sizes", True)
-        model, info = loaded = super().from_pretrained(
-            name, *model_args, config=config, output_loading_info=True, **kwargs
-        )
+        loaded: Any = super().from_pretrained(name, *model_args, config=config, output_loading_info=True, **kwargs)
+        model, info = loaded
         model._check_loading(info, name or "the state_dict")
         model._adapt(requested)
         return loaded if wants_info else model

@@ -119,7 +119,7 @@ def run_onnx(file: Path, pixel_values: np.ndarray) -> np.ndarray:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return session.run(None, {"pixel_values": pixel_values})[0]
+    return np.asarray(session.run(None, {"pixel_values": pixel_values})[0])
 
 
 def make_onnx(

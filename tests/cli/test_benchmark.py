@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from hf_vit import HfViTModel
 
 from ..tiny_models import save_tiny, tiny
@@ -29,6 +31,7 @@ def test_each_precision_is_timed_and_compared_with_float32(tmp_path, run_command
         assert low <= difference <= high, name
 
 
+@pytest.mark.slow
 def test_a_folder_of_quantize_has_a_row_of_int8(quantized, run_command):
     assert "int8" in rows_of(run_command(["benchmark", quantized, "--batch-sizes", "2", *QUICK]))
 

@@ -185,6 +185,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_a_million_addresses_need_less_than_200_mb(tmp_path):
     with open(tmp_path / "list.txt", "w") as file:
         file.writelines(f"https://example.org/a/folder/of/photographs/{number:07}.jpg\n" for number in range(1_000_000))

@@ -219,7 +219,8 @@ def test_the_fingerprint_depends_on_all_that_changes_an_answer(folder):
     assert len({first, *others}) == 4
 
 
-@pytest.mark.parametrize("backend", [pytest.param("openvino", marks=pytest.mark.slow), "onnxruntime"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
 def test_the_fingerprint_of_a_program_depends_on_its_weights(folder, backend):
     pytest.importorskip(backend)
     first = Predictor(folder, backend=backend).fingerprint

@@ -181,8 +181,6 @@ def test_an_adapter_that_cannot_be_loaded(folder, tmp_path, monkeypatch):
     peft = pytest.importorskip("peft")
     model = AutoModelForImageClassification.from_pretrained(folder)
     peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=LORA)).save_pretrained(tmp_path)
-    with pytest.raises(OSError, match="PEFT"):
-        hf_vit.HfViTForImageClassification.from_pretrained(tmp_path)
     settings = (tmp_path / "adapter_config.json").read_text()
     changes = [({"base_model_name_or_path": wrong}, "base_model_name_or_path") for wrong in (None, ["a"], {})]
     changes += [({"base_model_name_or_path": "gone"}, "gone"), ({"target_modules": ["fc1"]}, "adapter")]
