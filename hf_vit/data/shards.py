@@ -12,6 +12,7 @@ until their rows have been used. `samplers.BlockSampler` reads every block once.
 import hashlib
 import io
 import json
+import logging
 import os
 import shutil
 import tarfile
@@ -42,6 +43,7 @@ from .folders import EXTENSIONS
 from .samplers import Block, BlockSampler, Sample
 from .sources import check_image_paths
 
+_logger = logging.getLogger(__name__)
 _HEADER = 512  # bytes before the content of a tar's member
 _VERSION = 1
 _THREADS = 8  # for reading shards and fetching blocks
@@ -359,6 +361,7 @@ def read_tar_samples(file: str, label: str) -> Iterator[dict[str, tuple]]:
     The text is that of the label, and None for other members.
     """
     key, sample, end = None, {}, 0
+    links = 0
     with open_file(file, block_size=2**23) as source:
         try:
             with tarfile.open(fileobj=source, mode="r:") as archive:
@@ -367,6 +370,7 @@ def read_tar_samples(file: str, label: str) -> Iterator[dict[str, tuple]]:
                     end = member.offset_data + -(-member.size // _HEADER) * _HEADER
                     folder, _, name = member.name.rpartition("/")
                     stem, dot, extension = name.partition(".")
+                    links += member.islnk() or member.issym()
                     if not member.isfile() or not stem or not dot:
                         continue
                     if (folder, stem) != key and sample:
@@ -384,6 +388,8 @@ def read_tar_samples(file: str, label: str) -> Iterator[dict[str, tuple]]:
             raise ValueError(f"{file} is damaged, or not an uncompressed tar: {error}") from error
     if sample:
         yield sample
+    if links:
+        _logger.warning(f"not used, links in {file}: {links:,} (write the tar with their content)")
 
 
 def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:

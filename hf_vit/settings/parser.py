@@ -61,8 +61,10 @@ class OptionParser(argparse.ArgumentParser):
 def check_order(program: str, model: str, data: str) -> None:
     """Raise ValueError if a folder of images stands where the model belongs: the order is MODEL DATA [OUTPUT]."""
     folder = Path(model)
-    is_data = folder.is_dir() and not any(folder.glob("*.json"))  # every folder of a model has a config.json
-    if is_data and not Path(data).exists():
+    if not folder.is_dir() or any(folder.glob("*.json")):  # every folder of a model has a config.json
+        return
+    is_model = any(Path(data, name).is_file() for name in ("config.json", "adapter_config.json"))
+    if is_model or not Path(data).exists():
         raise ValueError(f"{model} is a folder without a model; the model comes first: {program} {data} {model}")
 
 

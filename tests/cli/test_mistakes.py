@@ -218,3 +218,8 @@ def test_python(call, place):
 def test_no_permission(tmp_path, capsys):
     tmp_path.chmod(0o555)
     assert "Permission denied" in said(f"convert {GOLDENS / 'vit_token.npz'} {tmp_path / 'out'}", capsys)
+
+
+@pytest.mark.parametrize("command", ["finetune", "evaluate", "audit", "calibrate", "quantize"])
+def test_the_model_comes_first(command, place, capsys):
+    assert f"hf-vit {command} model pets" in said(f"{command} pets model out", capsys)

@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import os
 import signal
+import tarfile
 from collections import Counter
 from itertools import chain, pairwise
 
@@ -358,6 +359,18 @@ def test_lists_of_names_need_a_copy(tmp_path):
     assert open_split(load_split(str(tmp_path), "train"), label_column="tags").label_names == ["a", "b"]
     with pytest.raises(ValueError, match="tags"):
         open_split(load_split(str(tmp_path), "train", streaming=True), label_column="tags")
+
+
+def test_links_in_a_tar_are_named(tmp_path, caplog):
+    write_tar(tmp_path / "train.tar", range(3), image=numbered)
+    with tarfile.open(tmp_path / "train.tar", "a") as archive:
+        for name, kind in (("x.png", tarfile.LNKTYPE), ("y.png", tarfile.SYMTYPE)):
+            link = tarfile.TarInfo(name)
+            link.type = kind
+            link.linkname = archive.getnames()[0]
+            archive.addfile(link)
+    assert len(open_split(load_split(str(tmp_path), "train", streaming=True))) == 3
+    assert "train.tar: 2" in caplog.text
 
 
 def test_shards_on_the_hub(hub, client):
