@@ -14,7 +14,7 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/python -m hf_vit.demo --output demo_output
 
-# Everything that proves a number, a file on disk, or what is left after a kill: 5 to 15 minutes on two cores.
+# Everything that proves a number, a file on disk, or what is left after a kill: about 15 minutes on two cores.
 PROCESSES ?= 2
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow and not browser"

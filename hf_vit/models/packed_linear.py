@@ -9,7 +9,7 @@ The packed layers use the operators that torch.compile uses for frozen models. W
 import copy
 import functools
 import platform
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -196,7 +196,7 @@ class OptimizeForInference:
 
     config: Any
 
-    def optimize_for_inference(self: _Module, batch_size: int = 1) -> _Module:
+    def optimize_for_inference(self, batch_size: int = 1) -> Self:
         """Return a frozen copy of the model, which is faster on some CPUs; the outputs are equal up to rounding.
 
         The linear layers of the copy have packed weights, and a ResNet's convolutions have standardized weights (see
@@ -215,7 +215,8 @@ class OptimizeForInference:
             >>> model, processor = hf_vit.load("folder")
             >>> model = model.optimize_for_inference()
         """
-        return freeze(self, batch_size * _tokens_per_image(self.config))
+        model: Any = self  # a module, to which this class is added
+        return freeze(model, batch_size * _tokens_per_image(self.config))
 
 
 def _tokens_per_image(config: Any) -> int:

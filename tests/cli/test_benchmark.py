@@ -17,6 +17,7 @@ def rows_of(printed: str) -> dict[str, list[float]]:
     return {name: [float(number) for number in numbers.split()] for name, numbers in found}
 
 
+@pytest.mark.slow
 def test_each_precision_is_timed_and_compared_with_float32(tmp_path, run_command):
     folder = str(save_tiny(tmp_path / "tiny"))
     printed = run_command(["benchmark", folder, "--batch-sizes", "1", "3", "--image-size", "28x42", *QUICK])

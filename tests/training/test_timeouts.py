@@ -63,6 +63,7 @@ trainer.save_merged = slow(trainer.save_merged)
 """
 
 
+@pytest.mark.slow
 def test_a_long_evaluation_or_save_of_one_process_does_not_end_the_run(tmp_path):
     settings = DIGITS | {"steps": 4, "warmup_steps": 1, "eval_every": 2, "save_every": 2, "stall_timeout": 3}
     finish(start(SLOW + code_of("pretrain", 2, output_dir=tmp_path / "out", **settings), 2))
