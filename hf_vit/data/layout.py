@@ -145,8 +145,9 @@ def arrange(root: Folder, title: str, layout: str | None = None) -> Arrangement:
         while layout is None and _is_wrapper(root):
             found.leave_stray(root)
             (root,) = root.folders
-        is_split = (lambda _: True) if layout else split_named
-        named = [folder for folder in root.folders if is_split(folder.name)]
+        named = root.folders
+        if layout is None:
+            named = [folder for folder in root.folders if split_named(folder.name)]
         others = [folder for folder in root.folders if folder not in named]
         if named:
             _check_names(root, named, others, title)

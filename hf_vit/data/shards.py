@@ -410,8 +410,9 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
             groups = [reader.metadata.row_group(number) for number in range(reader.num_row_groups)]
             is_plain = isinstance(feature, datasets.Value)
             is_text = is_plain and "string" in feature.dtype
-            is_read = is_text or (is_plain and columns.counts_labels)
-            values = _column_values(reader, str(label)) if is_read else set()
+            values: set[Any] = set()
+            if is_text or (is_plain and columns.counts_labels):
+                values = set(reader.read([label])[label].to_pylist()) - {None}
     except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError) as error:
         raise ValueError(f"{file} is damaged, or not a parquet file: {error}") from error
     stored_feature = None
@@ -429,10 +430,6 @@ def _scan_parquet(file: str, columns: Columns) -> dict[str, Any]:
         "image_column": image,
         "label_column": label,
     }
-
-
-def _column_values(reader: pq.ParquetFile, column: str) -> set[Any]:
-    return set(reader.read([column])[column].to_pylist()) - {None}
 
 
 def find_image_column(file: str, schema: pa.Schema, name: str | None) -> str:
